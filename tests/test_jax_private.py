@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import subprocess
 import sys
 import warnings
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 import treewright
@@ -46,25 +46,6 @@ lacks(jax.dtypes, "prng_key")
     ]
 
 
-def test_without_the_question_whether_a_class_is_registered_an_instance_is_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    @treewright.pytree_dataclass
-    class Node:
-        x: Any
-
-    class Plain: ...
-
-    class Shape(abc.ABC):
-        @abc.abstractmethod
-        def area(self) -> float: ...
-
-    answers = [_jax.is_tree_node(cls) for cls in (Node, Plain, Shape)]
-    monkeypatch.delattr(jax.tree_util, "is_tree_node", raising=False)
-
-    assert answers == [_jax.is_tree_node(cls) for cls in (Node, Plain, Shape)] == [True, False, False]
-
-
 # Treedefs and options
 
 
@@ -74,9 +55,7 @@ def test_without_the_data_of_treedefs_foreign_nodes_are_refused() -> None:
 
 
 def test_without_the_state_of_the_trace_a_loop_in_a_trace_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jax._src import core
-
-    monkeypatch.delattr(core, "get_opaque_trace_state")
+    monkeypatch.setattr(_jax, "_traces", None)
     run = treewright.loop(lambda state, x: (state + x, x), 0.0)
 
     assert jax.jit(lambda x: run(x))(1.0) == 1.0
@@ -105,3 +84,40 @@ def test_the_mesh_of_an_old_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
             with monkeypatch.context() as without:
                 without.delattr(meshes, "thread_resources")
                 assert _jax_processes.mesh_of_old_context() is None
+
+
+# Placement
+
+
+class _WithoutInternals:
+    """JAX for our module, while JAX itself still has its own."""
+
+    _src = SimpleNamespace(interpreters=SimpleNamespace(pxla=None))
+    device_put = staticmethod(jax.device_put)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_arrays_are_placed_as_device_put_places_them(*, is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_there:
+        monkeypatch.setattr(_jax, "untyped_jax", _WithoutInternals())
+    untyped: Any = jax
+    one, mesh = jax.devices()[-1], jax.make_mesh((2,), ("x",))
+    shardings: list[Any] = [
+        *(None, jax.sharding.SingleDeviceSharding(one)),
+        *(jax.sharding.NamedSharding(mesh, untyped.P("x")), jax.sharding.NamedSharding(mesh, untyped.P())),
+    ]
+    for dtype in ("float32", "bfloat16", "int4", "bool"):
+        arrays = [np.full((2, 3), number, jax.numpy.dtype(dtype)) for number in range(3)]
+        for sharding in shardings:
+            placed = _jax.device_put([*arrays, arrays[0]], [sharding] * 4)
+            expected: list[Any] = [
+                jax.numpy.asarray(array) if sharding is None else array for array in [*arrays, arrays[0]]
+            ]
+            for found, array in zip(placed, expected, strict=True):
+                assert found.sharding == (array.sharding if sharding is None else sharding)
+                assert found.committed == (sharding is not None)
+                assert not found.weak_type
+                assert found.dtype == array.dtype
+                assert np.asarray(found).tobytes() == np.asarray(array).tobytes()
+    with jax.default_device(one):
+        assert {array.device for array in _jax.device_put([np.ones(2)] * 2, [None] * 2)} == {one}

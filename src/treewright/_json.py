@@ -186,7 +186,7 @@ class _Description:
         cls, named = type(value), _attributes(value)
         match value:
             case types.FunctionType():
-                return (), inspected.captured(value) | inspected.defaults(value) | inspected.globals_read(value) | named
+                return (), inspected.bound_variables(value) | inspected.globals_read(value) | named
             case object(__func__=function, __self__=instance):
                 return (function, instance), {}
             case object(__wrapped__=wrapped) if callable(value):

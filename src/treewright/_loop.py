@@ -10,7 +10,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from treewright._core import innermost, public
-from treewright._core.jax_private import jax_trees, path_text, trace_state, untyped_jax
+from treewright._core.jax_private import current_trace, jax_trees, path_text, untyped_jax
 from treewright._core.text import short_text
 from treewright._lines import first_of
 from treewright._trees.diff import differences
@@ -25,20 +25,20 @@ R = TypeVar("R")
 class FlatTree:
     """A tree as one node with all its leaves, which `jit` flattens in one call, however many nodes the tree has.
 
-    JAX unflattens it to the tree itself, by `unflatten`: a partial, which `jit` compares by identity; treedefs it would
-    walk through at each call. `results` holds `(leaves, output)`; the last one is current.
+    Its `aux_data` is the `unflatten` of its treedef, which `jit` compares by identity: treedefs it would walk through
+    at each call. `result` is a list of one pair, `(leaves, output)`.
     """
 
-    __slots__ = ("results", "unflatten")
+    __slots__ = ("result", "unflatten")
 
-    def __init__(self, unflatten: "functools.partial[Any]", leaves: list[Any]) -> None:
+    def __init__(self, unflatten: Callable[..., Any], leaves: Any) -> None:
         self.unflatten = unflatten
-        self.results: list[tuple[list[Any], Any]] = [(leaves, None)]
+        self.result: list[tuple[Any, Any]] = [(leaves, None)]
 
     @property
     def tree(self) -> Any:
-        """The tree."""
-        return self.unflatten(self.results[-1][0])
+        """The tree, made anew."""
+        return self.unflatten(self.result[0][0])
 
     def with_paths(self) -> Any:
         """Each leaf with its whole path as one key, so that JAX's errors name it."""
@@ -46,10 +46,7 @@ class FlatTree:
 
 
 jax_trees.register_pytree_with_keys(
-    FlatTree,
-    FlatTree.with_paths,
-    lambda unflatten, leaves: unflatten(leaves),
-    lambda flat: (flat.results[-1][0], flat.unflatten),
+    FlatTree, FlatTree.with_paths, FlatTree, lambda flat: (flat.result[0][0], flat.unflatten)
 )
 
 
@@ -95,7 +92,7 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
         self._name: str = getattr(innermost(step), "__name__", type(step).__qualname__)
         self._step = _with_flat_result(step, self._name)
         self._donate = donate
-        self._structures: dict[Any, functools.partial[Any]] = {}
+        self._structures: dict[Any, Callable[..., Any]] = {}
         self.state = state
 
     @property
@@ -130,13 +127,13 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
             # An array can be donated once.
             leaves.append(jnp.copy(array) if self._donate and memory_of(array) in taken else array)
             taken.add(memory_of(array))
-        self._flat = FlatTree(self._structures.setdefault(treedef, functools.partial(treedef.unflatten)), leaves)
-        self._trace: object = trace_state()
+        self._flat = FlatTree(self._structures.setdefault(treedef, treedef.unflatten), leaves)
+        self._trace = current_trace()
         self._program: Callable[..., Any] | None = None
 
     def __call__(self, *inputs: P.args, **keywords: P.kwargs) -> R:
         """The output of one more step. Its inputs are traced, as those of any jitted function."""
-        if self._trace != trace_state():
+        if self._trace is not current_trace():
             raise LoopStateError(
                 f"The loop over {self._name} was made outside of this trace, and its state would be a tracer from now "
                 f"on. Make the loop inside of the function that jit, vmap or grad transforms, or call the step itself: "
@@ -145,23 +142,21 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
         program: Any = self._program or self._make_program(inputs, keywords)
         if keywords:
             program = functools.partial(program, **keywords)
-        results = self._flat.results
+        result = self._flat.result
         # One instruction runs the step and stores its state: Ctrl-C comes before or after it. Between the two it would
         # lose the only state that there is (test_an_interrupt_loses_no_state).
-        results.extend(map(program, (self._flat,), *zip(inputs)))
-        leaves, output = results[-1]
-        results[:] = [(leaves, None)]
+        result[:] = map(program, (self._flat,), *zip(inputs))
+        leaves, output = result[0]
+        result[0] = (leaves, None)
         return output  # type: ignore[no-any-return]
 
     def _make_program(self, inputs: Any, keywords: Any) -> Any:
         """The program, once the leaves are at the places in which it will give them back."""
-        leaves = self._flat.results[-1][0]
-        arrays = filter(_is_committed, (*leaves, *jax.tree.leaves((inputs, keywords))))
-        places = {_replicated(array.sharding) for array in arrays}
+        leaves: list[Any] = self._flat.result[0][0]
+        places = {*map(_place_of, [*leaves, *jax.tree.leaves((inputs, keywords))])} - {None}
         if len(places) == 1:  # jit itself puts the others there, but then compiles again for what it gave back
-            leaves = [leaf if _is_committed(leaf) else jax.device_put(leaf, *places) for leaf in leaves]
-        self._flat.results[:] = [(leaves, None)]
-        shardings = [leaf.sharding if _is_committed(leaf) else None for leaf in leaves]
+            leaves[:] = [jax.device_put(leaf, *places) if _sharding_of(leaf) is None else leaf for leaf in leaves]
+        shardings = [*map(_sharding_of, leaves)]
         donated = (0,) if self._donate else ()
         self._program = untyped_jax.jit(self._step, donate_argnums=donated, out_shardings=(shardings, None))
         return self._program
@@ -171,18 +166,14 @@ def _with_flat_result(step: Callable[..., Any], name: str) -> Callable[..., Any]
     """The function that a loop jits: `step`, whose state comes back as leaves that fit those it was given."""
 
     @functools.wraps(step)
-    def stepped(state: Any, *inputs: Any, **keywords: Any) -> tuple[list[Any], Any]:
-        if isinstance(state, FlatTree):  # jax.disable_jit
-            state = state.tree
-        leaves, treedef = jax_trees.tree_flatten(state)
-        result: Any = step(state, *inputs, **keywords)
+    def stepped(flat: FlatTree, /, *inputs: Any, **keywords: Any) -> tuple[list[Any], Any]:
+        result: Any = step(flat.tree, *inputs, **keywords)
         if not (isinstance(result, tuple | list) and len(result) == 2):
             raise LoopStateError(
                 f"{name} returned {short_text(result)}, and a loop takes a pair, (state, output). Where there is "
                 f"nothing to put out: return state, None."
             )
-        before = treedef.unflatten(leaves)  # `step` may have changed the dicts of its state
-        of_trees = differences(before, result[0], values=False, path=("state",))
+        of_trees = differences(flat.tree, result[0], values=False, path=("state",))
         misfits = first_of([str(difference) for difference in of_trees if difference.kind != "weak_type"])
         if misfits:
             lines = "\n  ".join(["", *misfits])
@@ -203,11 +194,13 @@ def _array_of(leaf: Any) -> jax.Array:
     return jnp.asarray(array, array.dtype) if getattr(array, "weak_type", False) else array
 
 
-def _is_committed(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed
+def _sharding_of(leaf: Any) -> Any:
+    """The sharding that a leaf keeps; None for one that is committed to no device."""
+    is_committed = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed
+    return leaf.sharding if is_committed else None
 
 
-def _replicated(sharding: Any) -> Any:
-    """The whole of each array on all devices of a mesh; what has no mesh as it is."""
-    whole: Any = untyped_jax.sharding.PartitionSpec()
+def _place_of(leaf: Any) -> Any:
+    """Where a copy of a leaf with no sharding of its own goes: the whole of it to all devices of the mesh."""
+    sharding, whole = _sharding_of(leaf), untyped_jax.sharding.PartitionSpec()
     return NamedSharding(sharding.mesh, whole) if isinstance(sharding, NamedSharding) else sharding

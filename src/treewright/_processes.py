@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from treewright._core.jax_private import process_count, process_index, untyped_jax
+from treewright._core.jax_private import untyped_jax
 from treewright._core.text import common_start
 from treewright.errors import ProcessMismatchError
 
@@ -26,6 +26,16 @@ _CURE = (
     "static(local=True). A program differs where it reads something that does: a global or environment variable, the "
     "order of a set."
 )
+
+
+def process_count() -> int:
+    """How many processes the job has."""
+    return int(untyped_jax.process_count())
+
+
+def process_index() -> int:
+    """Which of the processes this one is, from 0."""
+    return int(untyped_jax.process_index())
 
 
 def exchange(text: str, *, name: str, timeout: float = TIMEOUT, channel: str = "exchange") -> list[str]:

@@ -5,20 +5,12 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from treewright._core import (
-    Statics,
-    StaticTable,
-    flat_form,
-    from_flat_form,
-    options_of,
-    refuse_base,
-    register_for_export,
-    register_with_jax,
-    table_in,
-    with_close_matches,
-)
+from treewright._core.fields import options_of
+from treewright._core.instance import flat_form, from_flat_form
 from treewright._core.jax_private import GetAttrKey
-from treewright._core.text import short_text
+from treewright._core.registration import refuse_base, register_for_export, register_with_jax
+from treewright._core.statics import Statics, StaticTable, table_in
+from treewright._core.text import short_text, with_close_matches
 from treewright._json import decode, encode
 from treewright.errors import NodeDefinitionError, StaticSerializationError
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import pytest
 
 from treewright.checkpoint import CheckpointManager, load, save
 
@@ -47,11 +46,6 @@ class ByManager:
         return CheckpointManager(self.folder).restore(**options)
 
 
-@pytest.fixture(params=[ByFile, ByManager], ids=["file", "manager"])
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    return request.param(tmp_path)
-
-
 def assert_same(one: Any, other: Any) -> None:
     """Treedef, and each leaf's type, dtype and bits."""
     assert jax.tree.structure(one) == jax.tree.structure(other)
@@ -59,3 +53,11 @@ def assert_same(one: Any, other: Any) -> None:
         assert type(a) is type(b)
         assert np.asarray(a).dtype == np.asarray(b).dtype
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def flip_a_bit(*files: Path) -> None:
+    """Flip one in the middle of each."""
+    for file in files:
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)

@@ -40,6 +40,16 @@ class Job:
     def placed(self, values: Any, sharding: Any) -> jax.Array:
         return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 
+    def manager(self, *steps: int, **options: Any) -> Any:
+        """A manager that has saved these steps."""
+        from treewright.checkpoint import CheckpointManager
+
+        manager = CheckpointManager(self.folder, **options)
+        for step in steps:
+            manager.save(step, self.tree(n=step))
+        manager.wait()
+        return manager
+
     def outcome(self, work: Callable[[], object]) -> str:
         """The result of some work, or the first lines of its error."""
         try:
@@ -52,13 +62,13 @@ def everyday(job: Job) -> object:
     """Save, restore in the same blocks and in others, items by process, and one answer for all."""
     import numpy as np
 
+    from tests.checkpoint.forge import forge_step
     from treewright import Module, static
-    from treewright.checkpoint import CheckpointManager
 
     class Log(Module):
         process: int = static(local=True)
 
-    with CheckpointManager(job.folder, metric="loss", mode="min") as manager:
+    with job.manager(metric="loss", mode="min") as manager:
         for step in (1, 2):
             manager.save(step, job.tree(n=3, log=Log(job.index)), metrics={"loss": step}, items={"data": job.index})
         found = manager.restore(like=job.tree(n=0, log=Log(0)), on_static="ignore")
@@ -68,64 +78,17 @@ def everyday(job: Job) -> object:
         found = manager.restore(like={**like, "x": like["y"], "y": like["x"]}, on_static="ignore")
         np.testing.assert_array_equal(found["x"].addressable_data(0), job.values)
         leaves = {leaf.name: sorted(leaf.digests) for leaf in manager.manifest().leaves}
-        return manager.all_steps(), manager.best_step(), manager.items(), leaves["x"][:2], leaves["y"]
-
-
-def local_array(job: Job) -> object:
-    """An array on this process alone."""
-    import jax.numpy as jnp
-
-    return save(job, 1, job.tree(z=jnp.ones(3)))
-
-
-def save(job: Job, step: int, tree: Any, **options: Any) -> object:
-    from treewright.checkpoint import CheckpointManager
-
-    with CheckpointManager(job.folder) as manager:
-        manager.save(step, tree, **options)
-        manager.wait()
-        return manager.all_steps()
-
-
-def number_differs(job: Job) -> object:
-    """A number that is the process's own."""
-    return save(job, 1, job.tree(seed=100 + job.index))
-
-
-def numpy_differs(job: Job) -> object:
-    """A numpy array that is the process's own."""
-    import numpy as np
-
-    return save(job, 1, job.tree(a=np.arange(3) + job.index))
-
-
-def metric_differs(job: Job) -> object:
-    """A loss of this process's own data."""
-    return save(job, 1, job.tree(), metrics={"loss": float(job.index)})
-
-
-def step_differs(job: Job) -> object:
-    """Another number of the step."""
-    return save(job, 1 + job.index, job.tree())
-
-
-def tree_differs(job: Job) -> object:
-    """Another leaf, and another static."""
-    from treewright import Static
-
-    return save(job, 1, job.tree(**{f"b{job.index}": 1}, s=Static(job.index)))
-
-
-def one_refuses(job: Job) -> object:
-    """A leaf that can't be saved in one process."""
-    return save(job, 1, job.tree(a="text" if job.index else 1))
+        every = manager.items()
+        if job.index == 0:
+            forge_step(job.folder / "2", lambda document: document["items"].pop())  # as one process saves
+        manager.all_steps()  # both come here
+        fewer = job.outcome(manager.items)
+        return manager.all_steps(), manager.best_step(), every, fewer, leaves["x"][:2], leaves["y"]
 
 
 def replicated_differs(job: Job) -> object:
     """An array that claims to be replicated, and holds other values in each process."""
-    from treewright.checkpoint import CheckpointManager
-
-    manager = CheckpointManager(job.folder)
+    manager = job.manager()
     manager.save(1, job.tree(z=job.placed(job.values + job.index, job.replicated)))
     said = job.outcome(manager.wait)
     manager.save(1, job.tree())
@@ -138,18 +101,11 @@ def replicated_differs(job: Job) -> object:
 
 def damaged_shard(job: Job) -> object:
     """A flipped bit in what one process wrote."""
-    from treewright.checkpoint import CheckpointManager
+    from tests.checkpoint.engines import flip_a_bit
 
-    with CheckpointManager(job.folder) as manager:
-        for step in (1, 2):
-            manager.save(step, job.tree(n=step))
-        manager.wait()
+    with job.manager(1, 2) as manager:
         if job.index == 0:
-            for file in (job.folder / "2" / "state").rglob("d/*"):
-                data = bytearray(file.read_bytes())
-                if b"ocdbt.process_1" in str(file).encode() or "process_1" in str(file):
-                    data[len(data) // 2] ^= 1
-                    file.write_bytes(data)
+            flip_a_bit(*(file for file in (job.folder / "2" / "state").rglob("d/*") if "process_1" in str(file)))
         manager.all_steps()  # both come here
         damaged = job.outcome(lambda: manager.restore(like=job.tree(n=0)))[:22]
         with warnings.catch_warnings():
@@ -163,12 +119,7 @@ def damaged_shard(job: Job) -> object:
 
 def failing_file_system(job: Job) -> object:
     """A stale handle in one process."""
-    from treewright.checkpoint import CheckpointManager
-
-    with CheckpointManager(job.folder) as manager:
-        for step in (1, 2):
-            manager.save(step, job.tree(n=step))
-        manager.wait()
+    with job.manager(1, 2) as manager:
         read = Path.read_text
 
         def stale(path: Path, *args: Any, **options: Any) -> str:
@@ -186,18 +137,13 @@ def failing_file_system(job: Job) -> object:
 
 def target_differs(job: Job) -> object:
     """A tree that fits in one process only."""
-    from treewright.checkpoint import CheckpointManager
-
-    with CheckpointManager(job.folder) as manager:
-        manager.save(1, job.tree(n=1))
+    with job.manager(1) as manager:
         return job.outcome(lambda: manager.restore(like=job.tree(n=0, **({"m": 1} if job.index else {}))))
 
 
 def late(job: Job) -> object:
     """One process never comes."""
-    from treewright.checkpoint import CheckpointManager
-
-    manager = CheckpointManager(job.folder, timeout_seconds=2)
+    manager = job.manager(timeout_seconds=2)
     if job.index == 1:
         time.sleep(4)
         return "slept"
@@ -206,10 +152,35 @@ def late(job: Job) -> object:
     return said, time.monotonic() - began < 4
 
 
-SCENARIOS = (
-    *(everyday, local_array, number_differs, numpy_differs, metric_differs, step_differs, tree_differs, one_refuses),
-    *(replicated_differs, damaged_shard, failing_file_system, target_differs, late),
-)
+SCENARIOS: dict[str, Callable[[Job], object]] = {
+    scenario.__name__: scenario
+    for scenario in (everyday, replicated_differs, damaged_shard, failing_file_system, target_differs, late)
+}
+
+
+def saves(job: Job) -> dict[str, tuple[int, Any, dict[str, Any]]]:
+    """What is refused at `save`: a step, its tree and its options, by scenario."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    from treewright import Static
+
+    index = job.index
+    return {
+        "local_array": (1, job.tree(z=jnp.ones(3)), {}),
+        "number_differs": (1, job.tree(seed=100 + index), {}),
+        "numpy_differs": (1, job.tree(a=np.arange(3) + index), {}),
+        "metric_differs": (1, job.tree(), {"metrics": {"loss": float(index)}}),
+        "step_differs": (1 + index, job.tree(), {}),
+        "tree_differs": (1, job.tree(**{f"b{index}": 1}, s=Static(index)), {}),
+        "one_refuses": (1, job.tree(a="text" if index else 1), {}),
+    }
+
+
+def refused(job: Job, name: str) -> None:
+    step, tree, options = saves(job)[name]
+    with job.manager() as manager:
+        manager.save(step, tree, **options)
 
 
 def main(folder: Path, port: str, count: int, index: int, names: list[str]) -> None:
@@ -221,12 +192,11 @@ def main(folder: Path, port: str, count: int, index: int, names: list[str]) -> N
         heartbeat_timeout_seconds=10,
         shutdown_timeout_seconds=20,
     )
-    for scenario in SCENARIOS:
-        if scenario.__name__ in names:
-            job = Job(folder / scenario.__name__, index)
-            line = job.outcome(lambda scenario=scenario, job=job: scenario(job))  # type: ignore[misc]  # its parameters have no types
-            with (folder / f"found-by-{index}").open("a") as file:
-                file.write(f"{scenario.__name__}: {line}\n")
+    for name in names:
+        job = Job(folder / name, index)
+        line = job.outcome(lambda name=name, job=job: SCENARIOS[name](job) if name in SCENARIOS else refused(job, name))  # type: ignore[misc]  # its parameters have no types
+        with (folder / f"found-by-{index}").open("a") as file:
+            file.write(f"{name}: {line}\n")
 
 
 if __name__ == "__main__":

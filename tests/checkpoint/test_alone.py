@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,7 +16,7 @@ from tests.checkpoint import models
 from tests.checkpoint.engines import assert_same
 from tests.checkpoint.forge import forge
 from tests.checkpoint.models import Color, Net, Settings, Size, net, scaled, train_state, twice
-from treewright import Module, Static, static
+from treewright import Module, Static, static, trainable
 from treewright.checkpoint import load, save
 from treewright.errors import CheckpointError
 
@@ -44,37 +44,42 @@ def module_of(name: str, **values: Any) -> Any:
         {Color.RED: 1},
         (),
         Settings(Net, [Settings(twice)]),
+        [OrderedDict([("b", 1), ("a", 2)]), defaultdict[Any, Any](list, a=1), defaultdict(None, {2: 3})],
+        [Static(trainable), Static(Module)],
     ],
 )
-@pytest.mark.parametrize("modules", [[models, jax.nn], ("tests.checkpoint.models", "jax.nn")])
-def test_a_tree_is_made_from_its_file_alone(tree: Any, modules: Any, tmp_path: Path) -> None:
+def test_a_tree_is_made_from_its_file_alone(tree: Any, tmp_path: Path) -> None:
     save(tmp_path / "x", tree)
 
-    assert_same(load(tmp_path / "x", modules=modules), tree)
+    assert_same(load(tmp_path / "x", modules=[models, jax.nn]), tree)
 
 
-@pytest.mark.parametrize("module", [models, models.__name__])
-def test_a_single_module_is_enough(module: Any, tmp_path: Path) -> None:
-    save(tmp_path / "x", Settings(1))
-
-    assert load(tmp_path / "x", modules=module) == Settings(1)
+class Declared(Module):
+    __checkpoint_name__ = "lab.Declared"
+    x: Any
 
 
-def test_names_that_a_module_loads_on_first_use_are_found(tmp_path: Path) -> None:
+def test_classes_come_from_modules_and_their_names_also_such_as_are_loaded_on_first_use(tmp_path: Path) -> None:
     lazy = module_of("tests.checkpoint.lazy")
     lazy.__all__, lazy.__getattr__ = ["Net", "Dense", "absent"], lambda name: getattr(models, name)
-    save(tmp_path / "x", net())
+    cases: list[tuple[Any, Any]] = [
+        *((Settings(1), modules) for modules in (models, models.__name__, (models.__name__,))),
+        (net(), [lazy, jax.nn]),
+        (Declared(2), module_of("elsewhere", Renamed=Declared)),
+    ]
+    for tree, modules in cases:
+        save(tmp_path / "x", tree)
+        assert_same(load(tmp_path / "x", modules=modules), tree)
 
-    assert_same(load(tmp_path / "x", modules=[lazy, jax.nn]), net())
 
-
-def test_a_class_is_found_by_the_name_that_it_declares(tmp_path: Path) -> None:
-    class Declared(Module):
-        __checkpoint_name__ = "lab.Declared"
+def test_a_class_of_a_script_is_found_in_the_module_that_it_moved_to(tmp_path: Path) -> None:
+    class Net(Module):
         x: Any
 
-    save(tmp_path / "x", [Declared(2)])
-    assert load(tmp_path / "x", modules=[module_of("elsewhere", Renamed=Declared)]) == [Declared(2)]
+    Net.__module__, Net.__qualname__ = "__main__", "Net"
+    save(tmp_path / "x", Net(1))
+
+    assert load(tmp_path / "x", modules=module_of("lab", Net=Net)) == Net(1)
 
 
 def test_a_name_of_two_classes_is_refused(tmp_path: Path) -> None:
@@ -105,14 +110,10 @@ def test_what_is_outside_the_modules_is_refused_with_all_places_and_what_to_do(t
     save(tmp_path / "x", [Settings(jax.nn.relu)] * 5)
     with pytest.raises(CheckpointError, match=r"  \[0\], \[1\], \[2\], \.\.\.: the static value: 'jax\..*:relu' is in"):
         load(tmp_path / "x", modules=[models])
-
-
-@pytest.mark.parametrize("value", [jnp.dtype, print, (1, jax.nn.relu)])
-def test_what_a_module_only_imports_is_not_its_own(value: Any, tmp_path: Path) -> None:
-    save(tmp_path / "x", Settings(value))
-
-    with pytest.raises(CheckpointError, match="is in none of the modules that may be used"):
-        load(tmp_path / "x", modules=[models])
+    for value in (jnp.dtype, print, (1, jax.nn.relu)):  # which the module only imports
+        save(tmp_path / "x", Settings(value))
+        with pytest.raises(CheckpointError, match="is in none of the modules that may be used"):
+            load(tmp_path / "x", modules=[models])
 
 
 def test_no_constructor_converter_or_check_runs(tmp_path: Path) -> None:
@@ -222,23 +223,20 @@ def test_a_forged_static_or_key_calls_nothing_and_imports_nothing(form: Any, tmp
     assert_refused(tmp_path / "x", lambda document: document["nodes"][1].update(keys=[form]))
 
 
-@pytest.mark.parametrize(
-    "name", ["tests.checkpoint.models:twice", "evil:Class", "builtins:list", "", "a:b:c", "x" * 10**5]
-)
-def test_a_forged_class_calls_nothing_and_imports_nothing(name: str, tmp_path: Path) -> None:
-    save(tmp_path / "x", Settings(1))
+FORGED: list[dict[str, Any]] = [
+    *(
+        {"cls": name}
+        for name in ("tests.checkpoint.models:twice", "evil:Class", "builtins:list", "", "a:b:c", "x" * 10**5)
+    ),
+    *({"statics": {"default_factory": form}} for form in (3, ["tuple"], ["described", "f"], ["name", "os:system"])),
+    {"keys": [1, 1]},
+]
 
-    assert_refused(tmp_path / "x", lambda document: document["nodes"][0].update({"cls": name}))
 
-
-@pytest.mark.parametrize("factory", [3, ["tuple"], ["described", "f"], ["name", "os:system"]])
-def test_a_forged_factory_or_two_keys_that_are_one_are_refused(factory: Any, tmp_path: Path) -> None:
-    saved: Any = defaultdict(list, a=1, b=2)
+@pytest.mark.parametrize("record", FORGED, ids=lambda record: str(record)[:40])
+def test_a_forged_class_factory_or_key_calls_nothing_and_imports_nothing(record: Any, tmp_path: Path) -> None:
+    saved: Any = Settings(1) if "cls" in record else defaultdict(list, a=1, b=2)
     save(tmp_path / "x", saved)
-    assert load(tmp_path / "x").default_factory is list
+    assert load(tmp_path / "x", modules=[models]) == saved
 
-    assert_refused(tmp_path / "x", lambda document: document["nodes"][0]["statics"].update(default_factory=factory))
-    save(tmp_path / "x", saved)
-    forge(tmp_path / "x", lambda document: document["nodes"][0].update(keys=[1, 1]))
-    with pytest.raises(CheckpointError, match="two of its keys are the same"):
-        load(tmp_path / "x")
+    assert_refused(tmp_path / "x", lambda document: document["nodes"][0].update(record))

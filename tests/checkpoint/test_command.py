@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 
+from tests.checkpoint.engines import flip_a_bit
 from tests.checkpoint.models import net, spec
 from treewright import Static, replace
 from treewright.__main__ import main
@@ -73,10 +74,7 @@ def test_verifying_finds_the_damaged_step_and_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = steps(tmp_path, (1, 2, 3))
-    file = max((run / "2" / "state").rglob("d/*"), key=lambda file: file.stat().st_size)
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    flip_a_bit(max((run / "2" / "state").rglob("d/*"), key=lambda file: file.stat().st_size))
     monkeypatch.chdir(tmp_path)
 
     status, text = output_of(capsys, "run", "--verify")
@@ -143,19 +141,12 @@ def test_nothing_in_a_checkpoint_is_obeyed_by_the_terminal(tmp_path: Path, capsy
     assert "\x1b" not in output_of(capsys, tmp_path / "damaged", "--verify")[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("none", "No such file or directory"), (".", "is a folder without steps")]
-)
-def test_a_path_without_a_checkpoint_is_an_error(
-    name: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_commands_are_listed_and_an_unknown_one_and_a_path_without_a_checkpoint_are_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, text = output_of(capsys, tmp_path / name)
-
-    assert status == 2
-    assert message in text
-
-
-def test_commands_are_listed_and_an_unknown_one_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    for path, message in ((tmp_path / "none", "No such file or directory"), (tmp_path, "is a folder without steps")):
+        status, text = output_of(capsys, path)
+        assert (status, message in text) == (2, True)
     assert main(["--help"]) == 0
     assert "checkpoint   list, verify and compare checkpoints" in capsys.readouterr().out
     assert main(["unknown"]) == 2

@@ -61,17 +61,19 @@ def test_a_process_killed_while_it_saves_leaves_the_earlier_step_and_a_usable_fo
 FULL_DISK = """
 import resource, signal, sys
 import jax.numpy as jnp
-from treewright.checkpoint import CheckpointManager
+from treewright.checkpoint import CheckpointManager, load, save
 from treewright.errors import CheckpointError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-with CheckpointManager(sys.argv[1]) as manager:
+with CheckpointManager(sys.argv[1] + "/steps") as manager:
     for step, most in ((1, -1), (2, 1 << 18), (3, -1)):
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, -1))
-        try:
-            manager.save(step, {"x": jnp.full(1 << 18, step)})
-            manager.wait()
-        except CheckpointError as error:
-            print(str(error)[:27], manager.all_steps(), manager.restore()["x"][0])
+        tree = {"x": jnp.full(1 << 18, step)}
+        for call in (lambda: save(sys.argv[1] + "/x", tree), lambda: manager.save(step, tree), manager.wait):
+            try:
+                call()
+            except CheckpointError as error:
+                text = str(error).replace(sys.argv[1], "")[:24]
+                print(text, load(sys.argv[1] + "/x")["x"][0], manager.restore()["x"][0])
     print(manager.all_steps())
 """
 
@@ -79,5 +81,6 @@ with CheckpointManager(sys.argv[1]) as manager:
 def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert run.stdout.splitlines() == ["Step 2 could not be saved i (1,) 1", "(1, 3)"]
+    assert run.stdout.splitlines() == ["/x could not be written, 1 1", "Step 2 could not be save 1 1", "(1, 3)"]
     assert "Event loop is closed" not in run.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"x", "steps"}

@@ -8,13 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors
-import safetensors.numpy
 
 from tests.checkpoint.engines import assert_same
 from tests.checkpoint.models import train_state
 from treewright import Static
 from treewright.checkpoint import from_names, read_names, save, to_names
-from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointWarning
+from treewright.errors import CheckpointError, CheckpointMismatchError, CheckpointWarning
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,18 +24,10 @@ pytestmark = pytest.mark.slow
 # Any safetensors file
 
 
-def test_arrays_come_by_name_with_their_bits(tmp_path: Path) -> None:
-    arrays = {"a.b": np.arange(6.0).reshape(2, 3), "half": np.ones(2, jnp.bfloat16), "n": np.asarray(np.int32(3))}
-    safetensors.numpy.save_file(arrays, tmp_path / "x")
-
-    assert_same(read_names(tmp_path / "x"), arrays)
-
-
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
-def test_a_good_file_of_fp8_is_read(dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_arrays_come_by_name_with_their_bits(dtype: str, tmp_path: Path) -> None:
     values = np.arange(6, dtype=np.float32).astype(jnp.dtype(dtype)).reshape(2, 3)
-    other = np.ones(3, np.float32)
-    arrays = {"w": values, "b": other}
+    arrays = {"w": values, "a.b": np.asarray(np.int32(3))}
     spec: Any = safetensors.TensorSpec
     specs = {
         name: spec(dtype=array.dtype.name, shape=array.shape, data_ptr=array.ctypes.data, data_len=array.nbytes)
@@ -45,28 +36,7 @@ def test_a_good_file_of_fp8_is_read(dtype: str, tmp_path: Path) -> None:
     safetensors.serialize_file(specs, tmp_path / "x")
 
     assert_same(read_names(tmp_path / "x"), arrays)
-    assert_same(
-        from_names(read_names(tmp_path / "x"), like={"w": jnp.zeros((2, 3), dtype), "b": other})["w"],
-        jnp.asarray(values),
-    )
-
-
-def test_a_file_of_ours_is_read_too(tmp_path: Path) -> None:
-    save(tmp_path / "x", {"a": jnp.ones(2), "b": jnp.ones(3, "float8_e5m2")})
-
-    found = read_names(tmp_path / "x")
-    assert found["a"].tolist() == [1, 1]
-    assert found["b"].shape == (3, 1)  # as bytes
-
-
-def test_files_that_can_not_be_read_are_damage_or_an_error_of_the_file_system(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("hello")
-    with pytest.raises(CheckpointDamagedError, match="it is no safetensors file, or its header is damaged"):
-        read_names(tmp_path / "text")
-    with pytest.raises(FileNotFoundError, match="none"):
-        read_names(tmp_path / "none")
-    with pytest.raises(CheckpointError, match="is no regular file"):
-        read_names(tmp_path)
+    assert_same(from_names(read_names(tmp_path / "x"), like={"w": values, "a": {"b": arrays["a.b"]}})["w"], values)
 
 
 # To names and back
@@ -80,14 +50,10 @@ def test_leaves_go_by_name_to_other_programs_and_back() -> None:
     assert names["step"] is state.step
     assert_same(from_names({name: np.asarray(leaf) for name, leaf in names.items()}, like=train_state()), state)
     assert to_names(3.0) == {"value": 3.0}
-
-
-def test_leaves_by_name_are_copies() -> None:
     values = {"a": np.ones(2)}
-    found = from_names(values, like={"a": np.zeros(2)})
+    copy = from_names(values, like={"a": np.zeros(2)})
     values["a"][:] = 5
-
-    assert found["a"].tolist() == [1, 1]
+    assert copy["a"].tolist() == [1, 1]
 
 
 def test_leaves_by_name_are_compared_with_the_tree() -> None:

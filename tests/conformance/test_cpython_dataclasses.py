@@ -196,7 +196,8 @@ def listed_exclusions() -> Iterator[tuple[str, str]]:
     groups = tomllib.loads(Path(__file__).with_name("exclusions.toml").read_text(encoding="utf-8"))["exclusions"]
     for group in groups:
         for since, tests in group["since"].items():
-            if tuple(int(number) for number in since.split(".")) <= sys.version_info:
+            first = tuple(int(number) for number in since.split("."))
+            if first <= sys.version_info and (len(first) == 2 or first[:2] == sys.version_info[:2]):
                 yield from ((test, group["reason"]) for test in tests)
 
 

@@ -18,9 +18,10 @@ import numpy as np
 import optax
 import pytest
 
-from treewright import Module, TrainState, field, pytree_dataclass, replace, static
+from treewright import Module, TrainState, field, freeze, pytree_dataclass, replace, static
 from treewright.errors import UnfinishedNodeError
 
+partial: Any = functools.partial
 calls: list[str] = []
 
 
@@ -176,6 +177,28 @@ def test_functions_as_statics_are_pickled_by_name(function: Any) -> None:
         found = copied(layer)
         assert found.activation is function
         assert found == layer
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    function: Any
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        (jnp.tanh, [1]),
+        frozenset({jnp.tanh}),
+        Held(jnp.tanh),
+        freeze({"act": [jnp.tanh]}),
+        partial(partial(jnp.clip, min=0), max=jnp.tanh),
+    ],
+    ids=["tuple", "frozenset", "dataclass", "mapping", "partial"],
+)
+def test_so_are_those_inside_of_other_statics(value: Any) -> None:
+    layer = Layer(1.0, activation=freeze(value))
+    for copied in (COPIES["pickle 0"], COPIES["pickle 5"], COPIES["cloudpickle"]):
+        assert jax.tree.structure(copied(layer)) == jax.tree.structure(layer)
 
 
 def test_an_unfinished_node_is_not_copied() -> None:

@@ -8,14 +8,12 @@ from treewright._core.fields import (
     StaticValue,
     buffer,
     field,
-    options_of,
     spec_of,
     static,
 )
 from treewright._core.freeze import FrozenArray, FrozenMapping, freeze
 from treewright._core.functions import (
-    captured,
-    defaults,
+    bound_variables,
     globals_read,
     import_path,
     innermost,
@@ -31,17 +29,13 @@ from treewright._core.instance import (
     flat_form,
     from_flat_form,
     is_node,
-    replace,
-    with_close_matches,
     with_fields,
 )
 from treewright._core.keys import exact_key
-from treewright._core.kinds import parts_of
 from treewright._core.methods import leaves_equal
 from treewright._core.misfits import NoExactKeyError
 from treewright._core.module import Module
-from treewright._core.registration import refuse_base, register_for_export, register_with_jax
-from treewright._core.statics import Statics, StaticTable, table_in
+from treewright._core.statics import Statics
 
 __all__ = [
     "PAIR",
@@ -52,14 +46,12 @@ __all__ = [
     "Module",
     "NoExactKeyError",
     "NodeSpec",
-    "StaticTable",
     "StaticValue",
     "Statics",
     "Unfinished",
+    "bound_variables",
     "buffer",
-    "captured",
     "check",
-    "defaults",
     "exact_key",
     "field",
     "flat_form",
@@ -72,18 +64,10 @@ __all__ = [
     "is_node",
     "leaves_equal",
     "of_earlier_class",
-    "options_of",
-    "parts_of",
     "public",
     "pytree_dataclass",
-    "refuse_base",
-    "register_for_export",
-    "register_with_jax",
-    "replace",
     "spec_of",
     "state_of",
     "static",
-    "table_in",
-    "with_close_matches",
     "with_fields",
 ]

@@ -1,27 +1,20 @@
 """Hashable, immutable forms of lists, dicts, sets, numpy arrays and objects of settings, for static fields."""
 
-# mypy: always-true=TYPE_CHECKING_WITH_PYREFLY
 import argparse
-import operator
-import sys
 import types
 import zlib
-from collections.abc import Hashable, Iterator, Mapping, MutableSequence, MutableSet
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, SupportsIndex, TypeVar, cast, overload
+from collections.abc import Iterator, Mapping, MutableSequence, MutableSet
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, SupportsIndex, TypeVar, cast
 
 import jax
 import numpy as np
 
 from treewright._core.functions import public
-from treewright._core.kinds import DATACLASS, KINDS, NAMEDTUPLE, Kind, kind_of
+from treewright._core.kinds import Kind, kind_of, with_parts
 from treewright._core.text import short_text
 
-TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False  # pyrefly takes it for true, and here mypy does
-
 K = TypeVar("K")
-T = TypeVar("T")
 V_co = TypeVar("V_co", covariant=True)
-Fixed = TypeVar("Fixed", bound=Hashable)
 
 
 @public("treewright")
@@ -151,34 +144,6 @@ class ComputedArray(np.ndarray[Any, Any]):
         return np.asarray(self).__reduce_ex__(protocol)
 
 
-_CONTAINERS = (KINDS[tuple], KINDS[frozenset], NAMEDTUPLE, DATACLASS, FrozenMapping._kind_)
-
-
-class _AsConverter:
-    """What nobody has. In `static(converter=freeze)` checkers go by the first overload: the field says what it is."""
-
-
-# Not for ty, which takes the results of all overloads for that of a converter. What can't be said of a union is Any.
-if TYPE_CHECKING and (TYPE_CHECKING_WITH_PYREFLY or sys.version_info.major < 3):
-
-    @overload
-    def freeze(value: _AsConverter) -> Any: ...
-    @overload
-    def freeze(value: list[Any] | tuple[Any, ...]) -> tuple[Any, ...]: ...
-    @overload
-    def freeze(value: dict[K, Any] | FrozenMapping[K, Any]) -> FrozenMapping[K, Any]: ...
-    @overload
-    def freeze(value: set[T] | frozenset[T]) -> frozenset[T]: ...
-    @overload
-    def freeze(value: bytearray) -> bytes: ...
-    @overload
-    def freeze(value: np.ndarray[Any, Any]) -> FrozenArray: ...
-    @overload
-    def freeze(value: Fixed) -> Fixed: ...
-    @overload
-    def freeze(value: Any) -> Any: ...
-
-
 def freeze(value: Any) -> Any:
     """A hashable form of settings that can't change: `static(converter=treewright.freeze)`.
 
@@ -216,9 +181,6 @@ def freeze(value: Any) -> Any:
         return frozenset(map(freeze, value))
     if isinstance(value, types.SimpleNamespace | argparse.Namespace):
         value = vars(value)
-    kind: Any = kind_of(cls)
-    if kind in _CONTAINERS:
-        parts = tuple(kind.parts(value) or ())
-        frozen = tuple(map(freeze, parts))
-        return value if all(map(operator.is_, parts, frozen)) else kind.make(*frozen)
-    return FrozenMapping({key: freeze(item) for key, item in value.items()}) if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping) and kind_of(cls) is None:
+        return FrozenMapping({key: freeze(item) for key, item in value.items()})
+    return with_parts(value, freeze)

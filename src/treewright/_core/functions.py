@@ -58,7 +58,6 @@ _CODE: Callable[[types.CodeType], tuple[Any, ...]] = operator.attrgetter(
 )
 BY_EQUALITY = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType})  # constants whose == is exact
 CONSTANTS = BY_EQUALITY | {float, complex}
-_NOT_OPTIONS = frozenset({"fun_sourceinfo", "fun_signature"})
 MISSING: Any = dataclasses.MISSING
 C = TypeVar("C", bound=type[Any])
 
@@ -280,11 +279,11 @@ def captured(function: types.FunctionType) -> dict[str, Any]:
     return found
 
 
-def defaults(function: types.FunctionType) -> dict[str, Any]:
-    """The defaults of a function's parameters by name, those of keyword-only ones too."""
+def bound_variables(function: types.FunctionType) -> dict[str, Any]:
+    """The values that a function came with, by name: of captured variables, and the defaults of its parameters."""
     positional = function.__code__.co_varnames[: function.__code__.co_argcount]
     last = zip(reversed(positional), reversed(function.__defaults__ or ()), strict=False)  # there may be too many
-    return dict(reversed(list(last))) | (function.__kwdefaults__ or {})
+    return captured(function) | dict(reversed(list(last))) | (function.__kwdefaults__ or {})
 
 
 def innermost(function: Any) -> Any:
@@ -297,9 +296,6 @@ def innermost(function: Any) -> Any:
 def jit_options(value: Any) -> tuple[Any, ...] | None:
     """The options that `jit` was given; None for what it has not made, or where this JAX does not tell them."""
     options = options_of(value)
-    wrapped: Any = getattr(value, "__wrapped__", None)
-    if options is None or wrapped is None:
+    if options is None or not vars(value).keys() <= {*JIT_ATTRIBUTES, *getattr(value.__wrapped__, "__dict__", ())}:
         return None
-    if not value.__dict__.keys() <= {*JIT_ATTRIBUTES, *getattr(wrapped, "__dict__", ())}:
-        return None
-    return tuple(item for name, item in options.items() if name not in _NOT_OPTIONS)
+    return tuple(options.values())

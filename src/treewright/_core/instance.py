@@ -17,7 +17,7 @@ from treewright._core.fields import MISSING, MYPY, FieldSpec, NodeSpec, spec_of
 from treewright._core.functions import class_attribute, is_cached_property, of_earlier_class
 from treewright._core.misfits import check_children, contains_itself
 from treewright._core.statics import Statics
-from treewright._core.text import did_you_mean
+from treewright._core.text import did_you_mean, with_close_matches
 from treewright.errors import NodeDefinitionError, NodeInitError, UnfinishedNodeError
 
 PAIR = "_node"
@@ -265,13 +265,13 @@ def build(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) 
     try:
         returned = init(node, *args, **kwargs)
         _seal(node, spec)
-        if spec.checks or spec.unseen:
-            check(node)
     except BaseException as error:
         abandon(node, error)
         if kwargs and isinstance(error, TypeError) and getattr(error.__traceback__, "tb_next", None) is None:
             error.args = (f"{error}{_keywords_cure(str(error), spec, init, kwargs)}",)  # Python refused the arguments
         raise
+    if spec.checks or spec.unseen:
+        check(node)
     return returned
 
 
@@ -359,11 +359,6 @@ def abandon(node: Any, error: BaseException) -> None:
     node.__dict__.clear()
     why = f"its __init__ raised {type(error).__name__}({error}), so it has no fields to use"
     _store(node, PAIR, Unfinished(type(node), why, takes_values=False))
-
-
-def with_close_matches(wrong: Iterable[str], names: Iterable[str]) -> str:
-    """The wrong names, each with the field it may have meant."""
-    return ", ".join([f"{name}{did_you_mean(name, names)}" for name in wrong])
 
 
 # Changed copies

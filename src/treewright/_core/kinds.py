@@ -12,12 +12,13 @@ import enum
 import fractions
 import functools
 import math
+import operator
 import pathlib
 import re
 import types
 import uuid
 import zoneinfo
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -255,13 +256,15 @@ def kind_of(cls: type[Any]) -> Kind | None:
     return DATACLASS if is_frozen_dataclass(cls) else None
 
 
-def parts_of(value: Any) -> Mapping[Any, Any] | None:
-    """The parts of a container or dataclass by JAX's keys; None for what has none."""
-    cls, trees = type(value), jax.tree_util
-    if isinstance(value, Mapping):
-        return {trees.DictKey(name): part for name, part in value.items()}
-    fields = dataclasses.fields(value) if dataclasses.is_dataclass(cls) else ()
-    names = cls._fields if is_namedtuple(cls) else [field.name for field in fields]
-    if not names and isinstance(value, list | tuple):
-        return {trees.SequenceKey(index): part for index, part in enumerate(value)}
-    return {trees.GetAttrKey(name): getattr(value, name) for name in names if hasattr(value, name)} or None
+# Of these the parts are the user's values.
+_CONTAINERS = frozenset({"tuple", "frozenset", "namedtuple", "dataclass", "FrozenMapping"})
+
+
+def with_parts(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A tuple, frozenset, frozen dataclass or the like with each part changed; anything else, and the same, itself."""
+    kind = kind_of(type(value))
+    if kind is None or kind.name not in _CONTAINERS:
+        return value
+    parts = tuple(kind.parts(value) or ())
+    changed = tuple(map(change, parts))
+    return value if all(map(operator.is_, parts, changed)) else kind.make(*changed)

@@ -108,7 +108,10 @@ def leaves_equal(left: Any, right: Any, place: Callable[[], str]) -> bool:
     if is_node(left) or is_node(right):
         return bool(left == right)
     if not any(isinstance(leaf, jax.Array | np.ndarray) for leaf in (left, right)):
-        return _scalars_equal(left, right)
+        try:  # as exactly as statics, since a node that can be hashed may be a static argument of a jitted function
+            return bool(exact_key(left) == exact_key(right))
+        except NoExactKeyError:
+            return type(left) is type(right) and bool(np.all(left == right))  # which may be an array of answers
     both = all(isinstance(leaf, jax.Array | np.ndarray | np.generic) for leaf in (left, right))
     if not both or left.shape != right.shape or left.dtype != right.dtype:
         return False
@@ -126,57 +129,41 @@ def leaves_equal(left: Any, right: Any, place: Callable[[], str]) -> bool:
     return bool(np.all(same))
 
 
-def _scalars_equal(left: Any, right: Any) -> bool:
-    """As exactly as statics, since a node that can be hashed may be a static argument of a jitted function."""
-    try:
-        return bool(exact_key(left) == exact_key(right))
-    except NoExactKeyError:
-        return type(left) is type(right) and bool(np.all(left == right))  # which may be an array of answers
-
-
 def hash_of(self: Any) -> int:
     """By value, where all leaves can be hashed, as a tuple of the fields.
 
     Raises:
         TypeError: If a child holds an array, or anything else that can't be hashed.
     """
-    children, statics = flat_form(self)
+    children, statics = form = flat_form(self)
     fields = [field for field in spec_of(self).fields if field.hash]
+    keys = [statics.keys[field.index] if field.is_static else None for field in fields]
     try:
-        parts: list[Any] = []
-        for field in fields:
-            if field.is_static:
-                parts.append(_plainest(statics.values[field.index], statics.keys[field.index]))
-            else:
-                parts.append(_hashed_as(children[field.index]))
-        return hash(tuple(parts))
+        return hash(tuple([_hashed_as(field.value_in(form), key) for field, key in zip(fields, keys, strict=True)]))
     except TypeError as error:
         raise _unhashable(self, children, [field for field in fields if not field.is_static]) or error from None
 
 
-def _hashed_as(value: Any) -> Any:
-    """What stands for a child in the hash: a node itself, of anything else the exact key, by which `==` goes."""
-    if is_node(value):
-        return value
-    if isinstance(value, tuple):
-        return tuple([_hashed_as(part) for part in value])
-    try:
-        return _plainest(value, exact_key(value))
-    except NoExactKeyError:
-        return value
-
-
-def _plainest(value: Any, key: Any) -> Any:
-    """A value itself where that is as good as its exact key, so that the hash is that of a tuple of the fields."""
+def _hashed_as(value: Any, key: Any = None) -> Any:
+    """What stands for a value in the hash: its exact key, by which `==` goes, or itself, where that is as good."""
+    if key is None:
+        if is_node(value):
+            return value
+        if isinstance(value, tuple):
+            return tuple([_hashed_as(part) for part in value])
+        try:
+            key = exact_key(value)
+        except NoExactKeyError:
+            return value
     return value if compared_by_itself(value, key) else key
 
 
 def _unhashable(node: Any, children: tuple[Any, ...], fields: list[FieldSpec]) -> TypeError | None:
     """The error for the first leaf below these fields that has no hash, by its place."""
-    cls, values = type(node), [children[field.index] for field in fields]
+    cls, values = type(node), tuple([children[field.index] for field in fields])
 
     def is_whole(value: Any) -> bool:
-        return value is not values and (_compares_itself(value) or isinstance(value, list | dict))
+        return _compares_itself(value) or isinstance(value, list | dict)
 
     for path, leaf in jax_trees.tree_leaves_with_path(values, is_leaf=is_whole):
         try:

@@ -7,12 +7,17 @@ the function that made it, and what it captured, which is pickled like any other
 
 import functools
 import importlib
+import inspect
 import operator
 import types
 from collections.abc import Callable
 from typing import Any
 
 from treewright._core.functions import captured, import_path, library_made
+from treewright._core.kinds import KINDS, kind_of, with_parts
+
+_PARTIAL = KINDS[functools.partial]
+_ATTRIBUTES = ("__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__module__", "__doc__")
 
 
 class Recipe:
@@ -27,15 +32,16 @@ class Recipe:
 
 def portable(value: Any) -> Any:
     """A value, with a recipe in place of each function in it that `pickle` would refuse."""
-    kind: Any = type(value)
-    if kind in {list, tuple}:
-        return kind(map(portable, value))
-    if kind is dict:
-        return dict(zip(value, map(portable, value.values()), strict=True))
-    if type(value) is functools.partial and not vars(value):
-        return Recipe(partial_of, portable((value.func, *value.args)), portable(value.keywords))
-    if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return kind._make(map(portable, value))
+    cls = type(value)
+    if cls is list:
+        return [*map(portable, value)]
+    if cls is dict:
+        return {key: portable(item) for key, item in value.items()}
+    if cls is functools.partial:  # which takes no recipe for its function
+        parts = _PARTIAL.parts(value)
+        return value if parts is None else Recipe(_PARTIAL.make, *map(portable, parts))
+    if kind_of(cls) is not None:
+        return with_parts(value, portable)
     path = import_path(value) if callable(value) else None
     if path is not None:
         plain = isinstance(value, type | types.FunctionType) or path[0] == "__main__"
@@ -49,7 +55,7 @@ def _closure_recipe(function: types.FunctionType) -> Recipe | None:
     """How to make a library's closure again; None where its code is not found again, or it captured itself."""
     module, code = function.__globals__["__name__"], function.__code__
     maker, _, path = code.co_qualname.partition(".<locals>.")
-    places = [place for place, inner in _codes_in(module, maker).items() if inner is code or inner == code]
+    places = [place for place, inner in _codes_in(module, maker).items() if inner == code]
     if not path or len(places) != 1:
         return None
     try:
@@ -60,17 +66,12 @@ def _closure_recipe(function: types.FunctionType) -> Recipe | None:
     return Recipe(closure, module, maker, places[0], code.co_qualname, contents, portable(attributes))
 
 
-_ATTRIBUTES = ("__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__module__", "__doc__")
-
-
 def _codes_in(module: str, maker: str) -> dict[tuple[int, ...], types.CodeType]:
     """The code objects inside the function at an import path, by their places among the constants."""
     try:
-        found: Any = imported(module, maker)
+        found: Any = inspect.unwrap(imported(module, maker))
     except (ImportError, AttributeError):
         return {}
-    while not isinstance(found, types.FunctionType) and hasattr(found, "__wrapped__"):
-        found = found.__wrapped__
     waiting: list[tuple[tuple[int, ...], Any]] = [((), getattr(found, "__code__", None))]
     for place, code in waiting:  # which grows
         inner = [((*place, index), item) for index, item in enumerate(getattr(code, "co_consts", ()))]
@@ -81,11 +82,6 @@ def _codes_in(module: str, maker: str) -> dict[tuple[int, ...], types.CodeType]:
 def imported(module: str, name: str) -> Any:
     """The value at an import path."""
     return operator.attrgetter(name)(importlib.import_module(module))
-
-
-def partial_of(arguments: Any, keywords: dict[str, Any]) -> Any:
-    """A partial that comes back from a pickle."""
-    return functools.partial(*arguments, **keywords)
 
 
 def closure(  # noqa: PLR0917  a pickle gives them by position

@@ -24,10 +24,10 @@ from treewright._core.jax_private import is_ref
 
 LENGTH = 80  # characters of a bounded text
 _WIDTH = 88  # characters of a line of `repr`
+_INDENT = "    "
 _DEPTH = 60  # levels of containers in any text; Python's own stack ends at a few hundred
 _NUMERALS = "-.0123456789"  # what a number begins with, and dots
-_DTYPE_KINDS = types.MappingProxyType({"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"})
-_DTYPE_NAME = re.compile(r"(float|bfloat|int|uint|complex)(\d.*)")
+_NUMBER_DTYPE = re.compile(r"^(?:(b?f)loat|(u)int|(i)nt|(c)omplex)(?=\d)")
 _MARKS: tuple[tuple[type[Any], str], ...] = (
     (Tracer, "(traced)"),
     (jax.Array, ""),
@@ -43,9 +43,8 @@ _CUT.maxstring = _CUT.maxother = LENGTH
 
 def shape_text(dtype: object, shape: Iterable[object]) -> str:
     """`f32[784,128]`; `bf16[2]`, `key<fry>[]` for typed keys; dtypes of other names as they are."""
-    name = str(dtype)
-    match = _DTYPE_NAME.fullmatch(name)
-    return f"{f'{_DTYPE_KINDS[match[1]]}{match[2]}' if match else name}[{','.join(map(str, shape))}]"
+    name = _NUMBER_DTYPE.sub(r"\1\2\3\4", str(dtype))
+    return f"{name}[{','.join(map(str, shape))}]"
 
 
 def array_text(value: Any, *, with_value: bool = False) -> str | None:
@@ -107,12 +106,7 @@ class Verbatim:
         return self.content
 
 
-def shown_fields(node: Any) -> Iterator[tuple[str, Any]]:
-    """The names and values that `repr` shows, also of a node that is half built."""
-    fields: Any = type(node).__node_spec__.fields
-    for field in fields:
-        if field.repr:
-            yield field.name, getattr(node, field.name, Verbatim("<no value>"))
+_NO_VALUE = Verbatim("<no value>")  # of a field of a node that is half built
 
 
 # Values
@@ -152,8 +146,10 @@ class _Walk:
         match value:
             case _ if hasattr(kind, "__node_spec__"):
                 is_asked = self.width is not None and len(self.inside) == 1  # by a `__repr__` of its own, it may be
-                known = kind.__repr__ is node_repr or is_asked
-                return (f"{kind.__qualname__}(", pairs(shown_fields(value)), ")") if known else None
+                if kind.__repr__ is not node_repr and not is_asked:
+                    return None
+                shown = [field.name for field in kind.__node_spec__.fields if field.repr]
+                return f"{kind.__qualname__}(", pairs((name, getattr(value, name, _NO_VALUE)) for name in shown), ")"
             case tuple() if hasattr(kind, "_fields"):
                 return f"{name}(", pairs(zip(kind._fields, value, strict=True)), ")"
             case tuple() if kind is tuple:
@@ -172,23 +168,6 @@ class _Walk:
             case _:
                 return None
 
-    def whole(self, value: Any) -> str:
-        """The text of what is not opened, and has no name: whatever its `__repr__` gives, in messages in one line."""
-        if self.width is not None:
-            return repr(value).replace("\n", f"\n{self.indent}")
-        is_cut = self.most is not None
-        kind: Any = type(value)
-        if is_cut and kind is types.MethodType:
-            return f"{value.__func__.__qualname__} of {self.text(value.__self__)}"
-        if is_cut and kind.__repr__ is object.__repr__:  # its address would say nothing
-            return f"<{kind.__qualname__} object>"
-        shown = _CUT.repr(value) if is_cut else repr(value)
-        return " ".join(shown.split()) if "\n" in shown else shown
-
-    @property
-    def indent(self) -> str:
-        return "    " * (len(self.inside) - 1)
-
     def items(self, values: Iterable[Any]) -> Iterator[str]:
         return (self.text(value, beside=1) for value in values)  # a comma
 
@@ -200,15 +179,31 @@ class _Walk:
         """As a Python programmer would write it: in one line where it fits, else with a line for each part."""
         parts = _first(texts, self.most if self.most is None or self.left > 0 else 0)
         self.left -= len(parts)
-        line, indent = f"{opening}{', '.join(parts)}{closing}", self.indent
-        fits = self.width is None or ("\n" not in line and len(indent) + len(line) + beside <= self.width)
-        if fits or not parts:
+        line = f"{opening}{', '.join(parts)}{closing}"
+        if self.width is None or not parts:
             return line
-        inner = f"{indent}    "
-        lines = [f"{inner}{part}," for part in parts]
+        room = self.width - len(_INDENT) * (len(self.inside) - 1)
+        if "\n" not in line and len(line) + beside <= room:
+            return line
+        lines = [f"{part}," for part in parts]
         if all(part[:1] in _NUMERALS for part in parts):
-            lines = textwrap.wrap(", ".join(parts), _WIDTH, initial_indent=inner, subsequent_indent=inner)
-        return "\n".join([opening, *lines, f"{indent}{closing.lstrip(',')}"])
+            lines = textwrap.wrap(", ".join(parts), max(room - len(_INDENT), 1), break_long_words=False)
+        return "\n".join([opening, textwrap.indent("\n".join(lines), _INDENT), closing.lstrip(",")])
+
+    def whole(self, value: Any) -> str:
+        """What has no name and is not opened: whatever its `__repr__` gives, outside of `repr` in one line."""
+        if self.width is not None:
+            return repr(value)
+        kind: Any = type(value)
+        if kind is types.MethodType:
+            return f"{value.__func__.__qualname__} of {self.text(value.__self__)}"
+        if self.most is None:
+            shown = repr(value)
+        elif kind.__repr__ is object.__repr__:  # its address would say nothing
+            shown = f"<{kind.__qualname__} object>"
+        else:
+            shown = _CUT.repr(value)
+        return " ".join(shown.split()) if "\n" in shown else shown
 
 
 def text(value: Any, *, with_module: bool = False) -> str:
@@ -258,6 +253,11 @@ def did_you_mean(wrong: str, names: Iterable[str], *, show: Callable[[str], str]
     """` (did you mean kernel?)`, to follow a wrong name; empty where none of the names is close."""
     close = difflib.get_close_matches(wrong, list(names), 1)
     return f" (did you mean {show(close[0])}?)" if close else ""
+
+
+def with_close_matches(wrong: Iterable[str], names: Collection[str]) -> str:
+    """Wrong names, each with the one that it may have meant."""
+    return ", ".join([f"{name}{did_you_mean(name, names)}" for name in wrong])
 
 
 def first_names(names: Iterable[str], count: int = 3) -> str:

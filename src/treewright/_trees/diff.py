@@ -8,8 +8,18 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from treewright._core import NoExactKeyError, exact_key, flat_form, leaves_equal, parts_of, public, spec_of
-from treewright._core.jax_private import Key, Path, SequenceKey, is_ref, is_ref_type, jax_trees, path_text
+from treewright._core import NoExactKeyError, exact_key, flat_form, leaves_equal, public, spec_of
+from treewright._core.jax_private import (
+    DictKey,
+    GetAttrKey,
+    Key,
+    Path,
+    SequenceKey,
+    is_ref,
+    is_ref_type,
+    jax_trees,
+    path_text,
+)
 from treewright._core.text import LENGTH, common_start, cut_text, short_text
 from treewright._lines import counted, first_of, mesh_text
 from treewright._trees.level import AuxKey, LeafType, Level, Structure, leaf_type_of, level_of
@@ -186,8 +196,25 @@ class Comparison(NamedTuple):
     alike: Callable[[Any, Any], bool] = same_exactly  # of our own nodes, where the keys of two statics do not tell
 
 
+def parts_of(value: Any) -> Mapping[Key, Any]:
+    """The parts of a container or dataclass by JAX's keys; nothing for what has none."""
+    cls: Any = type(value)
+    match value:
+        case Mapping():
+            return {DictKey(name): part for name, part in value.items()}
+        case _ if dataclasses.is_dataclass(cls):
+            names = [field.name for field in dataclasses.fields(cls)]
+        case tuple() if hasattr(cls, "_fields"):
+            names = cls._fields
+        case list() | tuple():
+            return {SequenceKey(index): part for index, part in enumerate(value)}
+        case _:
+            return {}
+    return {GetAttrKey(name): getattr(value, name) for name in names if hasattr(value, name)}
+
+
 def _parts_of_both(left: Any, right: Any) -> tuple[Mapping[Key, Any], Mapping[Key, Any]]:
-    return (parts_of(left) or {}, parts_of(right) or {}) if type(left) is type(right) else ({}, {})
+    return (parts_of(left), parts_of(right)) if type(left) is type(right) else ({}, {})
 
 
 def alike_reason(left: Any, right: Any) -> str:

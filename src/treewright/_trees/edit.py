@@ -19,7 +19,7 @@ from treewright._core import (
     spec_of,
 )
 from treewright._core.jax_private import Key
-from treewright._core.text import did_you_mean
+from treewright._core.text import with_close_matches
 from treewright._trees.level import all_entries, level_of, with_changes
 from treewright._trees.sizes import LEAVES
 from treewright.errors import NodeInitError
@@ -262,7 +262,6 @@ def _refuse_wrong_names(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
     unknown = [name for name in waiting if name not in {*names, PAIR} and not is_cached_property(cls, name)]
     if unknown:
         raise TypeError(
-            f"A draft of a {cls.__qualname__} was assigned to "
-            f"{', '.join(f'{name}{did_you_mean(name, names)}' for name in unknown)}, which is not a field. Its fields: "
-            f"{', '.join(names) or 'none'}.{of_earlier_class(cls)}"
+            f"A draft of a {cls.__qualname__} was assigned to {with_close_matches(unknown, names)}, which is not a "
+            f"field. Its fields: {', '.join(names) or 'none'}.{of_earlier_class(cls)}"
         )

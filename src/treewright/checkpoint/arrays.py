@@ -95,7 +95,7 @@ def form_of(leaf: Any, *, abstract: bool = False) -> Form:
 
 def _jax_form(leaf: Any) -> Form:
     ref, dtype = is_ref(leaf), leaf.dtype
-    if isinstance(leaf, jax.Array) and not ref and leaf.is_deleted():
+    if not ref and isinstance(leaf, jax.Array) and leaf.is_deleted():
         raise UnsupportedLeafError("was donated or deleted, and has no values any more")
     if dtype in _NAMES or not is_key_dtype(dtype):
         return Form("array", leaf.shape, _dtype_name(dtype), None, ref)

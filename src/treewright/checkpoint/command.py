@@ -12,7 +12,7 @@ from pathlib import Path
 from treewright._core.text import cut_text
 from treewright._lines import counted, first_of
 from treewright.checkpoint.arrays import digest_of
-from treewright.checkpoint.differences import leaf_mismatches, node_mismatches, paired, static_text
+from treewright.checkpoint.differences import mismatches, paired, static_text
 from treewright.checkpoint.file import open_saved
 from treewright.checkpoint.fit import Read, as_saved
 from treewright.checkpoint.manifest import Leaf, Manifest
@@ -100,10 +100,7 @@ def _compare(one: Path, other: Path, *, whole: bool) -> int:
     """Print the differences between two: classes, statics, forms, and digests of leaves."""
     saved, wanted = _opened(one)[0], _opened(other)[0]
     pairs = paired(saved.leaves, wanted.leaves)
-    lines = [
-        *map(str, node_mismatches(saved, wanted)),
-        *map(str, leaf_mismatches(pairs, allow_cast=False)),
-    ]
+    lines = list(map(str, mismatches(saved, wanted, pairs)))
     same = 0
     for ours, theirs in pairs:
         if ours is None or theirs is None or ours.form != theirs.form:

@@ -77,19 +77,19 @@ def refuse_mismatches(mismatches: Sequence[Mismatch], first: Sequence[str] = ())
     """Raise if there are any, all at once, with the remedy of each kind after `first`."""
     if mismatches:
         count = "a difference" if len(mismatches) == 1 else f"{len(mismatches):,} differences"
-        lines = [f"The checkpoint does not fit the tree, {count}:", *(f"  {line}" for line in lines_of(mismatches))]
+        lines = [
+            f"The checkpoint does not fit the tree, {count}:",
+            *(f"  {line}" for line in first_of(list(map(str, mismatches)))),
+        ]
         remedies = dict.fromkeys([*first, *(mismatch.remedy for mismatch in mismatches)])
         message = "\n".join([*lines, "What to do:", *(f"  {remedy}" for remedy in remedies)])
         raise CheckpointMismatchError(message, tuple(mismatches))
 
 
-def lines_of(mismatches: Sequence[Mismatch]) -> list[str]:
-    """A line for each of the first."""
-    return first_of(list(map(str, mismatches)))
-
-
-def node_mismatches(saved: Manifest, wanted: Manifest) -> Iterator[Mismatch]:
-    """Classes and statics that differ, and nodes without leaves that only one side has."""
+def mismatches(
+    saved: Manifest, wanted: Manifest, leaves: Iterable[LeafPair], *, allow_cast: bool = False
+) -> Iterator[Mismatch]:
+    """Classes, statics and leaves that differ, and nodes without leaves that only one side has."""
     ours, theirs = ({branch.name: branch for branch in manifest.branches} for manifest in (saved, wanted))
     for name, branch in ours.items():
         if name in theirs:
@@ -98,6 +98,14 @@ def node_mismatches(saved: Manifest, wanted: Manifest) -> Iterator[Mismatch]:
         yield Mismatch(branch.shown_path, "unexpected", _node_text(branch), "nothing")
     for branch in _lone_branches(wanted, ours):
         yield Mismatch(branch.shown_path, "missing", "nothing", _node_text(branch))
+    for before, after in leaves:
+        if before is not None and after is not None:
+            if before.form != after.form:
+                yield from _form_mismatches(before, after, allow_cast=allow_cast)
+        elif before is not None:
+            yield Mismatch(before.path, "unexpected", str(before.form), "nothing")
+        elif after is not None:
+            yield Mismatch(after.path, "missing", "nothing", str(after.form))
 
 
 def _mismatches_in_place(old: Branch, new: Branch) -> Iterator[Mismatch]:
@@ -175,18 +183,6 @@ def paired(saved: Iterable[Leaf], wanted: Iterable[Leaf]) -> list[LeafPair]:
     left = {leaf.name: leaf for leaf in saved}
     pairs: list[LeafPair] = [(left.pop(leaf.name, None), leaf) for leaf in wanted]
     return [*((leaf, None) for leaf in left.values()), *pairs]
-
-
-def leaf_mismatches(pairs: Iterable[LeafPair], *, allow_cast: bool) -> Iterator[Mismatch]:
-    """The differences between leaves of one name."""
-    for saved, wanted in pairs:
-        if saved is not None and wanted is not None:
-            if saved.form != wanted.form:
-                yield from _form_mismatches(saved, wanted, allow_cast=allow_cast)
-        elif saved is not None:
-            yield Mismatch(saved.path, "unexpected", str(saved.form), "nothing")
-        elif wanted is not None:
-            yield Mismatch(wanted.path, "missing", "nothing", str(wanted.form))
 
 
 def _form_mismatches(one: Leaf, other: Leaf, *, allow_cast: bool) -> Iterator[Mismatch]:

@@ -7,15 +7,13 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 import jax
 import numpy as np
 
-from treewright._core.jax_private import is_ref, typeof, untyped_jax
+from treewright._core.jax_private import device_put, is_ref, typeof, untyped_jax
 from treewright._core.text import did_you_mean, short_text
 from treewright._lines import first_of
 from treewright.checkpoint.arrays import DTYPES, ON_HOST, Form, UnsupportedLeafError, form_of, stored
 from treewright.checkpoint.differences import (
     Mismatch,
-    leaf_mismatches,
-    lines_of,
-    node_mismatches,
+    mismatches,
     paired,
     part_advice,
     refuse_mismatches,
@@ -124,9 +122,8 @@ class Wanted(NamedTuple):
         return self.leaf.array, id(self.value)
 
 
-Read = Callable[
-    [Sequence[Wanted]], Iterator[Any]
-]  # an engine: verified arrays, in the order in which they are asked for
+# An engine: verified arrays, in the order in which they are asked for.
+Read = Callable[[Sequence[Wanted]], Iterator[Any]]
 
 
 def as_saved(leaf: Leaf, *, on_host: bool = False) -> Wanted:
@@ -238,9 +235,7 @@ def _into_tree(manifest: Manifest, read: Read, like: T, options: Options) -> T:
     for saved, leaf in paired(manifest.leaves, target.manifest.leaves):
         if saved is not None and leaf is not None:
             value, form = target.values[leaf.name], leaf.form
-            if (
-                saved.form.ref and not form.ref and isinstance(value, jax.ShapeDtypeStruct)
-            ):  # which can't say that it is
+            if saved.form.ref and isinstance(value, jax.ShapeDtypeStruct):  # which can't say that it is one
                 form = form._replace(ref=True)
             wanted.append(Wanted(saved, leaf.path, form, value, _sharding_of(value, form)))
     _refuse_no_value(manifest, target, {each.leaf.name for each in wanted})
@@ -261,10 +256,7 @@ def _allowed_differences(manifest: Manifest, target: Parts, options: Options) ->
     by_option |= dict.fromkeys(("missing", "unexpected", "class"), not options["strict"])
     allowed: list[Mismatch] = []
     refused: list[Mismatch] = []
-    for mismatch in (
-        *node_mismatches(manifest, target.manifest),
-        *leaf_mismatches(pairs, allow_cast=options["allow_cast"]),
-    ):
+    for mismatch in mismatches(manifest, target.manifest, pairs, allow_cast=options["allow_cast"]):
         (allowed if mismatch.soft or by_option.get(mismatch.kind) else refused).append(mismatch)
     refuse_mismatches(refused, part_advice(manifest, target.manifest))
     return allowed
@@ -291,7 +283,7 @@ def _warn_of(allowed: Sequence[Mismatch], options: Options) -> None:
     """Warn of what the options let through; with `on_static="ignore"`, not of statics."""
     shown = [one for one in allowed if options["on_static"] != "ignore" or not (one.soft or one.kind == "static")]
     if shown:
-        lines = "\n  ".join(lines_of(shown))
+        lines = "\n  ".join(first_of(list(map(str, shown))))
         warn_user(f"Not all of the checkpoint fits the tree, which keeps its own:\n  {lines}", CheckpointWarning)
 
 
@@ -312,45 +304,43 @@ def _values(wanted: Sequence[Wanted], read: Read) -> dict[str, Any]:
     first: dict[Hashable, Wanted] = {}
     same_as = {each.leaf.name: first.setdefault(each.tie, each).leaf.name for each in wanted}
     values: dict[str, Any] = {}
-    batch: list[tuple[Any, Wanted]] = []
+    batch: dict[str, tuple[Any, Wanted]] = {}  # to be placed in one call
     size = 0
     for array, each in zip(read(list(first.values())), first.values(), strict=True):
-        batch.append((array, each))
+        cast = array if each.leaf.form.dtype == each.form.dtype else array.astype(DTYPES[each.form.dtype])
+        if each.form.kind in ON_HOST:
+            values[each.leaf.name] = _on_host(np.asarray(cast), each.form)
+            continue
+        batch[each.leaf.name] = cast, each
         size += array.nbytes
         if size >= _TOGETHER:
             values.update(_placed(batch))
-            batch, size = [], 0
+            batch, size = {}, 0
     values.update(_placed(batch))
     return {name: values[same] for name, same in same_as.items()}
 
 
-def _placed(batch: Sequence[tuple[Any, Wanted]]) -> Iterator[tuple[str, Any]]:
-    """The leaves of a tree, by name, for arrays that were read: of numpy, which nobody else changes, or of JAX.
+def _on_host(array: Any, form: Form) -> Any:
+    if form.kind == "numpy":
+        return array
+    return array[()] if form.kind == "numpy scalar" else array.item()
 
-    Those on devices are placed in one call: one by one, 2,000 small arrays take a third longer.
+
+def _placed(batch: Mapping[str, tuple[Any, Wanted]]) -> dict[str, Any]:
+    """The leaves of a tree on devices, for arrays that were read: of numpy, which nobody else changes, or of JAX.
+
+    They are placed in one call: one by one, 2,000 small arrays take a third longer.
 
     Raises:
         CheckpointError: If a dtype needs 64 bits and JAX has them switched off, or a key another JAX.
     """
-    arrays = [
-        array if saved.leaf.form.dtype == saved.form.dtype else array.astype(DTYPES[saved.form.dtype])
-        for array, saved in batch
-    ]
-    on_device = [index for index, (_, each) in enumerate(batch) if each.form.kind not in ON_HOST]
-    shardings = [batch[index][1].sharding for index in on_device]
-    placed = untyped_jax.device_put([arrays[index] for index in on_device], shardings)
-    for index, array in zip(on_device, placed, strict=True):
-        arrays[index] = array
-    return ((each.leaf.name, _leaf_from(array, each)) for array, (_, each) in zip(arrays, batch, strict=True))
+    arrays, wanted = [array for array, _ in batch.values()], [each for _, each in batch.values()]
+    placed = device_put(arrays, [each.sharding for each in wanted])
+    return dict(zip(batch, map(_leaf_from, placed, wanted), strict=True))
 
 
 def _leaf_from(array: Any, wanted: Wanted) -> Any:
     path, form, value = wanted.path, wanted.form, wanted.value
-    if form.kind in ON_HOST:
-        on_host = np.asarray(array)
-        if form.kind == "numpy":
-            return on_host
-        return on_host[()] if form.kind == "numpy scalar" else on_host.item()
     if array.dtype != DTYPES[form.dtype]:
         raise CheckpointError(
             f"{path} is a {form.dtype}, and JAX would make it a {array.dtype}. Load it with "

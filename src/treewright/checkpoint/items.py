@@ -19,10 +19,9 @@ import tensorstore
 from etils import epath
 from orbax.checkpoint import future
 
-from treewright._core.jax_private import process_count, process_index
 from treewright._core.text import short_text
 from treewright._lines import first_of
-from treewright._processes import exchange, raise_in_all
+from treewright._processes import exchange, process_count, process_index, raise_in_all
 from treewright.checkpoint.arrays import DTYPES, WHOLE, digest_of, local_blocks, verify
 from treewright.checkpoint.file import reading
 from treewright.checkpoint.fit import Wanted
@@ -70,7 +69,7 @@ def in_all(
 
 def entries_of(parts: Parts) -> dict[str, str]:
     """What has to be the same of a tree in all processes, by path. Statics that are local to a process are left out."""
-    entries = {"metrics": json.dumps(parts.manifest.metrics)}
+    entries: dict[str, str] = {}
     for branch in parts.manifest.branches:
         entries[branch.shown_path] = f"{branch.cls or branch.kind}: {', '.join(branch.children)}"
         for name, static in branch.statics.items():

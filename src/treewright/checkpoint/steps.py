@@ -22,10 +22,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from treewright._core.jax_private import process_count, process_index
 from treewright._core.text import cut_text, short_text
 from treewright._lines import first_of
-from treewright._processes import compare, exchange
+from treewright._processes import compare, exchange, process_count, process_index
 from treewright.checkpoint.arrays import WHOLE, digest_of, stored
 from treewright.checkpoint.file import StrPath, sync
 from treewright.checkpoint.fit import MISSING, Fit, checked_options, restored
@@ -182,11 +181,12 @@ class CheckpointManager:
         """
         number = _step_number(step)
         self._settle()
-        arrays, parts, own_items = self._in_all("save", lambda: self._prepared(number, state, metrics, items))
+        arrays, parts, numbers, own_items = self._in_all("save", lambda: self._prepared(number, state, metrics, items))
         if process_count() > 1:
-            compare({"the step": str(number), **entries_of(parts)}, name="save", timeout=self._timeout)
+            entries = {"the step": str(number), "metrics": json.dumps(numbers), **entries_of(parts)}
+            compare(entries, name="save", timeout=self._timeout)
         every = exchange(own_items, name="items", timeout=self._timeout)
-        manifest = dataclasses.replace(parts.manifest, items=tuple(map(json.loads, every)))
+        manifest = dataclasses.replace(parts.manifest, metrics=numbers, items=tuple(map(json.loads, every)))
         full = {name: array for name, array in arrays.items() if array.size}  # all that Orbax saves
         returned = threading.Event()
         saved: dict[str, Any] = {STATE: ocp.args.PyTreeSave(full)} if full else {}
@@ -194,15 +194,15 @@ class CheckpointManager:
         with self._failing_as(number):
             try:
                 saver = self._opened()
-                saver.save(number, args=ocp.args.Composite(**saved), metrics=dict(manifest.metrics), force=True)
+                saver.save(number, args=ocp.args.Composite(**saved), metrics=numbers, force=True)
                 self._pending = number
             finally:
                 returned.set()
 
     def _prepared(
         self, number: int, state: object, metrics: Mapping[str, Any] | None, items: Mapping[str, Any] | None
-    ) -> tuple[dict[str, Any], Parts, str]:
-        """The arrays, records and items of a step that can be saved."""
+    ) -> tuple[dict[str, Any], Parts, dict[str, float], str]:
+        """The arrays, records, metrics and items of a step that can be saved."""
         steps = self._steps_on_disk() if self._saver is None else self._saver.all_steps()
         newer = [other for other in steps if other >= number]
         if newer:
@@ -225,18 +225,15 @@ class CheckpointManager:
             array = arrays[leaf.name]
             if not isinstance(array, jax.Array) or not array.size:  # now: it may change while Orbax writes its copy
                 leaf.digests = {WHOLE: digest_of(array if array.size else b"")}
-        parts = parts._replace(manifest=dataclasses.replace(parts.manifest, metrics=numbers))
-        return arrays, parts, json.dumps(dict(items or {}))
+        return arrays, parts, numbers, json.dumps(dict(items or {}))
 
     def _opened(self) -> Any:
         """Orbax's manager, made by the first save: it clears away what killed processes left in the folder."""
         if self._saver is None:
-            # Any: Orbax's types have only its own policies, and ranks that are never None.
-            policy: Any = SimpleNamespace(should_preserve=self._stay) if self._metric else self._policy
-            rank: Any = self._rank
+            policy: Any = SimpleNamespace(should_preserve=self._stay)  # Orbax's types have only its own policies
             options = ocp.CheckpointManagerOptions(
                 preservation_policy=policy,
-                best_fn=rank,  # so that metrics are written
+                best_fn=len,  # not called with a policy, but without one no metrics are written
                 lightweight_initialize=True,  # and not read again: one that is damaged would be an error
                 cleanup_tmp_directories=True,
                 todelete_subdir=_THROWN_OUT,
@@ -262,9 +259,11 @@ class CheckpointManager:
 
     def _rank(self, step: int, metrics: Mapping[str, float] | None = None) -> float | None:
         """How good a step is: the higher the better; None without the metric."""
+        if self._metric is None:
+            return None
         file = self.directory / str(step) / "metrics" / "metrics"
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError):  # a damaged one has no rank
-            value: float = (metrics or json.loads(file.read_text()))[self._metric or ""]
+            value: float = (metrics or json.loads(file.read_text()))[self._metric]
             return -math.inf if math.isnan(value) else -value if self._mode == "min" else value
         return None
 

@@ -5,7 +5,7 @@ import importlib
 import types
 import warnings
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -69,11 +69,14 @@ class Parts(NamedTuple):
     local: frozenset[str] = frozenset()
 
 
-ProblemsOf = Callable[[Leaf, Any], Iterator[str]]
+def _no_problems(_leaf: Leaf, _value: Any) -> Iterable[str]:
+    return ()
 
 
-def parts_to_save(tree: Any, *, abstract: bool = False, problems_of: ProblemsOf | None = None) -> Parts:
-    """The records and leaves of a tree to save, or of one to load into.
+def parts_to_save(
+    tree: Any, *, abstract: bool = False, problems_of: Callable[[Leaf, Any], Iterable[str]] = _no_problems
+) -> Parts:
+    """The records and leaves of a tree to save, or of one to load into, in the order in which JAX flattens it.
 
     Args:
         tree: Any pytree.
@@ -83,13 +86,45 @@ def parts_to_save(tree: Any, *, abstract: bool = False, problems_of: ProblemsOf 
     Raises:
         CheckpointError: If something can't be saved; the message lists all of it by path.
     """
-    walk = _Walk(tree, abstract=abstract)
-    if problems_of is not None:
-        for leaf in walk.leaves:
-            walk.problems += [f"{leaf.path} {problem}" for problem in problems_of(leaf, walk.values[leaf.name])]
+    branches, leaves, values = list[Branch](), list[Leaf](), dict[str, Any]()
+    local, problems = set[str](), list[str]()
+    paths: dict[str, str] = {}  # by name, of all places
+    first: dict[int, str] = {}  # the name under which each array was met first
+    known_leaves = (*_ARRAYS, jax.ShapeDtypeStruct) if abstract else _ARRAYS
+    waiting: list[tuple[Any, str, str, type[Any]]] = [(tree, "", "", type(None))]
+    while waiting:
+        part, name, path, parent = waiting.pop()
+        level = None if isinstance(part, known_leaves) else level_of(part)
+        if level is None and not path:
+            name, path = ROOT_LEAF, "the tree"
+        if paths.setdefault(name, path) is not path:
+            problems.append(f"{path} would get the name {name!r}, which {paths[name] or 'the tree'} has already")
+        elif level is None:
+            try:
+                form = form_of(part, abstract=abstract)
+            except UnsupportedLeafError as problem:
+                problems.append(f"{path} {_with_cure(problem, parent)}")
+                continue
+            # One object of these kinds may be in several places.
+            is_shared = not abstract and form.kind in {"array", "numpy", "key"}
+            other = first.setdefault(id(part), name) if is_shared else name
+            leaves.append(Leaf(name, path, form, tied=None if other is name else other))
+            values[name] = part
+            problems += [f"{path} {problem}" for problem in problems_of(leaves[-1], part)]
+        else:
+            steps = tuple([_step_of(key) for key, _ in level.children])
+            above, cls = f"{name}." if name else "", type(part)
+            below = zip(level.children, steps, strict=True)
+            waiting += [(child, above + step, f"{path}{key}", cls) for (key, child), step in below][::-1]
+            if is_node(part):
+                local |= {join_name(name, field.name) for field in spec_of(part).statics if field.local}
+            try:
+                branches.append(_branch_of(part, level, name, path, steps))
+            except (StaticSerializationError, RecursionError) as error:
+                problems.append(f"{path or 'the tree'} has a static that no checkpoint holds: {error}")
     title = "Nothing can be loaded into this tree:" if abstract else "The tree can't be saved, and nothing was written:"
-    refuse(title, walk.problems)
-    return Parts(Manifest(tuple(walk.branches), tuple(walk.leaves)), walk.values, frozenset(walk.local))
+    refuse(title, problems)
+    return Parts(Manifest(tuple(branches), tuple(leaves)), values, frozenset(local))
 
 
 def refuse(title: str, problems: Sequence[str]) -> None:
@@ -104,69 +139,26 @@ def _step_of(key: Any) -> str:
     return str(key if attribute is None else getattr(key, attribute))
 
 
-class _Walk:
-    """The records of a tree, in the order in which JAX flattens it, and a sentence for each thing it can't save."""
+def _with_cure(problem: UnsupportedLeafError, parent: type[Any]) -> str:
+    """What is wrong with a leaf, whose class may be one that nobody can change."""
+    if not any(base.__module__.startswith("equinox.") for base in parent.__mro__):
+        return str(problem)
+    adopt = f"The equinox module {parent.__qualname__} has it as a leaf: save treewright.adopt(...) of it"
+    return str(problem).replace(MAKE_STATIC, adopt)
 
-    def __init__(self, tree: Any, *, abstract: bool) -> None:
-        self.abstract = abstract
-        self.branches: list[Branch] = []
-        self.leaves: list[Leaf] = []
-        self.values: dict[str, Any] = {}
-        self.first: dict[int, str] = {}  # the name under which each array was met first
-        self.local: set[str] = set()
-        self.problems: list[str] = []
-        known_leaves = (*_ARRAYS, jax.ShapeDtypeStruct) if abstract else _ARRAYS
-        paths: dict[str, str] = {}  # by name, of all places
-        waiting: list[tuple[Any, str, str, type[Any]]] = [(tree, "", "", type(None))]
-        while waiting:
-            part, name, path, parent = waiting.pop()
-            level = None if isinstance(part, known_leaves) else level_of(part)
-            if level is None and not path:
-                name, path = ROOT_LEAF, "the tree"
-            if paths.setdefault(name, path) is not path:
-                other = paths[name] or "the tree"
-                self.problems.append(f"{path} would get the name {name!r}, which {other} has already")
-            elif level is None:
-                self.add_leaf(part, name, path, parent)
-            else:
-                steps = tuple(_step_of(key) for key, _ in level.children)
-                self.add_branch(part, level, name, path, steps)
-                above, cls = f"{name}." if name else "", type(part)
-                below = zip(level.children, steps, strict=True)
-                waiting += [(child, above + step, f"{path}{key}", cls) for (key, child), step in below][::-1]
 
-    def add_leaf(self, leaf: Any, name: str, path: str, parent: type[Any]) -> None:
-        """Add a leaf, or why it can't be saved."""
-        try:
-            form = form_of(leaf, abstract=self.abstract)
-        except UnsupportedLeafError as problem:
-            of_equinox = any(base.__module__.startswith("equinox.") for base in parent.__mro__)
-            adopt = f"The equinox module {parent.__qualname__} has it as a leaf: save treewright.adopt(...) of it"
-            self.problems.append(f"{path} {str(problem).replace(MAKE_STATIC, adopt) if of_equinox else problem}")
-            return
-        # One object of these kinds may be in several places.
-        is_shared = not self.abstract and form.kind in {"array", "numpy", "key"}
-        first = self.first.setdefault(id(leaf), name) if is_shared else name
-        self.leaves.append(Leaf(name, path, form, tied=None if first is name else first))
-        self.values[name] = leaf
-
-    def add_branch(self, part: Any, level: Level, name: str, path: str, steps: tuple[str, ...]) -> None:
-        """Add a node or container."""
-        cls = type(part)
-        kind = cls.__name__ if cls in _CONTAINERS else "namedtuple" if _is_namedtuple(cls) else "other"
-        if is_node(part):
-            kind = "node"
-            self.local |= {join_name(name, field.name) for field in spec_of(part).statics if field.local}
-        of_class = class_name(cls) if kind in {"node", "namedtuple", "other"} else None
-        try:
-            keys = tuple(_described(key.key) for key, _ in level.children) if cls in _DICTS else ()
-            statics = [(key, value) for key, value in level.statics if kind in {"node", "other"}]
-            if cls is defaultdict:
-                statics = [("default_factory", part.default_factory)]
-            encoded = {str(key).lstrip("."): _described(value) for key, value in statics}
-            self.branches.append(Branch(name, path, kind, steps, of_class, keys, encoded))
-        except (StaticSerializationError, RecursionError) as error:
-            self.problems.append(f"{path or 'the tree'} has a static that no checkpoint holds: {error}")
+def _branch_of(part: Any, level: Level, name: str, path: str, steps: tuple[str, ...]) -> Branch:
+    """The record of a node or container."""
+    cls = type(part)
+    kind = cls.__name__ if cls in _CONTAINERS else "namedtuple" if _is_namedtuple(cls) else "other"
+    kind = "node" if is_node(part) else kind
+    keys = tuple(_described(key.key) for key, _ in level.children) if cls in _DICTS else ()
+    if cls in _CONTAINERS or kind == "namedtuple":
+        statics = [("default_factory", part.default_factory)] if cls is defaultdict else []
+    else:
+        statics = [(str(key).lstrip("."), value) for key, value in level.statics]
+    of_class = None if cls in _CONTAINERS else class_name(cls)
+    return Branch(name, path, kind, steps, of_class, keys, {key: _described(value) for key, value in statics})
 
 
 _described = functools.partial(encode, describe=True)

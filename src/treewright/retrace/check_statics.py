@@ -14,19 +14,18 @@ import numpy as np
 
 from treewright._core import (
     NoExactKeyError,
-    captured,
-    defaults,
+    bound_variables,
     exact_key,
     globals_read,
     import_path,
     innermost,
     is_node,
-    parts_of,
     public,
     spec_of,
 )
 from treewright._core.jax_private import DictKey, GetAttrKey, Path, SequenceKey, path_text
 from treewright._core.text import first_names, short_text
+from treewright._trees.diff import parts_of
 from treewright._trees.level import Place, leaf_type_of, walk
 from treewright.retrace.jax_private import is_of_a_library
 from treewright.retrace.why import place_of
@@ -160,7 +159,7 @@ def _of_static(path: Path, value: Any, compare: str | None, depth: int) -> list[
     elif is_call:
         found += _of_function(path, function)
     elif import_path(value) is None and depth:
-        parts = parts_of(value) or {}
+        parts = parts_of(value)
     found += [hazard for key, part in parts.items() for hazard in _of_static((*path, key), part, compare, depth - 1)]
     refusal = None if found or compare is not None else _refusal(value)
     if refusal is not None:
@@ -199,7 +198,7 @@ def _of_callable(path: Path, value: Any, compare: str | None) -> Iterator[Hazard
     elif not isinstance(value, types.FunctionType):
         yield Hazard(path, value, "function", f"it is made in place, {_AGAIN}; make it once")
     else:
-        held, reads = first_names(captured(value) | defaults(value)), first_names(globals_read(value))
+        held, reads = first_names(bound_variables(value)), first_names(globals_read(value))
         what = f"it captures {held}" if held else f"it reads the global {reads}" if reads else "it is made in place"
         helps = compare == "value" and not goes_by_identity("content")
         cure = 'define it once, or declare the field static(compare="content")' if helps else "define it once"
@@ -241,7 +240,7 @@ def _of_function(path: Path, function: types.FunctionType) -> Iterator[Hazard]:
                 f"been compiled gives the old result; pass it as an argument, make it a field, or annotate it Final"
             )
             yield Hazard(path, function, "global", text)
-    for name, value in () if is_of_a_library(function) else (captured(function) | defaults(function)).items():
+    for name, value in () if is_of_a_library(function) else bound_variables(function).items():
         if any(isinstance(leaf, _ARRAYS) for leaf in jax.tree.leaves(value)):
             text = (
                 f"it captures the array {name}, which becomes a constant of the program and gets no gradient; pass it "

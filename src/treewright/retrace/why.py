@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple, Self
 import jax
 import numpy as np
 
-from treewright._core import FrozenArray, captured, defaults, globals_read, parts_of, state_of
+from treewright._core import FrozenArray, bound_variables, globals_read, state_of
 from treewright._core.jax_private import Path, options_of, path_text
 from treewright._core.text import first_names, short_text
-from treewright._trees.diff import ABSENT, Difference, DifferenceKind, alike_reason, same_exactly, same_to_jit
+from treewright._trees.diff import ABSENT, Difference, DifferenceKind, alike_reason, parts_of, same_exactly, same_to_jit
 from treewright.retrace.jax_private import inside_of_boundary, is_of_a_library
 
 _DEPTH = 8  # levels of a value that are kept
@@ -25,7 +25,6 @@ _KEPT = (*_PLAIN, type, enum.Enum, np.dtype, np.generic, types.ModuleType, types
 _CHANGEABLE = (list, dict, set, bytearray)
 _ARRAYS = (jax.Array, np.ndarray)
 _ABOUT_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__")
-_NOT_OPTIONS = frozenset({"fun_sourceinfo", "fun_signature"})
 _IN_PLACE = " (changed in place)"
 # How a function holds its parts, by their roles.
 _VERBS = types.MappingProxyType(
@@ -151,18 +150,16 @@ def contents(value: Any) -> Mapping[Any, Any]:
     wrapped = getattr(value, "__wrapped__", None)
     is_function = isinstance(value, types.FunctionType)
     if wrapped is not None and (not is_function or is_of_a_library(value)):
-        options = captured(inside_of_boundary(value)) if is_function else options_of(value) or state_of(value)
+        options = bound_variables(inside_of_boundary(value)) if is_function else options_of(value) or state_of(value)
         for part in options.values():  # `grad` captures what `value_and_grad` made, which has the options
             if isinstance(part, types.FunctionType) and getattr(part, "__wrapped__", None) is wrapped:
                 return contents(part)
-        others = {
-            name.strip("_"): part for name, part in options.items() if part is not wrapped and name not in _NOT_OPTIONS
-        }
+        others = {name.strip("_"): part for name, part in options.items() if part is not wrapped}
         return {Part("function", "__wrapped__"): wrapped, **_of_role("option", others)}
     if isinstance(value, types.FunctionType):
         attributes = {name: getattr(value, name) for name in _ABOUT_FUNCTIONS} | vars(value)
         attributes.pop("__wrapped__", None)
-        held = _of_role("captured", captured(value) | defaults(value))
+        held = _of_role("captured", bound_variables(value))
         return held | _of_role("global", globals_read(value)) | _of_role("attribute", attributes)
     if isinstance(value, functools.partial):
         args = {f"argument {index}": part for index, part in enumerate(value.args)}

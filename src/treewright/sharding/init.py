@@ -8,10 +8,10 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from treewright._core.jax_private import jax_trees, path_text, process_count, untyped_jax
+from treewright._core.jax_private import jax_trees, path_text, untyped_jax
 from treewright._core.text import short_text
 from treewright._json import portable_text
-from treewright._processes import TIMEOUT, compare
+from treewright._processes import TIMEOUT, compare, process_count
 from treewright._trees.level import leaf_type_of
 from treewright.sharding.processes import tree_texts
 from treewright.sharding.specs import AnyMesh, MeshRules, OnMisfit, Rules, fitted_leaves, sizes_of

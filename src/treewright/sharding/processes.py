@@ -10,10 +10,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from treewright._core import is_node, spec_of
-from treewright._core.jax_private import path_text, process_count
+from treewright._core.jax_private import path_text
 from treewright._core.text import shape_text
 from treewright._json import modules_in, portable_text
-from treewright._processes import TIMEOUT, compare
+from treewright._processes import TIMEOUT, compare, process_count
 from treewright._trees.level import Place, walk
 from treewright.sharding.specs import ROOT
 
