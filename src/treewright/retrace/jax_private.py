@@ -184,7 +184,7 @@ def _as_the_user_wrote_it(call: Call, frames: list[types.FrameType]) -> Call:
 def _pmapped(infer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
     """A call of what `pmap` made, by the variables that its inner function captured."""
     cells = inspect.getclosurevars(infer).nonlocals
-    function = cells.get("fun", cells.get("f", getattr(cells.get("wrapped_fun"), "f", None)))
+    function = cells.get("f", getattr(cells.get("wrapped_fun"), "f", None))  # `f` before JAX 0.10
     if function is None:
         return None
     settings = {f"{name} of pmap": cells[name] for name in PMAP_SETTINGS if name in cells}
@@ -361,6 +361,8 @@ _KNOWN_SETTINGS = (
     *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_device", "jax_numpy_dtype_promotion"),
     *("jax_numpy_rank_promotion", "jax_threefry_partitionable", "jax_random_seed_offset", "jax_debug_key_reuse"),
 )
+# The settings of this thread that are part of the key of each trace.
+_trace_context: Callable[[], tuple[Any, ...]] = getattr(config, "trace_context", tuple[Any, ...])
 UNNAMED_SETTINGS = f"a setting that JAX {jax.__version__} gives no name"
 
 
@@ -379,13 +381,6 @@ def trace_settings() -> dict[str, Any]:
         | mesh
         | {f"jax.config.{name}": getattr(jax.config, name) for name in _KNOWN_SETTINGS}
     )
-
-
-def _trace_context() -> tuple[Any, ...]:
-    """The settings of this thread that are part of the key of each trace."""
-    context: Any = getattr(config, "trace_context", tuple[Any, ...])
-    values: tuple[Any, ...] = context()
-    return values
 
 
 @functools.cache

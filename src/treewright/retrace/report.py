@@ -2,16 +2,15 @@
 
 import dataclasses
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from treewright._core import public
-from treewright._core.jax_private import DictKey, SequenceKey, is_key_dtype, is_ref_type
+from treewright._core.jax_private import DictKey, Path, SequenceKey, is_key_dtype, is_ref_type
 from treewright._core.text import first_names
 from treewright._lines import first_of, in_html
 from treewright._trees.diff import Difference
 from treewright._trees.level import LeafType
-from treewright.retrace.why import REMEDIES, Cause
 
 _LINES = 50  # of differences that are printed; all are in `RetraceReport.differences`
 _BEFORE = "compared with an earlier call, which was traced before the block or inside of another trace"
@@ -24,12 +23,6 @@ _NOTHING = (
 _KINDS: Mapping[str, str] = types.MappingProxyType(
     {kind: kind for kind in ("static", "added", "removed", "placement", "setting")}
     | {"value": "static", "passing": "passed", "option": "option of jit"}
-)
-_NUMBER = "if only its value is computed with, pass it as an array that is traced; a shape or a length must be static"
-_OTHER_FUNCTION = "jit keeps programs for each function object: make and jit it once, outside of the loop"
-_OF_FUNCTIONS = types.MappingProxyType(
-    {"other method": "jit a function that takes the object as an argument, and jit it once"}
-    | dict.fromkeys(("other decorators", "other options"), "")
 )
 
 Event = Literal["trace", "recompile", "count", "would trace", "would recompile", "none"]
@@ -78,11 +71,8 @@ class RetraceReport:
 
     def __str__(self) -> str:
         lines = [self._headline(), *first_of(difference_lines(self.differences), _LINES, more="more lines")]
-        if self.unseen and not self.differences:
-            return "\n    ".join([*lines, self.unseen])
-        if not self.differences and self.compared_with is not None:
-            lines.append(_NOTHING)
-        if self.compared_with is not None:
+        if self.compared_with is not None and (self.differences or not self.unseen):
+            lines += [] if self.differences else [_NOTHING]
             lines.append(f"compared with trace {self.compared_with}" if self.compared_with else _BEFORE)
         if self.event == "count":
             lines.append("the arguments could not be read, so traces are only counted, by the function's name")
@@ -121,7 +111,7 @@ def too_many(limit: int, report: RetraceReport) -> str:
 
 def difference_lines(differences: Iterable[Difference]) -> list[str]:
     """Lines for each difference, and for the same change in many places."""
-    groups: dict[tuple[str, ...], list[Difference]] = {}
+    groups: dict[tuple[str, ...], tuple[Difference, list[Path]]] = {}
     is_other_function = False
     for whole in differences:
         is_other_function = is_other_function or whole.kind == "function"
@@ -130,55 +120,39 @@ def difference_lines(differences: Iterable[Difference]) -> list[str]:
             says = part.kind == "function" and part.reason
             change, reason = (part.reason, "") if says else (part.change, part.reason)
             folded = ["[*]" if isinstance(key, (SequenceKey, DictKey)) else str(key) for key in part.path]
-            groups.setdefault(("".join(folded), part.kind, change, reason), []).append(part)
+            groups.setdefault(("".join(folded), part.kind, change, reason), (part, []))[1].append(part.path)
     lines: list[str] = []
-    for (_, kind, change, reason), group in groups.items():
+    for (_, kind, change, reason), (first, paths) in groups.items():
         # Another function is traced whatever its arguments are: to change these would be no remedy.
-        remedy = "" if is_other_function and kind != "function" else remedy_of(group[0])
+        remedy = "" if is_other_function and kind != "function" else remedy_of(first)
         notes = "; ".join(filter(None, (str(reason), remedy)))
-        lines += [f"{place_of(group)}: {change}", *([f"    {notes}"] if notes else [])]
+        lines += [f"{_place_of(kind, paths)}: {change}", *([f"    {notes}"] if notes else [])]
     return lines
 
 
-def place_of(group: list[Difference]) -> str:
+def _place_of(kind: str, paths: list[Path]) -> str:
     """The path of one difference, or the pattern of several: `*` where they are in different places."""
-    kind, path = group[0].kind, ""
-    for same in zip(*[difference.path for difference in group], strict=True):
+    path = ""
+    for same in zip(*paths, strict=True):
         keys = list(dict.fromkeys(map(str, same)))
         if len(keys) > 1:  # of what is added or removed, the names themselves are what differs
             keys = [f"[{first_names([key.strip('[]') for key in keys])}]" if kind in {"added", "removed"} else "[*]"]
         path += keys[0]
-    notes = [_KINDS.get(kind, ""), f"{len(group)} places" if len(group) > 1 else ""]
+    notes = [_KINDS.get(kind, ""), f"{len(paths)} places" if len(paths) > 1 else ""]
     shown = ", ".join(filter(None, notes))
     return f"{path} ({shown})" if shown else path
 
 
 def remedy_of(difference: Difference) -> str:
     """What to do about a difference; empty where nothing general can be said."""
-    left, right, reason = difference.left, difference.right, difference.reason
-    match difference.kind:
-        case "function":
-            return _OF_FUNCTIONS.get(getattr(reason, "name", ""), _OTHER_FUNCTION)
-        case _ if isinstance(reason, Cause):
-            return REMEDIES[reason.name]
-        case "static" | "value":
-            kinds = {type(value.value if isinstance(value, LeafType) else value) for value in (left, right)}
-            return _NUMBER if kinds <= {int, float, complex} else ""
-        case "shape":
-            return _of_shape(left, right)
-        case "dtype" | "weak_type" if left.python is not None or right.python is not None:
-            return "make the number an array of a fixed dtype: jnp.asarray(x, dtype)"
-        case "class":
-            return _of_class(left, right)
-        case "added" | "removed" if len(difference.path) == 1:
-            return ""  # an argument, not a part of a tree
-        case "sharding" if str(left) == str(right):
-            return "make it under the mesh that it is used with"
-        case kind:
-            return REMEDIES.get(kind, "")
+    cause = getattr(difference.reason, "name", difference.kind)
+    if difference.kind == "function":
+        return _OF_FUNCTIONS.get(cause, _OTHER_FUNCTION)
+    remedy = REMEDIES[cause]
+    return remedy if isinstance(remedy, str) else remedy(difference.left, difference.right)
 
 
-def _of_shape(old: LeafType, new: LeafType) -> str:
+def _of_shapes(old: LeafType, new: LeafType) -> str:
     a, b = old.aval.shape, new.aval.shape
     if is_key_dtype(old.aval.dtype) != is_key_dtype(new.aval.dtype):
         return "make all random keys in one way: jax.random.key(seed)"
@@ -190,10 +164,79 @@ def _of_shape(old: LeafType, new: LeafType) -> str:
     return "if this is a last, smaller batch, drop or pad it" if smaller else "pad to one size, or to a few"
 
 
-def _of_class(old: Any, new: Any) -> str:
+def _of_dtypes(old: LeafType, new: LeafType) -> str:
+    if old.python is not None or new.python is not None:
+        return "make the number an array of a fixed dtype: jnp.asarray(x, dtype)"
+    if old.aval.dtype != new.aval.dtype:
+        return "convert it where it is made"
+    return "give the dtype where the array is made: jnp.asarray(x, dtype)"
+
+
+def _of_shardings(old: LeafType, new: LeafType) -> str:
+    if str(old) == str(new):
+        return "make it under the mesh that it is used with"
+    return "give it one sharding before the loop: jax.device_put"
+
+
+def _of_classes(old: Any, new: Any) -> str:
     if any(is_ref_type(getattr(side, "aval", None)) for side in (old, new)):
         return "make the ref once, before the first call: jax.new_ref"
     kinds = {getattr(tree, "kind", None) for tree in (old, new)}
     if type(None) in kinds:
         return "pass the same in each call: an array of zeros in place of None, say"
     return "use one of the two" if kinds == {list, tuple} else ""
+
+
+def _of_values(old: Any, new: Any) -> str:
+    kinds = {type(value.value if isinstance(value, LeafType) else value) for value in (old, new)}
+    if not kinds <= {int, float, complex}:
+        return ""
+    return "if only its value is computed with, pass it as an array that is traced; a shape or a length must be static"
+
+
+# What to do about each cause, and about each kind of difference without one; empty where nothing general can be said.
+REMEDIES: Mapping[str, str | Callable[[Any, Any], str]] = types.MappingProxyType(
+    {
+        "class made twice": "define the class once, in a module of its own, and make the objects again",
+        "other class": "use one type",
+        "changed in place": "make another object instead of changing this one, and best freeze it",
+        "function made again": "define it once, outside of what calls it, and reuse it",
+        "optimiser made again": "build the optimiser once and reuse it, or keep it in a TrainState",
+        "other function": "use one and the same function in all calls",
+        "other method": "keep one object, or pass the object as an argument of a plain function",
+        "other decorators": "",
+        "other options": "",
+        "other attributes": "",
+        "other arguments": "pass what changes as an argument, and make it once",
+        "wrapped again": "make it once and reuse it",
+        "nan": "use None for what is not there, or reuse one NaN object such as math.nan",
+        "identity": "give it __eq__ and __hash__, as a frozen dataclass has them, or make it once and reuse it",
+        "same text": "make it once and reuse it",
+        "unequal hashes": "give equal values one hash",
+        "argument": "",
+        "default passed": "a default that is passed is an argument more: pass it each time or never",
+        "other statics": "jit the function once, with one set of static arguments",
+        "shape": _of_shapes,
+        "dtype": _of_dtypes,
+        "weak_type": _of_dtypes,
+        "sharding": _of_shardings,
+        "placement": "put it there once, before the loop: jax.device_put",
+        "class": _of_classes,
+        "static": _of_values,
+        "value": _of_values,
+        "added": "keep the structure the same from call to call",
+        "removed": "keep the structure the same from call to call",
+        "passing": "pass it the same way each time: jit tells by position from by keyword",
+        "setting": "set it once, before the first call",
+        "option": "jit the function once, with one set of options",
+    }
+)
+# Of the function itself, where that is another one.
+_OTHER_FUNCTION = "jit keeps programs for each function object: make and jit it once, outside of the loop"
+_OF_FUNCTIONS = types.MappingProxyType(
+    {
+        "other method": "jit a function that takes the object as an argument, and jit it once",
+        "other decorators": "",
+        "other options": "",
+    }
+)

@@ -48,8 +48,10 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
     arguments: dict[str, Any] = {}
     statics: list[str] = []
     passed: dict[str, str] = {}
-    for place, (name, given, way) in enumerate(_named(parameters, call)):
-        value = given.tree if isinstance(given, FlatTree) else given
+    options = call.options
+    for place, (name, value, way) in enumerate(_named(parameters, call)):
+        if isinstance(value, FlatTree):
+            value, options = value.tree, {}  # noqa: PLW2901  the options of a loop follow from its state
         passed[name] = way
         if not call.statics.isdisjoint((name, place)):
             statics.append(name)
@@ -59,9 +61,7 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
     settings: Mapping[str, Any] = {**trace_settings(), **call.settings}
     if like is not None and like.settings == settings:
         settings = like.settings
-    of_loop = any(isinstance(value, FlatTree) for value in call.args)  # whose options follow from its state
     defaults = frozenset([par.name for par in parameters if par.default is not par.empty])
-    options = {} if of_loop else call.options
     return Signature(arguments, frozenset(statics), passed, settings, options, defaults)
 
 
@@ -183,10 +183,10 @@ def call_differences(old: Signature, new: Signature, *, reasons: bool = True) ->
 
 def _of_arguments(old: Signature, new: Signature, compare: Comparison) -> Iterator[Difference]:
     for name in dict.fromkeys((*old.passed, *new.passed)):
-        a, b = (side.arguments.get(name, ABSENT) for side in (old, new))
+        a, b = old.arguments.get(name, ABSENT), new.arguments.get(name, ABSENT)
         if a is ABSENT or b is ABSENT:
-            passed = Cause("default passed", "") if name in new.defaults else ""
-            yield Difference((name,), a, b, "added" if a is ABSENT else "removed", passed)
+            cause = Cause("default passed" if name in new.defaults else "argument", "")
+            yield Difference((name,), a, b, "added" if a is ABSENT else "removed", cause)
         elif (name in old.statics) is not (name in new.statics):
             ways = ("traced before, and static now", "static before, and traced now")
             yield Difference((name,), a, b, "class", Cause("other statics", ways[name in old.statics]))

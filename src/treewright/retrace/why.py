@@ -31,48 +31,15 @@ _VERBS = types.MappingProxyType(
     {"which captured": {"captured"}, "which reads the global": {"global"}, "with": {"attribute"}}
 )
 
-# What to do about each cause, and about some kinds of differences; empty where nothing general can be said.
-REMEDIES: Mapping[str, str] = types.MappingProxyType(
-    {
-        "class made twice": "define the class once, in a module of its own, and make the objects again",
-        "other class": "use one type",
-        "changed in place": "make another object instead of changing this one, and best freeze it",
-        "function made again": "define it once, outside of what calls it, and reuse it",
-        "optimiser made again": "build the optimiser once and reuse it, or keep it in a TrainState",
-        "other function": "use one and the same function in all calls",
-        "other method": "keep one object, or pass the object as an argument of a plain function",
-        "other decorators": "",
-        "other options": "",
-        "other arguments": "pass what changes as an argument, and make it once",
-        "wrapped again": "make it once and reuse it",
-        "nan": "use None for what is not there, or reuse one NaN object such as math.nan",
-        "identity": "give it __eq__ and __hash__, as a frozen dataclass has them, or make it once and reuse it",
-        "other attributes": "",
-        "same text": "make it once and reuse it",
-        "unequal hashes": "give equal values one hash",
-        "default passed": "a default that is passed is an argument more: pass it each time or never",
-        "other statics": "jit the function once, with one set of static arguments",
-        "dtype": "convert it where it is made",
-        "weak_type": "give the dtype where the array is made: jnp.asarray(x, dtype)",
-        "passing": "pass it the same way each time: jit tells by position from by keyword",
-        "setting": "set it once, before the first call",
-        "option": "jit the function once, with one set of options",
-        "sharding": "give it one sharding before the loop: jax.device_put",
-        "placement": "put it there once, before the loop: jax.device_put",
-        "added": "keep the structure the same from call to call",
-        "removed": "keep the structure the same from call to call",
-    }
-)
-
 
 class Cause(str):
-    """Why two values differ: a sentence, and the name under which `REMEDIES` has what to do."""
+    """Why two values differ: a sentence, and the name under which a report has what to do."""
 
     __slots__ = ("name",)
     name: str
 
     def __new__(cls, name: str, sentence: str) -> Self:
-        """A cause of one of the names in `REMEDIES`."""
+        """A cause of one of the names in `treewright.retrace.report.REMEDIES`."""
         made = super().__new__(cls, sentence)
         made.name = name
         return made
@@ -184,6 +151,9 @@ def contents(value: Any) -> Mapping[Any, Any]:
     is_function = isinstance(value, types.FunctionType)
     if wrapped is not None and (not is_function or is_of_a_library(value)):
         options = bound_variables(inside_of_boundary(value)) if is_function else options_of(value) or state_of(value)
+        for part in options.values():  # `grad` captures what `value_and_grad` made, which has the options
+            if isinstance(part, types.FunctionType) and getattr(part, "__wrapped__", None) is wrapped:
+                return contents(part)
         others = {name.strip("_"): part for name, part in options.items() if part is not wrapped}
         return {Part("function", "__wrapped__"): wrapped, **_of_role("option", others)}
     if isinstance(value, types.FunctionType):
@@ -337,9 +307,7 @@ def _of_wrappers(old: Any, new: Any) -> Cause | None:
     found = [change for pair in pairs for change in changes(*pair) if change.path[0].role != "function"]
     if found:
         is_argument = any(change.path[0].role == "argument" for change in found)
-        # `grad` captures what `value_and_grad` made, which has the options.
-        depth = 1 if found[0].path[0].name == "value_and_grad_f" else 0
-        return Cause("other arguments" if is_argument else "other options", f"{again}, with {_listed(found, depth)}")
+        return Cause("other arguments" if is_argument else "other options", f"{again}, with {_listed(found)}")
     if not is_one:
         return cause_of(function, other)
     orders = [[[key.name for key in wrapper.parts] for wrapper in pair] for pair in pairs]
