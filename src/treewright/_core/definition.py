@@ -26,7 +26,7 @@ from treewright._core.fields import (
 )
 from treewright._core.freeze import FrozenArray
 from treewright._core.init import Docstring, make_init
-from treewright._core.instance import PAIR, ChildView, FieldView, StaticView, replace, sealing
+from treewright._core.instance import PAIR, ChildView, FieldView, StaticView, Unfinished, replace, sealing
 from treewright._core.methods import METHODS
 from treewright._core.misfits import NODES_TO_SEE, annotation_text
 from treewright._core.registration import refuse_base, register_once
@@ -238,6 +238,7 @@ def _node_spec(draft: _Draft, *, keeps_init: bool) -> tuple[NodeSpec, list[Field
         has_own_init=keeps_init,
         runs_post_init=draft.options["init"] and not keeps_init and hasattr(cls, "__post_init__"),
         init_vars=init_vars,
+        unfinished=Unfinished(cls),
         unseen=[None] * NODES_TO_SEE,
     )
     return node_spec, arguments

@@ -529,6 +529,7 @@ class NodeSpec:
     has_own_init: bool
     runs_post_init: bool  # the constructor does, if it is a generated one
     init_vars: dict[str, Any]  # the default of each, or MISSING
+    unfinished: Any  # what an instance holds until it is sealed
     unseen: list[None]  # one for each of the next nodes whose children are looked at: see `check_children`
 
 

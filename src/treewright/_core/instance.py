@@ -261,7 +261,7 @@ def build(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) 
     spec: NodeSpec = node.__node_spec__
     if spec.cls is not type(node):
         refuse_undecorated(type(node))
-    _store(node, PAIR, Unfinished(spec.cls))
+    _store(node, PAIR, spec.unfinished)
     try:
         returned = init(node, *args, **kwargs)
         _seal(node, spec)
@@ -307,11 +307,11 @@ def _seal(node: Any, spec: NodeSpec) -> None:
     waiting, table = node.__dict__, spec.table
     if not spec.by_name.keys() <= waiting.keys() or len(waiting) > len(spec.fields) + (PAIR in waiting):
         _complete(spec, waiting)
-    children = tuple(map(waiting.__getitem__, table.children))
-    for name, child in zip(table.children, children, strict=True):
+    children = tuple([waiting[name] for name in table.children])
+    for child in children:
         if child is node:  # JAX would not come back from it
-            raise contains_itself(node, name)
-    statics = table.find(tuple(map(waiting.__getitem__, table.names)))
+            raise contains_itself(node, next(name for name, value in waiting.items() if value is node))
+    statics = table.find(tuple([waiting[name] for name in table.names]))
     waiting.clear()
     _store(node, PAIR, (children, statics))
 
