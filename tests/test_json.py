@@ -140,6 +140,13 @@ def test_a_description_is_small_however_often_a_part_occurs() -> None:
     assert len(portable_text(tx)) < 20_000
 
 
+def test_a_text_of_a_dict_has_all_items_also_of_keys_that_have_one_text() -> None:
+    one, other = object(), object()
+
+    assert portable_text({"a": 1}).endswith("dict({'a': 1})")
+    assert portable_text({one: 1, other: 2}) != portable_text({one: 3, other: 2})
+
+
 def test_statics_that_are_local_to_a_process_are_left_out_of_a_text() -> None:
     assert portable_text(Local("a", "one")) == portable_text(Local("a", "two")) != portable_text(Local("b", "one"))
 

@@ -174,6 +174,13 @@ class _Description:
             return value.__name__
         if isinstance(value, type):
             return self.name(value)
+        if isinstance(value, Mapping) and not hasattr(cls, "__node_spec__"):
+            items = ", ".join([f"{self.of(name)}: {self.of(part)}" for name, part in value.items()])
+            # A dict keeps its items outside of its attributes; other mappings, ours among them, keep them there.
+            named = _attributes(value) if isinstance(value, dict) else {}
+            return (
+                f"{self.name(cls)}({{{items}}}{''.join(f', {name}={self.of(part)}' for name, part in named.items())})"
+            )
         held = self.parts(value)
         if held is None:
             return _plain_text(value) if _kind_of(cls) else f"{self.name(cls)}({_plain_text(value)})"
@@ -198,10 +205,6 @@ class _Description:
                 return (), {name: getattr(value, name) for name in shared}
             case functools.partial():
                 return (value.func, *value.args), value.keywords | named
-            case Mapping():
-                items = {self.of(name): part for name, part in value.items()}
-                # A dict keeps its items outside of its attributes; other mappings, ours among them, keep them there.
-                return (), items | (named if isinstance(value, dict) else {})
             case tuple() | list():
                 return value, named
             case _:
