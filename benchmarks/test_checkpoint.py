@@ -1,4 +1,4 @@
-"""What checkpoints cost: one file, and steps of a training run, of 80 MiB in few large or many small arrays.
+"""The cost of checkpoints: one file, and steps of a training run, of 80 MiB in few large or many small arrays.
 
 Of large arrays the bytes count, of which a load reads, digests and places each once. Of small ones each array costs
 some 15 us to save and 30 us to load, for its record and digest, where safetensors has a name and nothing to compare.
@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from turns import Statement, group
+from interleaved import Statement, group
 
 from treewright import Module
 from treewright.checkpoint import CheckpointManager, load, save

@@ -1,4 +1,4 @@
-"""What a node costs: flatten, unflatten, construction, calls of jitted functions, class creation."""
+"""The cost of nodes: flatten, unflatten, construction, calls of jitted functions, class creation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from interleaved import Statement, group
 from peers import BY_CHILDREN, FIELDS, LIBRARIES, NAMES, OURS, STATICS, arrays, nodes, peer
-from turns import Statement, group
 
 from treewright import pytree_dataclass, static
 
@@ -70,7 +70,7 @@ def test_construction(name: str, children: int) -> Statement:
 
 
 def class_statement(name: str) -> tuple[str, dict[str, Any]]:
-    """The `class Attention` statement of a library as a function's text, and what it uses."""
+    """The `class Attention` statement of a library as a function's text, and the names it uses."""
     library = peer(name)
     lines = linecache.getlines(library.__file__ or "")
     start = next(i for i, line in enumerate(lines) if line.startswith("class Attention"))
@@ -85,11 +85,11 @@ def class_statement(name: str) -> tuple[str, dict[str, Any]]:
 def test_class_creation(name: str) -> Statement:
     text, used = class_statement(name)
     made: dict[str, Any] = {**used}
-    exec(text, made)  # noqa: S102 - text from a file beside this one
+    exec(text, made)  # noqa: S102 - text from a file in this folder
     return "make()", {"make": made["make"]}
 
 
-# Statics of ours by what they are; others compare by `==` and pay at each jitted call.
+# Our statics by type; other libraries compare by `==` and pay at each jitted call.
 
 
 @pytree_dataclass
@@ -98,14 +98,6 @@ class Plain:
 
     child: jax.Array
     value: Any = static()
-
-
-@pytree_dataclass
-class ByContent:
-    """The same; what a user's function captured is compared."""
-
-    child: jax.Array
-    value: Any = static(compare="content")
 
 
 def closure() -> Any:
@@ -124,7 +116,6 @@ STATIC_VALUES: dict[str, Any] = {
     "a lambda, the same": lambda: IDENTITY,
     "a lambda, a new one each time": lambda: lambda x: x,
     "a closure, a new one each time": closure,
-    "a closure by content, a new one each time": closure,
     "optax.adamw, the same": lambda: ADAMW,
     "optax.adamw, a new one each time": lambda: optax.adamw(1e-3),
 }
@@ -132,7 +123,7 @@ STATIC_VALUES: dict[str, Any] = {
 
 @group(*STATIC_VALUES, title="construct a node whose static is")
 def test_static(name: str) -> Statement:
-    make, cls = STATIC_VALUES[name], ByContent if "content" in name else Plain
+    make, cls = STATIC_VALUES[name], Plain
     values = itertools.cycle([make() for _ in range(2000)])  # made before the clock starts
     child = arrays(1)[0]
     names = {"Node": cls, "child": child, "next": next, "values": values, "first": cls(child, make())}

@@ -1,4 +1,4 @@
-"""What watching for retraces costs: calls that hit jit's cache, and calls that trace."""
+"""The cost of watching for retraces: calls that hit jit's cache, and calls that trace."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from interleaved import Statement, group
 from peers import layers
-from turns import Statement, group
 
 import treewright
 

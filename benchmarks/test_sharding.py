@@ -1,4 +1,4 @@
-"""What names on fields cost: plans of large states, and steps of models that carry them."""
+"""The cost of axis names on fields: plans of large states, and steps of models that carry them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from turns import Statement, group
+from interleaved import Statement, group
 
 from treewright import Module, TrainState, field, sharding
 

@@ -1,4 +1,4 @@
-"""What working on trees costs: updates, comparison, walks through 10,000 nodes, and construction of deep trees."""
+"""The cost of tree operations: updates, comparison, walks through 10,000 nodes, and construction of deep trees."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from interleaved import Statement, group
 from peers import arrays, nodes
-from turns import Statement, group
 
 import treewright
 from treewright import Module, static
@@ -91,7 +91,7 @@ def test_replace(name: str) -> Statement:
     return "replace(node, query=a)", {"replace": replace, "node": nodes(REPLACE[name], 4, 1)[0], "a": arrays(1)[0]}
 
 
-# By what is done to two equal trees of 1,000 nodes, `net` and `other` with the same arrays, `equal` with equal ones.
+# By operation on two equal trees of 1,000 nodes, `net` and `other` with the same arrays, `equal` with equal ones.
 COMPARE = {
     "jax.tree.flatten of both": "jax.tree.flatten(net); jax.tree.flatten(other)",
     "treewright.diff, the same arrays": "treewright.diff(net, other)",

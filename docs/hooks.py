@@ -13,7 +13,6 @@ ROOT = Path(__file__).parents[1]
 
 # Files outside of docs/ that are pages of the site, by the page's place in it.
 PAGES = {
-    "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "examples/README.md": "examples/index.md",
@@ -38,12 +37,16 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Point links between files of the repository at pages of the site; a file that is no page is not linked.
+
+    The words of `searches` in mkdocs.yml become the page's tags, which only the search looks at.
 
     A picture with a dark twin beside it, `x.png` and `x-dark.png`, is shown as the one that fits.
     """
     here = page.file.src_uri
+    if words := config["extra"]["searches"].get(here):
+        page.meta["tags"] = words.split()
     home = {**{page: source for source, page in PAGES.items()}, **{page: source for source, page in PROGRAMS.items()}}
     source = home.get(here, f"docs/{here}")
 
@@ -99,7 +102,6 @@ REFERENCE = {
     },
     **{name: f"treewright.{name}" for name in public("treewright") if name not in SUBMODULES},
 }
-del REFERENCE["register_dataclass"]  # which mostly is JAX's own
 CODE = re.compile(
     r"(?P<kept><(?P<tag>pre|a|h[1-6])\b.*?</(?P=tag)>)|(?P<section><h2\b)|<code>(?P<code>[^<\n]+)</code>", re.DOTALL
 )

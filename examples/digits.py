@@ -20,7 +20,7 @@ import optax
 from sklearn.datasets import load_digits
 from tqdm import tqdm
 
-from treewright import Module, TrainState, replace, static
+from treewright import Module, RetraceReport, TrainState, explain_retraces, replace, static
 from treewright.checkpoint import CheckpointManager
 from treewright.errors import CheckpointError
 
@@ -38,18 +38,18 @@ MOST_EPOCHS = 1000
 
 
 class Linear(Module):
-    """`kernel @ x + bias`."""
+    """`x @ kernel + bias`."""
 
     kernel: jax.Array
     bias: jax.Array
 
     def __init__(self, inputs: int, outputs: int, key: jax.Array) -> None:
-        self.kernel = jax.random.normal(key, (outputs, inputs)) * math.sqrt(2 / inputs)
+        self.kernel = jax.random.normal(key, (inputs, outputs)) * math.sqrt(2 / inputs)
         self.bias = jnp.zeros(outputs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`f32[outputs]` from `f32[inputs]`."""
-        return self.kernel @ x + self.bias
+        return x @ self.kernel + self.bias
 
 
 class MLP(Module):
@@ -118,14 +118,15 @@ class TrainingStep:
     def __init__(self) -> None:
         self.calls = 0
         self.traces = 0
-        self._jitted: Callable[..., TrainState[MLP]] = jax.jit(self._update)
+        self._jitted: Callable[..., TrainState[MLP]] = jax.jit(self.update)
 
     def __call__(self, state: TrainState[MLP], batch: Images) -> TrainState[MLP]:
         """The state after one update."""
         self.calls += 1
         return self._jitted(state, batch.pixels, batch.digits)
 
-    def _update(self, state: TrainState[MLP], pixels: jax.Array, digits: jax.Array) -> TrainState[MLP]:
+    def update(self, state: TrainState[MLP], pixels: jax.Array, digits: jax.Array) -> TrainState[MLP]:
+        """The step as `jit` traces it."""
         self.traces += 1
         return state.apply_gradients(grads=jax.grad(loss_of)(state.params, pixels, digits))
 
@@ -153,7 +154,7 @@ class Curve:
 
 
 class Progress(Module):
-    """What is saved after each epoch: all that a run needs to go on, and the settings that have to be the same then."""
+    """The checkpoint of an epoch: everything needed to resume, and the settings that must not change."""
 
     state: TrainState[MLP]
     points: np.ndarray  # f64[MOST_EPOCHS + 1, 4], the two curves; NaN where they have not come yet
@@ -181,7 +182,7 @@ def run_epoch(step: TrainingStep, state: TrainState[MLP], batches: Iterable[Imag
 
 
 def with_activation(state: TrainState[MLP], activation: Activation) -> TrainState[MLP]:
-    """The state with another activation in its model, and in the optimiser's running means, which are models too."""
+    """The state with a different activation in its model and in the optimiser's means, which are models too."""
 
     def is_model(node: object) -> bool:
         return isinstance(node, MLP)
@@ -192,7 +193,7 @@ def with_activation(state: TrainState[MLP], activation: Activation) -> TrainStat
     return changed
 
 
-# What the user sees
+# Output
 
 Corner = Literal["upper left", "upper right", "lower right"]
 
@@ -208,6 +209,14 @@ def parameter_table(model: MLP) -> str:
 def counted(count: int, noun: str) -> str:
     """`1 trace`, `2 traces`."""
     return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def text_curve(values: Sequence[float]) -> str:
+    """The values as bars, one for each, in a logarithmic scale from the least to the largest."""
+    logs = [math.log(value) for value in values]
+    span = max(logs) - min(logs) or 1
+    bars = "".join("▁▂▃▄▅▆▇█"[round(7 * (log - min(logs)) / span)] for log in logs)
+    return f"{values[0]:.3f} {bars} {values[-1]:.3f}"
 
 
 def draw(train: Curve, test: Curve, path: Path) -> None:
@@ -232,7 +241,7 @@ def draw(train: Curve, test: Curve, path: Path) -> None:
     if test.accuracy[-1] < 0.95:
         right.set_ylim(0, 1.02)
         draw_lines(right, train.accuracy, test.accuracy, legend="upper left")
-    else:  # the climb from a tenth, which is guessing, is short; what is worth seeing are the last per cent
+    else:  # The climb from a tenth, which is guessing, is short; the last per cent are worth seeing.
         right.set_ylim(0.9, 1.004)
         draw_lines(right, train.accuracy, test.accuracy, legend="lower right")
     figure.savefig(path)
@@ -256,7 +265,7 @@ def draw_lines(axes: "Axes", train: Sequence[float], test: Sequence[float], *, l
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the command line says."""
+    """The parsed command line."""
 
     epochs: int
     hidden: list[int]
@@ -344,16 +353,23 @@ def run(settings: Settings, train: Images, test: Images) -> None:
     print(parameter_table(model))
 
     step = TrainingStep()
-    state, (learned, tested) = trained(settings, state, step, train, test)
-    draw(learned, tested, settings.output / PICTURE)
-    print(f"test accuracy: {tested.accuracy[-1]:.4f}")
-    print(f"curves of loss and accuracy: {settings.output / PICTURE}")
-    print(f"training step: {step.calls} calls, {counted(step.traces, 'trace')}")
-    for name, activation in (("with gelu now", jax.nn.gelu), ("with relu again", jax.nn.relu)):
-        calls, traces = step.calls, step.traces
-        batches = train.batches(settings.batch_size, np.random.default_rng(settings.seed))
-        state = run_epoch(step, with_activation(state, activation), batches)
-        print(f"{name}: {step.calls - calls} calls, {counted(step.traces - traces, 'retrace')}")
+    reports: list[RetraceReport] = []
+    with explain_retraces(only="update", on_report=reports.append):
+        state, (learned, tested) = trained(settings, state, step, train, test)
+        draw(learned, tested, settings.output / PICTURE)
+        print(f"loss on unseen images: {text_curve(tested.loss)}")
+        print(f"test accuracy: {tested.accuracy[-1]:.4f}")
+        print(f"training step: {step.calls} calls, {counted(step.traces, 'trace')}")
+        for name, activation in (("with gelu now", jax.nn.gelu), ("with relu again", jax.nn.relu)):
+            calls, traces = step.calls, step.traces
+            batches = train.batches(settings.batch_size, np.random.default_rng(settings.seed))
+            state = run_epoch(step, with_activation(state, activation), batches)
+            print(f"{name}: {step.calls - calls} calls, {counted(step.traces - traces, 'retrace')}")
+            print(*reports, sep="\n", end="\n" * bool(reports))
+            reports.clear()
+    print(f"\ncurves of loss and accuracy: {settings.output / PICTURE}")
+    print("the program: examples/digits.py; start with MLP, and with_activation, which caused the retrace")
+    print("next: docs/start.md, or python -m treewright retraces examples/recompiles.py for a program of plain JAX")
 
 
 def trained(
@@ -361,21 +377,21 @@ def trained(
 ) -> tuple[TrainState[MLP], list[Curve]]:
     """The state after all epochs and the curves, each epoch saved; `settings.resume` begins with the last one saved.
 
-    The batches of an epoch are drawn from the seed and its number alone, so that it does not matter where a run began.
+    The batches of an epoch depend only on the seed and its number, so a resumed run draws the same batches.
     """
     points = np.full((MOST_EPOCHS + 1, 4), np.nan)
     progress = Progress(state, points, settings.seed, settings.batch_size, settings.learning_rate)
     if not settings.resume:
         shutil.rmtree(settings.output / CHECKPOINTS, ignore_errors=True)
     with CheckpointManager(settings.output / CHECKPOINTS, keep=2) as checkpoints:
-        found = checkpoints.restore_latest_valid(like=progress)
-        if found is None:
+        restored = checkpoints.restore_latest_valid(like=progress)
+        if restored is None:
             begin, curves = 0, [Curve(train), Curve(test)]
             for curve in curves:
                 curve.add(state.params)
             progress = progress.after_epoch(0, state, curves)
         else:
-            begin, progress = found.step, found.tree
+            progress, begin = restored
             curves = progress.curves(begin, train, test)
             print(f"going on after epoch {begin}")
         with tqdm(range(begin, settings.epochs), desc="training", unit="epoch") as bar:

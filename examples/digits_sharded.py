@@ -1,6 +1,6 @@
 """Train on handwritten digits over 8 devices: data parallel, fully sharded or tensor parallel, in 1, 2 or 4 processes.
 
-One model and one set of rules; the layouts differ by the mesh alone. Every machine has the devices: they are parts of
+One model and one set of rules; the layouts differ only by the mesh. Every machine has the devices: they are parts of
 its CPU. In a checkout: `python -m examples.digits_sharded --layout tensor --processes 2`, where
 `pip install ".[examples]"` has been done.
 """
@@ -53,7 +53,7 @@ def mesh_of(layout: str, devices: int) -> Mesh:
 
 
 class Linear(Module):
-    """`x @ kernel + bias`; what its axes are called is a static of its own."""
+    """`x @ kernel + bias`; the names of its axes are a static."""
 
     kernel: jax.Array = field(sharding=lambda linear: linear.axes)
     bias: jax.Array = field(sharding=lambda linear: linear.axes[1:])
@@ -120,7 +120,7 @@ def train(
 
 
 def putting(mesh: Mesh) -> Callable[[np.ndarray], jax.Array]:
-    """What makes a batch an array over the mesh. Each process hands over the images of its own devices."""
+    """A function that turns a batch into an array over the mesh. Each process passes the images of its devices."""
     spec: Callable[..., PartitionSpec] = PartitionSpec  # whose constructor has no annotations
     sharding = NamedSharding(mesh, spec(("data", "fsdp")))
     return lambda whole: jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
@@ -141,7 +141,7 @@ def largest_difference(left: object, right: object) -> float:
 
 
 def restore(layout: str, folder: Path) -> None:
-    """Read what another run has saved onto the devices of this one, whatever devices that had; print what differs."""
+    """Restore the state of an earlier run, saved from any devices, onto the devices of this run; print differences."""
     mesh, key = mesh_of(layout, jax.device_count()), jax.random.key(0)
     target = abstract_state(make_state, key, mesh=mesh, rules=RULES)
     assert_same_on_all_processes(target)
@@ -172,7 +172,7 @@ def train_in(layout: str, steps: int, folder: Path | None) -> None:
     key = jax.random.key(0)
     batches = batches_of(steps)
 
-    # Before anything is computed: a process with other settings would train another model, or wait for ever.
+    # Before anything is computed: a process with other settings would train a different model, or wait forever.
     target = abstract_state(make_state, key, mesh=mesh, rules=RULES)
     assert_same_on_all_processes(target)
     say(f"\n{layout}: {steps} steps on {jax.device_count()} devices in {jax.process_count()} processes")
@@ -196,7 +196,7 @@ def train_in(layout: str, steps: int, folder: Path | None) -> None:
 
 
 def work(layout: str, settings: argparse.Namespace) -> None:
-    """Train in a layout, or restore what a run in it has saved."""
+    """Train in a layout, or restore the state that a run saved."""
     if settings.restore is None:
         train_in(layout, settings.steps, settings.save)
     else:
@@ -208,7 +208,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = options(__doc__, LAYOUTS, steps=20)
     add = parser.add_argument
     add("--save", metavar="FOLDER", type=Path, help="save the last step of each layout there")
-    add("--restore", metavar="FOLDER", type=Path, help="do not train, but restore what another run has saved there")
+    add(
+        "--restore",
+        metavar="FOLDER",
+        type=Path,
+        help="do not train, but restore the state saved there",
+    )
     return command("examples.digits_sharded", parser, argv, work)
 
 

@@ -1,4 +1,4 @@
-"""Four ways to make a class a pytree, with the same results, and what each of them gets wrong.
+"""Four ways to make a class a pytree, with the same results, and the mistakes of each.
 
 `register_pytree_node`, `register_pytree_node_class`, `flax.struct` and Treewright, each with a training state, a
 container of fixed shape, linear parameters, and a dense layer that keeps its activation in `aux_data`.
@@ -51,7 +51,7 @@ class PlainLinear:
 
 
 class PlainDense:
-    """Weight, and an activation beside the tree."""
+    """Weight, and an activation outside the tree."""
 
     def __init__(self, weight: Any, activation: Any) -> None:
         self.weight, self.activation = weight, activation
@@ -93,7 +93,7 @@ class ClassState(Unflattens):
     step: Any
 
     def tree_flatten(self) -> Pair:
-        """The children, and nothing beside them."""
+        """The children, without aux data."""
         return (self.params, self.velocity, self.step), None
 
 
@@ -106,7 +106,7 @@ class ClassBox(Unflattens):
     size: Any
 
     def tree_flatten(self) -> Pair:
-        """The children, and nothing beside them."""
+        """The children, without aux data."""
         return (self.corner, self.size), None
 
 
@@ -119,14 +119,14 @@ class ClassLinear(Unflattens):
     bias: Any
 
     def tree_flatten(self) -> Pair:
-        """The children, and nothing beside them."""
+        """The children, without aux data."""
         return (self.weight, self.bias), None
 
 
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass
 class ClassDense:
-    """Weight, and an activation beside the tree."""
+    """Weight, and an activation outside the tree."""
 
     weight: Any
     activation: Any
@@ -172,7 +172,7 @@ class FlaxLinear:
 
 @struct.dataclass
 class FlaxDense:
-    """Weight, and an activation beside the tree."""
+    """Weight, and an activation outside the tree."""
 
     weight: Any
     activation: Any = struct.field(pytree_node=False)  # type: ignore[no-untyped-call]  # flax leaves it untyped
@@ -204,7 +204,7 @@ class OurLinear(Module):
 
 
 class OurDense(Module):
-    """Weight, and an activation beside the tree."""
+    """Weight, and an activation outside the tree."""
 
     weight: Any
     activation: Any = static()
@@ -260,7 +260,7 @@ def scanned(way: Way) -> float:
 
 
 def activated(way: Way) -> tuple[float, float]:
-    """A dense layer under jit with relu, and with tanh: the activation is part of what is compiled."""
+    """A dense layer under jit with relu, and with tanh: the activation is part of the compiled program."""
     apply = jax.jit(lambda dense, x: jnp.sum(dense.activation(dense.weight @ x)))
     weight, x = jnp.asarray([[1.0, -2.0], [0.5, 1.0]]), jnp.ones(2)
     relu, tanh = (float(apply(way.dense(weight, act), x)) for act in (jax.nn.relu, jnp.tanh))
@@ -306,7 +306,7 @@ def stale_list(way: Way) -> str:
 
 
 def retraces(way: Way) -> str:
-    """The activation is a lambda made anew for each call."""
+    """The activation is a lambda that is recreated for each call."""
     traces: list[str] = []
 
     @jax.jit
@@ -375,7 +375,7 @@ WRONGS: tuple[tuple[str, Callable[[Way], str]], ...] = (
 
 
 def main() -> int:
-    """Two tables: what is the same, and what is not."""
+    """Two tables: equal results, and mistakes."""
     for title, rows in (("The same results", RESULTS), ("What each gets wrong", WRONGS)):
         print(f"\n{title}")
         print(f"{'':28}" + "".join(f"{way.name:28}" for way in WAYS))

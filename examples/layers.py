@@ -46,7 +46,7 @@ class MLP(Module):
 
 
 class Embedding(Module):
-    """`f32[width]` for a number below `count`; `attend` gives logits with the same table."""
+    """`f32[width]` for a number below `count`; `attend` returns logits with the same table."""
 
     table: jax.Array
 

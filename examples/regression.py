@@ -23,20 +23,20 @@ EDGE = 2.0  # the points lie between -EDGE and EDGE
 
 
 class Dense(Module):
-    """`activation(kernel @ x + bias)`, or without an activation."""
+    """`activation(x @ kernel + bias)`, or without an activation."""
 
     kernel: jax.Array
     bias: jax.Array
     activation: Activation | None = static()
 
     def __init__(self, inputs: int, outputs: int, key: jax.Array, activation: Activation | None = None) -> None:
-        self.kernel = jax.random.normal(key, (outputs, inputs)) / jnp.sqrt(inputs)
+        self.kernel = jax.random.normal(key, (inputs, outputs)) / jnp.sqrt(inputs)
         self.bias = jnp.zeros(outputs)
         self.activation = activation
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`f32[outputs]` from `f32[inputs]`."""
-        y = self.kernel @ x + self.bias
+        y = x @ self.kernel + self.bias
         return y if self.activation is None else self.activation(y)
 
 
@@ -92,7 +92,7 @@ def trained(state: TrainState[Curve], points: Points, steps: int) -> tuple[Train
 
 
 def draw(curve: Curve, points: Points, losses: jax.Array, path: Path) -> None:
-    """The points, x squared and the fit; beside it the loss."""
+    """The points, x squared and the fit; next to them the loss."""
     figure = Figure(figsize=(9, 3.8), dpi=150, layout="constrained")
     left, right = figure.subplots(1, 2)
     x = jnp.linspace(-1.25 * EDGE, 1.25 * EDGE, 200)

@@ -19,7 +19,7 @@ from treewright import Module, TrainState, buffer, replace, static
 
 
 class BatchNorm(Module):
-    """Normalises by statistics: those of the batch in training, and otherwise running means of them."""
+    """Normalise by statistics of the batch in training, and by their running means otherwise."""
 
     scale: jax.Array
     offset: jax.Array
@@ -71,7 +71,7 @@ class Net(Module):
 
 
 class State(TrainState[Net]):
-    """What a step takes and gives back. The key stays the same: each step makes its own from it."""
+    """The state of a training loop. The key never changes: each step derives its key from it."""
 
     key: jax.Array
 

@@ -22,7 +22,7 @@ from treewright import Module, pytree_dataclass, replace, static
 Method: TypeAlias = Literal["euler", "leapfrog"]
 
 PICTURE = "simulation.png"
-PERIOD = 6.3259  # of the eight, with masses and gravity of 1
+PERIOD = 6.3259  # Period of the figure eight, with masses and gravity of 1
 
 
 # The state: nodes within nodes
@@ -53,7 +53,7 @@ class World:
     clock: Clock
 
 
-# The settings: statics, since they decide what is compiled
+# The settings: statics, because they determine the compiled program
 
 
 class Simulation(Module):
@@ -92,7 +92,7 @@ class Simulation(Module):
 
 
 def pull(bodies: Bodies) -> jax.Array:
-    """What gravity does to the speed of each body, `f32[3, 2]`."""
+    """The acceleration of each body by gravity, `f32[3, 2]`."""
 
     def on_one(place: jax.Array) -> jax.Array:
         way = bodies.place - place[None, :]
@@ -143,7 +143,7 @@ class CountedRuns:
         return simulation.run(world)
 
 
-# What the user sees
+# Output
 
 
 def drift(way: World) -> float:
@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{method:>10}{ticks:>8}{drift(way):>15.1e}{missed:>22.1e}")
     print(f"traces: {runs.traces}, one for each setting")
     runs.of_one(Simulation("leapfrog", 4000), world)
-    print(f"traces after an equal setting made anew: {runs.traces}")
+    print(f"traces after an equal setting was recreated: {runs.traces}")
 
     starts = ensemble(world, settings.members, 1e-3, jax.random.key(settings.seed))
     simulation = Simulation("leapfrog", 1000 * settings.periods, settings.periods)

@@ -43,7 +43,7 @@ class Text:
 
     @classmethod
     def of_python(cls) -> "Text":
-        """What Python brings along to read."""
+        """The text of Python's documentation."""
         licence = LICENCE.read_text(encoding="utf-8") if LICENCE.exists() else ""
         mixed = np.random.default_rng(0).permutation(sorted(topics))  # so that the end is like the beginning
         text = "\n\n".join([licence, *(topics[name] for name in mixed)])
@@ -120,7 +120,7 @@ class Block(Module):
 class Transformer(Module):
     """Characters to logits. All blocks are one, with a leading axis on each leaf."""
 
-    embedding: jax.Array  # f32[characters, width], also what turns the last layer into logits
+    embedding: jax.Array  # f32[characters, width], also used to turn the last layer into logits
     blocks: Block
     scale: jax.Array
     rotation: jax.Array = buffer()  # f32[2, context, width of half a head]: sine and cosine
@@ -188,7 +188,7 @@ def written(model: Transformer, prompt: jax.Array, keys: jax.Array, temperature:
     return characters
 
 
-# What the user sees
+# Output
 
 
 def unseen_loss(model: Transformer, numbers: np.ndarray, context: int) -> float:
@@ -198,7 +198,7 @@ def unseen_loss(model: Transformer, numbers: np.ndarray, context: int) -> float:
 
 
 def show_model(model: Transformer) -> None:
-    """Where the parameters are; a shape that begins with the number of layers is that of all of them."""
+    """A table of the parameters; a shape that begins with the number of layers covers all layers."""
     print(summary(model))
     logits = eval_shape(model, jnp.zeros(model.rotation.shape[1], jnp.int32))
     print(f"computes in {jnp.dtype(model.compute)}, gives {logits.dtype}{list(logits.shape)}")
@@ -214,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--context", type=int, default=64, help="characters that the model sees")
     parser.add_argument("--batch-size", type=int, default=16, help="pieces of text in one update")
     parser.add_argument("--letters", type=int, default=400, help="how much it writes at the end")
-    parser.add_argument("--seed", type=int, default=0, help="for the model, the pieces and what it writes")
+    parser.add_argument("--seed", type=int, default=0, help="for the model, the pieces and the written text")
     parser.add_argument("--output", type=Path, default=Path("output"), help="folder for the checkpoint")
     settings = parser.parse_args(argv)
 

@@ -1,7 +1,7 @@
 """A decoder with experts, in six layouts over 8 devices: data, fsdp, tensor, both, sequence and expert parallel.
 
-One model, one mesh: the layouts differ by their rules alone, and each has the losses of one device. Layers are stacked
-under `lax.scan` and recomputed, they compute in bfloat16, and AdamW decays the kernels alone. The devices are parts of
+One model, one mesh: the layouts differ only by their rules, and each has the losses of one device. Layers are stacked
+under `lax.scan` and recomputed, they compute in bfloat16, and AdamW decays only the kernels. The devices are parts of
 this machine's CPU, in 1, 2 or 4 processes. In a checkout: `python -m examples.transformer_sharded --layout both
 --processes 2`, where `pip install ".[examples]"` has been done.
 """
@@ -83,14 +83,14 @@ class Block(Module):
         return constrain(x + here.ask(normalised(x, here.expert_scale)), "batch", "sequence", None)
 
     def attend(self, x: jax.Array) -> jax.Array:
-        """What each place finds at the places before it."""
+        """Causal attention: each position attends to the positions before it."""
         query, key, value = jnp.einsum("bse,ephd->pbshd", x, self.projections)
         query = constrain(query, "batch", "sequence", "heads", None)
         found = jax.nn.dot_product_attention(query, key, value, is_causal=True)
         return jnp.einsum("bshd,hde->bse", found, self.output)
 
     def ask(self, x: jax.Array) -> jax.Array:
-        """What the experts say, weighted."""
+        """The weighted outputs of the experts."""
         weights = jax.nn.softmax((x @ self.router).astype(jnp.float32)).astype(x.dtype)
         hidden = jax.nn.gelu(jnp.einsum("bse,xeh->xbsh", x, self.up))
         hidden = constrain(hidden, "experts", "batch", "sequence", "hidden")
@@ -128,7 +128,7 @@ class Decoder(Module):
 
         @remat
         def layer(x: jax.Array, block: Block) -> tuple[jax.Array, None]:
-            return block(x), None  # which gathers this one layer, and not the whole stack
+            return block(x), None  # gathers only this layer, not the whole stack
 
         x = constrain(here.embedding[characters] * math.sqrt(here.scale.size), "batch", "sequence", None)
         x, _ = jax.lax.scan(layer, x, here.blocks)
@@ -159,8 +159,8 @@ def step(state: TrainState[Decoder], texts: jax.Array) -> tuple[TrainState[Decod
     return state.apply_gradients(grads=grads), loss
 
 
-# The sharding: a mesh, and what the names of axes mean on it. In `KEPT` for parameters and the optimiser's state, in
-# `USED` for what is computed; names that a layout does not list are not split.
+# The sharding: a mesh, and rules for the names of axes. `KEPT` is for parameters and the optimiser's state,
+# `USED` for computations; names that a layout does not list are not split.
 
 BOTH = ("outer", "inner")
 INSIDE = {"heads": "inner", "hidden": "inner", "vocabulary": "inner"}
@@ -190,7 +190,7 @@ def laid_out(layout: str) -> Generator[tuple[Mesh, Rules]]:
     devices = jax.device_count()
     shape = (min(2, devices), max(1, devices // 2))
     mesh, kept = jax.make_mesh(shape, BOTH, axis_types=(AxisType.Auto,) * 2), {**NAMES, **KEPT[layout]}
-    with jax.set_mesh(mesh), use_rules({**NAMES, "batch": None, "sequence": None, **USED[layout]}, kept=kept):
+    with jax.set_mesh(mesh), use_rules({**NAMES, "batch": None, "sequence": None, **USED[layout]}, storage_rules=kept):
         yield mesh, kept
 
 
@@ -198,7 +198,7 @@ def laid_out(layout: str) -> Generator[tuple[Mesh, Rules]]:
 
 
 def batches(count: int, start: int = 0) -> list[np.ndarray]:
-    """Pieces of Python's documentation, the same in each process: those of some steps."""
+    """Pieces of Python's documentation for some steps, the same in each process."""
     numbers, _ = Text.of_python().split()
     return [pieces(numbers, BATCH, CONTEXT, np.random.default_rng(start + place)) for place in range(count)]
 
@@ -259,10 +259,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Start the processes, or be one of them."""
     parser = options(__doc__, LAYOUTS, steps=10)
     add = parser.add_argument
-    add("--compute", choices=("bfloat16", "float32"), default="bfloat16", help="in what the layers compute")
-    add("--report", action="store_true", help="print what is split, and the memory of the compiled step")
+    add("--compute", choices=("bfloat16", "float32"), default="bfloat16", help="the dtype in which the layers compute")
+    add("--report", action="store_true", help="print the sharding, and the memory of the compiled step")
     add("--save", metavar="FOLDER", type=Path, help="save the last step there; for one layout")
-    add("--restore", metavar="FOLDER", type=Path, help="go on with what a run in any layout has saved there")
+    add("--restore", metavar="FOLDER", type=Path, help="resume from the state that a run in any layout saved there")
     return command("examples.transformer_sharded", parser, argv, work)
 
 

@@ -1,4 +1,4 @@
-"""What one does with the parameters of a model as a whole: each is a line or two of `jax.tree`, and works under `jit`.
+"""Operations on all parameters of a model: each takes a line or two of `jax.tree`, and works under `jit`.
 
 Run `python examples/tree_operations.py`. It prints each operation with its result.
 """
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from treewright import Module, count, pytree_dataclass, split_key_like, static
+from treewright import Module, at, count, pytree_dataclass, split_key_like, static
 from treewright.typed import tree_map
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Dense(Module):
-    """`activation(kernel @ x + bias)`."""
+    """`activation(x @ kernel + bias)`."""
 
     kernel: jax.Array
     bias: jax.Array
@@ -29,7 +29,7 @@ class Dense(Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`f32[outputs]` from `f32[inputs]`."""
-        return self.activation(self.kernel @ x + self.bias)
+        return self.activation(x @ self.kernel + self.bias)
 
 
 class Net(Module):
@@ -46,7 +46,7 @@ class Net(Module):
 
 @pytree_dataclass
 class Batch:
-    """Inputs, and what the net should make of them."""
+    """Inputs and targets."""
 
     inputs: jax.Array
     targets: jax.Array
@@ -57,8 +57,8 @@ def small_net(key: jax.Array) -> Net:
     first, second = jax.random.split(key)
     return Net(
         {
-            "hidden": Dense(jax.random.normal(first, (4, 3)), jnp.ones(4)),
-            "output": Dense(jax.random.normal(second, (2, 4)), jnp.ones(2)),
+            "hidden": Dense(jax.random.normal(first, (3, 4)), jnp.ones(4)),
+            "output": Dense(jax.random.normal(second, (4, 2)), jnp.ones(2)),
         }
     )
 
@@ -104,7 +104,7 @@ def clipped_by_leaf(grads: T, most: float) -> T:
 
 @jax.jit
 def with_noise(tree: T, key: jax.Array, scale: float) -> T:
-    """Noise on each leaf, from a key of its own."""
+    """Noise on each leaf, from a separate key."""
 
     def noisy(leaf: jax.Array, key: jax.Array) -> jax.Array:
         return leaf + scale * jax.random.normal(key, leaf.shape, leaf.dtype)
@@ -143,7 +143,7 @@ def list_of_trees(tree: T, length: int) -> list[T]:
     return trees
 
 
-# What the user sees
+# Output
 
 
 def show(title: str, result: object) -> None:
@@ -161,7 +161,7 @@ def lengths(tree: object) -> str:
 
 
 def show_arithmetic(net: Net, grads: Net) -> None:
-    """Operations that give another tree of the same structure."""
+    """Operations that return a new tree of the same structure."""
     show("double", lengths(doubled(net)))
     show("a step against the gradients", lengths(descended(net, grads, 0.1)))
     zeros = tree_map(jnp.zeros_like, net)
@@ -189,7 +189,7 @@ def show_structure(net: Net, batch: Batch) -> None:
     show("a list of layers, turned inside out", turned)
     show("and back", list_of_trees(turned, len(layers)))
     try:
-        jax.tree.map(operator.add, net, net.replace(layers={**net.layers, "hidden": None}))
+        jax.tree.map(operator.add, net, at(net, "layers['hidden']").set(None))
     except ValueError as error:
         show("another structure", error)
     try:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# `make test` draws the same examples each time; `make exhaustive` draws new ones, and twenty times as many.
+# `make test` draws the same examples each time; `make exhaustive` draws new ones, and sixty times as many.
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=50, print_blob=True)
-hypothesis.settings.register_profile("exhaustive", deadline=None, max_examples=1000, print_blob=True)
+hypothesis.settings.register_profile("exhaustive", deadline=None, max_examples=3000, print_blob=True)
 hypothesis.settings.load_profile("repeatable")
 
 

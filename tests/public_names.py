@@ -1,4 +1,4 @@
-"""What users can import: each public name under its public module."""
+"""Public names: each public name under its public module."""
 
 from __future__ import annotations
 

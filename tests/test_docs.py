@@ -1,4 +1,4 @@
-"""Every Python block of README.md and docs/ runs, and prints what the block below it says.
+"""Every Python block of README.md and docs/ runs, and prints the block below it.
 
 The blocks of one page share their names and run in order. A ```text block holds the output of the Python block directly
 above it; if that raises, its last line is `ErrorName: message`. `...` stands for anything, line breaks are free.
@@ -30,10 +30,15 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
-FENCED = re.compile(r"^```(?P<language>\S*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(
+    r'^```(?P<language>\w*)(?: title="(?P<title>[^"\n]+)")?\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL
+)
 INLINE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\]\((?P<target>[^)#]+)?(?:#(?P<heading>[^)]+))?\)")
+SECONDS = re.compile(r"\b\d+(?:\.\d+)? s\b")
 LANGUAGES = {"python", "sh", "text"}
+# `make exhaustive` installs them, so `make test` leaves out the blocks that need them.
+EXHAUSTIVE = re.compile(r"^(import|from) (blackjax|numpyro)\b", re.MULTILINE)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -42,6 +47,7 @@ class Block:
     language: str
     text: str
     line: int
+    title: str | None
     directly_above: str  # what stands between this block and the one before
 
 
@@ -50,7 +56,7 @@ def blocks_of(page: str) -> list[Block]:
     end = 0
     for match in FENCED.finditer(page):
         line = page.count("\n", 0, match.start()) + 1
-        found.append(Block(match["language"], match["text"], line, page[end : match.start()]))
+        found.append(Block(match["language"], match["text"], line, match["title"], page[end : match.start()]))
         end = match.end()
     return found
 
@@ -67,8 +73,9 @@ def unchecked_blocks(page: str) -> Iterator[str]:
 
 
 def output_of(block: Block, namespace: dict[str, object], filename: str, *, may_raise: bool) -> str:
-    """What the block prints, with the last line of a traceback if it raises and may."""
-    code = compile("\n" * block.line + block.text, filename, "exec", dont_inherit=True)
+    """The output of the block, with the last line of a traceback if it may raise and does."""
+    text = block.text if block.title else "\n" * block.line + block.text
+    code = compile(text, block.title or filename, "exec", dont_inherit=True)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         try:
             exec(code, namespace)
@@ -79,21 +86,25 @@ def output_of(block: Block, namespace: dict[str, object], filename: str, *, may_
     return printed.getvalue()
 
 
-def wrong_output(page: str, filename: str) -> Iterator[str]:
-    """Runs the Python blocks of a page as one module; yields what they print and the page does not say."""
+def same_output(expected: str, printed: str) -> bool:
+    return doctest.OutputChecker().check_output(SECONDS.sub("0.00 s", expected), SECONDS.sub("0.00 s", printed), FLAGS)
+
+
+def wrong_output(page: str, filename: str, *, exhaustive: bool = False) -> Iterator[str]:
+    """Runs the Python blocks of a page as one module; yields output that the page does not show."""
     module = types.ModuleType("page")
     # With a loader, without which Python 3.15 warns whenever a traceback passes through the module.
     module.__loader__ = importlib.machinery.SourceFileLoader("page", filename)
     module.__spec__ = importlib.machinery.ModuleSpec("page", module.__loader__)
     sys.modules["page"] = module
     try:
-        for block, below in pairwise([*blocks_of(page), Block("", "", 0, "")]):
-            if block.language != "python":
+        for block, below in pairwise([*blocks_of(page), Block("", "", 0, None, "")]):
+            if block.language != "python" or (EXHAUSTIVE.search(block.text) and not exhaustive):
                 continue
             promises = below.language == "text"
             printed = output_of(block, vars(module), filename, may_raise=promises)
             expected = below.text if promises else ""
-            if not doctest.OutputChecker().check_output(expected, printed, FLAGS):
+            if not same_output(expected, printed):
                 yield f"{filename}:{block.line} prints\n{printed}where the page says\n{expected or 'nothing'}"
     finally:
         del sys.modules["page"]
@@ -119,15 +130,18 @@ def broken_links(path: Path) -> Iterator[str]:
 
 
 def unknown_targets(page: str, makefile: str) -> set[str]:
-    """What follows `make` in shell blocks and is no target."""
+    """Words after `make` in shell blocks that are not targets."""
     shell = [block.text for block in blocks_of(page) if block.language == "sh"]
     named = {name for text in shell for name in re.findall(r"^make (\w+)", text, re.MULTILINE)}
     return named - set(re.findall(r"^(\w+):", makefile, re.MULTILINE))
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_every_python_block_prints_what_the_page_says(path: Path) -> None:
-    if path.name in {"in-place.md", "inside.md", "sharding.md", "statics.md"}:  # kinds of refs, errors, a PartitionSpec
+def test_each_python_block_prints_the_output_on_the_page(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if path.name in {"in-place.md", "internals.md", "sharding.md", "statics.md"}:  # refs, errors, a PartitionSpec
         skip_before_jax(0, 10, 2)
     for package in ("flax", "orbax"):  # without wheels for the newest Python
         if re.search(rf"^(import|from) {package}\b", path.read_text(encoding="utf-8"), re.MULTILINE):
@@ -135,8 +149,14 @@ def test_every_python_block_prints_what_the_page_says(path: Path) -> None:
     assert "\n".join(wrong_output(path.read_text(encoding="utf-8"), str(path))) == ""
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("path", [path for path in PAGES if EXHAUSTIVE.search(path.read_text(encoding="utf-8"))])
+def test_blocks_with_exhaustive_libraries_print_the_output_on_the_page(path: Path) -> None:
+    assert "\n".join(wrong_output(path.read_text(encoding="utf-8"), str(path), exhaustive=True)) == ""
+
+
 @pytest.mark.parametrize("path", [*PAGES, ROOT / "examples" / "README.md"], ids=lambda path: path.name)
-def test_every_block_is_checked_every_link_leads_somewhere_and_every_make_target_exists(path: Path) -> None:
+def test_all_blocks_links_and_make_targets_are_valid(path: Path) -> None:
     page = path.read_text(encoding="utf-8")
 
     assert [*(unchecked_blocks(page) if path in PAGES else ())] == []

@@ -61,7 +61,7 @@ EXAMPLES = {example.name: example for example in examples_in_docstrings()}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_example_prints_what_it_says(name: str) -> None:
+def test_docstring_examples_print_their_output(name: str) -> None:
     if name.startswith("treewright.sharding."):  # the repr of a PartitionSpec
         skip_before_jax(0, 10)
     report: list[str] = []
@@ -89,7 +89,7 @@ WITH_AN_EXAMPLE = sorted(
 
 
 @pytest.mark.parametrize("name", IN_THE_GUIDE)
-def test_every_public_name_without_a_docstring_of_ours_is_in_the_guide(name: str) -> None:
+def test_public_names_without_docstrings_are_in_the_guide(name: str) -> None:
     guide = (Path(__file__).parents[1] / "docs" / "types.md").read_text(encoding="utf-8")
     name = name.rpartition(".")[2]
 

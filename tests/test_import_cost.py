@@ -1,4 +1,4 @@
-"""What imports cost, counted in modules: a count is the same on every machine, a time is not."""
+"""The cost of imports, counted in modules: a count is the same on every machine, a time is not."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def packages(modules: set[str]) -> set[str]:
     return {name.partition(".")[0] for name in modules}
 
 
-def test_importing_treewright_loads_only_itself_and_a_little_of_the_standard_library() -> None:
+def test_import_treewright_loads_few_modules() -> None:
     added = modules_added_by("import treewright")
 
     assert packages(added) - sys.stdlib_module_names == {"treewright"}

@@ -1,4 +1,4 @@
-"""What is lost where JAX lacks something private or recent: what `jax_private.py` says, and never in silence."""
+"""Behaviour if JAX lacks something private or recent: `jax_private.py` documents each loss, and none is silent."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ import pytest
 
 import treewright
 from treewright import _processes as _jax_processes
-from treewright._core import jax_private as _jax
+from treewright._base import jax_private as _jax
+from treewright.checkpoint import fit
 
 # Untyped and young
 
 
 @pytest.mark.slow
-def test_without_a_public_name_of_jax_the_import_fails() -> None:
+def test_import_fails_without_a_public_jax_name() -> None:
     program = """
 import jax, sys
 def lacks(module, name):
     value = getattr(module, name)
     delattr(module, name)
     try:
-        import treewright._core.jax_private
+        import treewright._base.jax_private
     except AttributeError as error:
         print(error)
     setattr(module, name, value)
-    sys.modules.pop("treewright._core.jax_private", None)
+    sys.modules.pop("treewright._base.jax_private", None)
 for name in ("GetAttrKey", "SequenceKey", "DictKey", "FlattenedIndexKey"):
     lacks(jax.tree_util, name)
 lacks(jax, "typeof")
@@ -49,12 +50,12 @@ lacks(jax.dtypes, "prng_key")
 # Treedefs and options
 
 
-def test_without_the_data_of_treedefs_foreign_nodes_are_refused() -> None:
+def test_foreign_nodes_are_rejected_without_treedef_data() -> None:
     with pytest.raises(AttributeError, match="node_data"):
         _jax.node_data(SimpleNamespace())
 
 
-def test_without_the_state_of_the_trace_a_loop_in_a_trace_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_under_tracing_is_accepted_without_trace_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_jax, "_traces", None)
     run = treewright.loop(lambda state, x: (state + x, x), 0.0)
 
@@ -63,7 +64,7 @@ def test_without_the_state_of_the_trace_a_loop_in_a_trace_is_not_refused(monkeyp
         run(1.0)
 
 
-def test_the_coordination_service_is_there_in_a_job_and_not_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_coordination_service_exists_only_in_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     from jax._src import distributed
 
     assert _jax_processes.coordination_client() is None
@@ -73,7 +74,7 @@ def test_the_coordination_service_is_there_in_a_job_and_not_alone(monkeypatch: p
     assert _jax_processes.coordination_client() is None
 
 
-def test_the_mesh_of_an_old_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mesh_of_an_old_context_manager_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     from jax._src import mesh as meshes
 
     old: Any = jax.make_mesh((2,), ("data",))
@@ -89,6 +90,12 @@ def test_the_mesh_of_an_old_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
 # Placement
 
 
+def test_weak_types_are_restored_if_jax_supports_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _jax.weakly_typed(jax.numpy.ones(2)).weak_type
+    monkeypatch.setattr(_jax, "untyped_jax", SimpleNamespace(_src=SimpleNamespace(lax=SimpleNamespace(lax=None))))
+    assert not _jax.weakly_typed(jax.numpy.ones(2)).weak_type
+
+
 class _WithoutInternals:
     """JAX for our module, while JAX itself still has its own."""
 
@@ -99,7 +106,7 @@ class _WithoutInternals:
 @pytest.mark.parametrize("is_there", [True, False])
 def test_arrays_are_placed_as_device_put_places_them(*, is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not is_there:
-        monkeypatch.setattr(_jax, "untyped_jax", _WithoutInternals())
+        monkeypatch.setattr(fit, "untyped_jax", _WithoutInternals())
     untyped: Any = jax
     one, mesh = jax.devices()[-1], jax.make_mesh((2,), ("x",))
     shardings: list[Any] = [
@@ -109,7 +116,7 @@ def test_arrays_are_placed_as_device_put_places_them(*, is_there: bool, monkeypa
     for dtype in ("float32", "bfloat16", "int4", "bool"):
         arrays = [np.full((2, 3), number, jax.numpy.dtype(dtype)) for number in range(3)]
         for sharding in shardings:
-            placed = _jax.device_put([*arrays, arrays[0]], [sharding] * 4)
+            placed = fit.device_put([*arrays, arrays[0]], [sharding] * 4)
             expected: list[Any] = [
                 jax.numpy.asarray(array) if sharding is None else array for array in [*arrays, arrays[0]]
             ]
@@ -120,4 +127,4 @@ def test_arrays_are_placed_as_device_put_places_them(*, is_there: bool, monkeypa
                 assert found.dtype == array.dtype
                 assert np.asarray(found).tobytes() == np.asarray(array).tobytes()
     with jax.default_device(one):
-        assert {array.device for array in _jax.device_put([np.ones(2)] * 2, [None] * 2)} == {one}
+        assert {array.device for array in fit.device_put([np.ones(2)] * 2, [None] * 2)} == {one}

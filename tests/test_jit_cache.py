@@ -1,7 +1,7 @@
-"""The contract with jit's cache, a sentence a test: what traces again, and what never does.
+"""The contract with jit's cache, one rule for each test: which changes retrace, and which never do.
 
-A node is asked for with a setting. It is built anew for each call, so that nothing is the same because it is one
-object; its statics are all that differs between calls.
+Each call gets a new node, so that no value is equal only because it is the same object; calls differ only in their
+statics.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ NODES: dict[str, Callable[[Any], Any]] = {
     "inherited": lambda setting: Inherited(jnp.ones(2), setting, jnp.ones(3)),
 }
 
-# The ways of calling: each gives a function of a node that runs `counted`, under jit, on what it is given.
+# The ways of calling: each returns a function of a node that runs `counted` on its argument under jit.
 
 
 def scanned(counted: Any) -> Any:
@@ -144,7 +144,7 @@ def traces_of(call: Any, counted: CountedTraces[Any, Any], *nodes: Any) -> list[
 
 @each_way
 @each_node
-def test_a_changed_static_traces_again_and_an_equal_one_never_does(make: Any, way: Any) -> None:
+def test_only_a_changed_static_retraces(make: Any, way: Any) -> None:
     call = way(counted := count_traces(total))
 
     settings = (0.1, 0.1, 0.2, 0.1, 0.2, 0.2)
@@ -153,13 +153,13 @@ def test_a_changed_static_traces_again_and_an_equal_one_never_does(make: Any, wa
 
 
 @each_node
-def test_the_same_holds_for_methods(make: Any) -> None:
+def test_methods_retrace_only_for_changed_statics(make: Any) -> None:
     counted = count_traces(type(make(0.1)).total)
 
     assert traces_of(jax.jit(counted), counted, *map(make, (0.1, 0.1, 0.2, 0.1))) == [True, False, True, False]
 
 
-def test_a_result_goes_back_in_without_a_trace() -> None:
+def test_a_result_passed_back_in_does_not_retrace() -> None:
     step: Any = jax.jit(counted := count_traces(lambda state: state.apply_gradients(grads=state.params)))
     current = step(state("relu"))
 
@@ -185,7 +185,7 @@ PICKLABLE["TrainState"] = lambda setting: State.create(
 
 
 @each_node
-def test_what_comes_back_from_a_checkpoint_does_not_trace_again(make: Any, tmp_path: Path) -> None:
+def test_a_tree_from_a_checkpoint_does_not_retrace(make: Any, tmp_path: Path) -> None:
     call: Any = jax.jit(counted := count_traces(total))
     save(tmp_path / "file", make(0.1))
     with CheckpointManager(tmp_path / "steps") as manager:

@@ -1,4 +1,4 @@
-"""Statics as JSON: forms that come back, in one order, and descriptions with digests of what can't."""
+"""Statics as JSON: exact forms that round-trip in a fixed order, and descriptions with digests for the rest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import optax
 import pytest
 
 from treewright import Module, static
-from treewright._json import decode, described, encode, portable_text, shown
+from treewright._json import decode, description_of, encode, encoded_text, portable_text
 from treewright.errors import StaticSerializationError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
-def test_a_value_comes_back_from_its_form(value: Any) -> None:
+def test_json_round_trips_static_values(value: Any) -> None:
     back = decode(json.loads(json.dumps(encode(value))))
 
     assert type(back) is type(value)
@@ -73,7 +73,7 @@ def test_a_value_comes_back_from_its_form(value: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_elements_of_a_set_are_written_in_one_order_in_each_process() -> None:
+def test_json_writes_sets_in_a_fixed_order() -> None:
     source = "from treewright._json import encode; print(encode(frozenset({'a', 'b', 'c', 1, (2, None)})))"
     texts = {
         subprocess.run(
@@ -121,18 +121,16 @@ CHANGED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize(("first", "second"), CHANGED.values(), ids=CHANGED)
-def test_a_description_tells_apart_what_holds_other_values_or_has_other_code(
-    first: Callable[[], Any], second: Callable[[], Any]
-) -> None:
-    kind, text, digest = described(first())
+def test_descriptions_differ_for_different_values_or_code(first: Callable[[], Any], second: Callable[[], Any]) -> None:
+    kind, text, digest, settings = description_of(first())
 
     assert (kind, len(text) <= 120) == ("described", True)
-    assert described(first()) == ["described", text, digest]
-    assert described(second())[2] != digest
+    assert description_of(first()) == ["described", text, digest, settings]
+    assert description_of(second())[2] != digest
     assert encode(first(), describe=True) != encode(second(), describe=True)
 
 
-def test_a_description_is_small_however_often_a_part_occurs() -> None:
+def test_a_description_of_repeated_parts_is_small() -> None:
     tx: Any = optax.adamw(1e-3)
     for _ in range(30):
         tx = optax.masked(tx, {"a": True})
@@ -140,30 +138,31 @@ def test_a_description_is_small_however_often_a_part_occurs() -> None:
     assert len(portable_text(tx)) < 20_000
 
 
-def test_a_text_of_a_dict_has_all_items_also_of_keys_that_have_one_text() -> None:
+def test_the_text_of_a_dict_keeps_keys_with_equal_texts() -> None:
     one, other = object(), object()
 
     assert portable_text({"a": 1}).endswith("dict({'a': 1})")
     assert portable_text({one: 1, other: 2}) != portable_text({one: 3, other: 2})
 
 
-def test_statics_that_are_local_to_a_process_are_left_out_of_a_text() -> None:
+def test_process_local_statics_are_omitted_from_texts() -> None:
     assert portable_text(Local("a", "one")) == portable_text(Local("a", "two")) != portable_text(Local("b", "one"))
 
 
-def test_a_form_is_shown_as_a_person_would_write_the_value() -> None:
+def test_encoded_values_are_shown_as_source_code() -> None:
     assert (
-        shown(encode((1, Config((2,)), np.float32(0.5)))) == "(1, tests.test_json.Config(sizes=(2,)), np.float32(0.5))"
+        encoded_text(encode((1, Config((2,)), np.float32(0.5))))
+        == "(1, tests.test_json.Config(sizes=(2,)), np.float32(0.5))"
     )
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "no form": ({}, r"^\{\} is not the form of a static value\.$"),
+    "no form": ({}, r"^\{\} is not an encoded static\.$"),
     "an unknown kind": (["pickle", "gASV"], r"^'pickle' is not a kind of static value that this version of Treewright"),
     "a description": (["described", "<lambda>", ""], r"^It was saved as a description only, "),
     "a name that is nowhere": (
         ["name", "os:nowhere"],
-        r"^os:nowhere was not found\. .* import os before reading it\.$",
+        r"^os:nowhere was not found, but .*\. Import os before reading the program\.$",
     ),
     "a class that is none": (
         ["dataclass", ["name", "builtins:print"]],
@@ -171,15 +170,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "other fields": (
         ["namedtuple", ["name", "optax:EmptyState"], 1],
-        r"can't be read: EmptyState has other fields now",
+        r"can't be read: EmptyState has different fields now",
     ),
     "fields that a dataclass has no longer": (
         ["dataclass", ["name", "tests.test_json:Config"], ["tuple", "size", 1]],
-        r"can't be read: Config has other fields now\.$",
+        r"can't be read: Config has different fields now\.$",
     ),
     "a node without its statics": (
         ["node", ["name", "tests.test_json:Local"], ["tuple"]],
-        r"can't be read: Local has other fields now\.$",
+        r"can't be read: the fields of Local have changed\.$",
     ),
     "a call as a named tuple": (["namedtuple", ["name", "optax:adam"], "x"], r"is not a named tuple"),
     "a call as a node": (["node", ["name", "optax:adam"], ["tuple"]], r"is not a node"),
@@ -189,6 +188,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("form", "message"), REFUSED.values(), ids=REFUSED)
-def test_a_forged_form_is_refused(form: Any, message: str) -> None:
+def test_forged_json_is_rejected(form: Any, message: str) -> None:
     with pytest.raises(StaticSerializationError, match=message):
         decode(form)

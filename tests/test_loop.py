@@ -1,4 +1,4 @@
-"""`loop`: what a jitted step gives, call by call, from leaves that stay flat in between."""
+"""`loop`: the results of a jitted step, call by call, with a state that stays flat in between."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ CASES: dict[str, tuple[Callable[[], Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_loop_gives_what_the_jitted_step_gives(name: str) -> None:
+def test_a_loop_returns_the_results_of_the_jitted_step(name: str) -> None:
     make, step = CASES[name]
     jitted, state = jax.jit(lambda state, x: step(state, x)), make()
     run = loop(step, make())
@@ -138,7 +138,7 @@ def test_keyword_inputs_are_traced() -> None:
 # Donation
 
 
-def test_each_call_uses_up_the_state_before_it() -> None:
+def test_each_call_donates_the_previous_state() -> None:
     first = {"a": jnp.ones(3)}
     run = loop(count, first)
     run()
@@ -151,7 +151,27 @@ def test_each_call_uses_up_the_state_before_it() -> None:
     assert run.state["a"].tolist() == [3, 3, 3]
 
 
-def test_an_array_that_stands_twice_is_donated_once() -> None:
+def test_passing_donated_state_as_input_names_the_leaf() -> None:
+    def step(state: Any, inputs: Any) -> Any:
+        return {"a": state["a"] + inputs["x"]}, None
+
+    run = loop(step, {"a": jnp.ones(2)})
+    with pytest.raises(
+        DonatedStateError, match=r"^inputs\[0\]\['x'\] of this call .* is state\['a'\], which the call donat"
+    ):
+        run({"x": run.state["a"]})
+    assert run.state["a"].tolist() == [1, 1]
+
+    earlier = run.state["a"]
+    run({"x": jnp.ones(2)})
+    with pytest.raises(
+        DonatedStateError, match=r"^inputs\[0\]\['x'\] of this call .* was already donated.*jnp\.copy, run"
+    ):
+        run({"x": earlier})
+    assert run.state["a"].tolist() == [2, 2]
+
+
+def test_a_shared_array_is_donated_once() -> None:
     one, key = jnp.ones(3), jax.random.key(0)
     state: Any = {"a": one, "b": one, "c": jax.device_put(one), "d": jnp.zeros(3)}
     run = loop(count, state)
@@ -164,7 +184,7 @@ def test_an_array_that_stands_twice_is_donated_once() -> None:
     assert keys.state[0] == keys.state[1] == jax.random.key(0)
 
 
-def test_an_output_that_is_a_part_of_the_state_outlives_the_next_call() -> None:
+def test_an_output_that_aliases_the_state_survives_the_next_call() -> None:
     def step(state: Any) -> tuple[Any, Any]:
         new = {"a": state["a"] + 1, "same": state["same"]}
         return new, (new["a"], state["a"], state["same"])
@@ -194,7 +214,7 @@ class Fragile:
         return cls(*children)
 
 
-def test_a_call_that_fails_when_it_has_computed_takes_the_donated_state_with_it(
+def test_a_call_that_fails_after_computing_loses_the_donated_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def step(state: Any) -> tuple[Any, Any]:
@@ -209,7 +229,7 @@ def test_a_call_that_fails_when_it_has_computed_takes_the_donated_state_with_it(
         monkeypatch.setattr(Fragile, "broken", False)
 
     assert float(kept.state["n"]) == 1.0
-    with pytest.raises(DonatedStateError, match=r"loop over step is used up: state\['n'\] was donated to a"):
+    with pytest.raises(DonatedStateError, match=r"loop\(step\) is gone: state\['n'\] was donated to a"):
         _ = run.state
     run.state = kept.state
     run()
@@ -220,13 +240,13 @@ def test_a_call_that_fails_when_it_has_computed_takes_the_donated_state_with_it(
 def test_an_interrupt_loses_no_state() -> None:
     # In a process of its own: an interrupt that comes while coverage holds its lock would leave it locked.
     plain = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
-    command = [sys.executable, "-m", "tests.interrupted"]
+    command = [sys.executable, "-m", "tests.interrupt_loop"]
     result = subprocess.run(command, cwd=ROOT, env=plain, capture_output=True, text=True, timeout=120, check=False)
 
     assert (result.returncode, result.stdout) == (0, "100 interrupts\n"), result.stderr
 
 
-# What a step may return
+# Results of steps
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "a leaf more": (lambda s, x: ({**s, "c": x}, x), r"state['c'] (added): float32[]"),
@@ -240,17 +260,17 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "None for a leaf": (lambda s, x: ({**s, "a": None}, x), "state['a'] (class): float32[2] -> None"),
     "a text": (lambda s, x: ({**s, "a": "no"}, x), "state['a'] (class): float32[2] -> 'no'"),
     "another class": (lambda s, x: ((s["a"], s["net"]), x), "state (class): dict"),
-    "the state alone": (lambda s, x: s, "returned {'a': f32[2](traced), 'net': Net("),
+    "the state alone": (lambda s, x: s, "got {'a': f32[2](traced), 'net': Net("),
     "three": (
         lambda s, x: (s, x, x),
-        "a loop takes a pair, (state, output). Where there is nothing to put out: return state, None",
+        "must return a pair, (state, output), got (",
     ),
     "changed in place": (lambda s, x: (s.pop("a") is None, x), "state (class): dict"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_state_that_can_not_be_carried_is_refused_by_path(name: str) -> None:
+def test_a_step_that_changes_the_state_type_is_rejected_by_path(name: str) -> None:
     step, message = REFUSED[name]
     state: Any = {"a": jnp.ones(2), "net": net()}
     run = loop(step, state)
@@ -261,15 +281,32 @@ def test_a_state_that_can_not_be_carried_is_refused_by_path(name: str) -> None:
     assert run.state["a"].tolist() == [1, 1]
 
 
-def test_a_leaf_that_is_not_an_array_is_refused_by_path() -> None:
-    with pytest.raises(LoopStateError, match=r"^state\['net'\]\.kernel is 'relu', and count can take only arrays and"):
+def test_a_leaf_that_is_not_an_array_is_rejected_by_path() -> None:
+    with pytest.raises(
+        LoopStateError, match=r"^state\['net'\]\.kernel is 'relu', but .* Make it a static field, or keep"
+    ):
         loop(count, {"net": net(kernel="relu")})
+
+
+def test_a_ref_is_rejected_in_the_state_by_path_and_accepted_as_an_input() -> None:
+    with pytest.raises(
+        LoopStateError, match=r"^state\['a'\] is f32\[2\]\(ref\), but .* Pass a ref as an input of the step"
+    ):
+        loop(count, {"a": jax.new_ref(jnp.ones(2))})
+
+    def total(state: Any, ref: Any) -> Any:
+        ref[...] += state
+        return state, None
+
+    ref = jax.new_ref(jnp.zeros(2))
+    loop(total, jnp.ones(2))(ref)
+    assert ref[...].tolist() == [1, 1]
 
 
 # Numbers
 
 
-def test_a_number_becomes_an_array_of_the_default_dtype_and_one_program_is_compiled() -> None:
+def test_numbers_in_the_state_become_arrays_of_the_default_dtype() -> None:
     state: Any = (0, 1.0, jnp.ones(()))
     run = loop(counted := count_traces(lambda state, x: ((state[0] + 1, state[1] * 2.0, 0.0), x)), state)
 
@@ -280,7 +317,7 @@ def test_a_number_becomes_an_array_of_the_default_dtype_and_one_program_is_compi
     assert (counted.count, compiled) == (1, ["jit(<lambda>)"])
 
 
-def test_a_number_of_another_kind_than_the_step_gives_is_refused() -> None:
+def test_a_number_of_a_different_type_than_the_result_is_rejected() -> None:
     with pytest.raises(LoopStateError, match=r"state \(dtype\): int32\[\] -> float32\[\]"):
         loop(lambda state, x: (state + x, x), 0)(0.5)
 
@@ -288,7 +325,7 @@ def test_a_number_of_another_kind_than_the_step_gives_is_refused() -> None:
 # Other states
 
 
-def test_an_assigned_state_goes_on_with_the_same_program() -> None:
+def test_assigning_the_state_keeps_the_program() -> None:
     run = loop(counted := count_traces(training_step), train_state())
     first = run(jnp.ones(3))
     run(jnp.ones(3))
@@ -298,10 +335,10 @@ def test_an_assigned_state_goes_on_with_the_same_program() -> None:
     assert counted.count == 1
 
 
-# Inside of traces
+# Under tracing
 
 
-def test_a_loop_may_be_made_and_called_inside_of_jit() -> None:
+def test_a_loop_can_be_created_and_called_under_jit() -> None:
     @jax.jit
     def total(xs: jax.Array) -> tuple[jax.Array, jax.Array]:
         run = loop(lambda state, x: (state + x, state), jnp.zeros(()))
@@ -314,11 +351,11 @@ def test_a_loop_may_be_made_and_called_inside_of_jit() -> None:
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.make_jaxpr])
-def test_a_loop_from_outside_of_a_trace_is_refused_in_it_and_keeps_its_state(transform: Any) -> None:
+def test_calling_an_outer_loop_under_jit_is_rejected(transform: Any) -> None:
     run = loop(lambda state, x: (state + 1, x), jnp.zeros(2))
     run(jnp.ones(()))
 
-    with pytest.raises(LoopStateError, match=r"was made outside of this trace.* Make the loop inside of the function"):
+    with pytest.raises(LoopStateError, match=r"was created outside this trace.* Create the loop inside the function"):
         transform(lambda x: run(x))(jnp.ones(2))
 
     assert run.state.tolist() == [1, 1]
@@ -332,7 +369,7 @@ def mesh_of(kind: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_every_leaf_keeps_its_sharding_and_one_program_is_compiled(kind: Any) -> None:
+def test_leaves_keep_their_shardings_with_one_program(kind: Any) -> None:
     mesh = mesh_of(kind)
     with jax.set_mesh(mesh):
         split, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
@@ -346,7 +383,7 @@ def test_every_leaf_keeps_its_sharding_and_one_program_is_compiled(kind: Any) ->
     assert compiled == ["jit(count)"]
 
 
-def test_a_state_goes_where_the_inputs_are() -> None:
+def test_the_state_moves_to_the_device_of_the_inputs() -> None:
     split = NamedSharding(mesh_of(AxisType.Auto), P("x"))
     run = loop(doubled, {"a": jnp.ones(8), "n": 1})
 

@@ -45,7 +45,7 @@ def _parameters(value: Any) -> str:
     return re.sub(r"<dataclasses\._MISSING_TYPE[^>]*>", "MISSING", str(inspect.Signature(parameters)))
 
 
-def test_the_public_interface_is_the_one_on_file() -> None:
+def test_the_public_api_matches_the_snapshot() -> None:
     lines = [line for name, value in public_names().items() for line in interface_of(name, value)]
     found = "".join(f"{line.replace('treewright.', '')}\n" for line in lines)
 

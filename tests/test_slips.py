@@ -1,9 +1,14 @@
-"""What a newcomer types, and what is said: a table of slips in `tests/slips`, each with the whole message.
+"""Common mistakes and their full error messages: the tables in `tests/slips`.
 
-A row is a few lines of code; `UPDATE_SNAPSHOTS=1 pytest tests/test_slips.py` writes below it, after `=>`, what is said.
+A row is a few lines of code; `UPDATE_SNAPSHOTS=1 pytest tests/test_slips.py` writes the message below it, after `=>`.
 Rows are separated by an empty line. Each `=>` begins a line of the message, and long lines are wrapped below it.
+
+A message that shows a line to write is a promise, so its row has the corrected program, after `fixed:`: it contains the
+line that is shown (where the message has dots, anything), nothing is said when it runs, and its last line asserts that
+it does what the user wanted.
 """
 
+import ast
 import contextlib
 import dataclasses
 import functools
@@ -75,10 +80,11 @@ def loss(dense, x):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row of a table: what is typed, and what is said."""
+    """A row of a table: the code, the message, and the corrected program."""
 
     code: str
     said: str
+    fixed: str = ""
 
     def __str__(self) -> str:
         return f"{self.code}\n{self.said}"
@@ -88,9 +94,35 @@ def rows_of(table: Path) -> list[Row]:
     """The rows; a comment, which begins with `#`, is one without anything said."""
     rows: list[Row] = []
     for block in table.read_text(encoding="utf-8").strip().split("\n\n"):
-        code, arrow, said = block.partition("\n=>")
-        rows.append(Row(code, f"=>{said}" if arrow else ""))
+        slip, _, fixed = block.partition("\nfixed:\n")
+        code, arrow, said = slip.partition("\n=>")
+        rows.append(Row(code, f"=>{said}" if arrow else "", fixed))
     return rows
+
+
+# A sentence that tells users what to write begins so, and goes on with a call or an assignment.
+IMPERATIVE = re.compile(
+    r"\b(Write|Use|Call|Pass|Declare|Make|Give|Drop|Add|Take|Adopt|Convert|Average|Jit|Assign|Wrap|Define)\b"
+    r"[^.]*?(\w\(|=)"
+)
+
+
+def shown_lines(said: str) -> list[str]:
+    """The lines of Python that a message shows, each on a line of its own."""
+    lines: list[str] = []
+    for line in re.sub(r"\n   (?! )", " ", said).splitlines():
+        code = line.removeprefix("=>   ").partition(", or ")[0].removeprefix("Write ")
+        with contextlib.suppress(SyntaxError):
+            statements = ast.parse(code).body if line.startswith("=>   ") else []
+            if statements and not isinstance(getattr(statements[0], "value", None), ast.Name | ast.Attribute):
+                lines.append(code)
+    return lines
+
+
+def contains_line(program: str, line: str) -> bool:
+    """Whether a program has a line; its dots stand for anything."""
+    pattern = re.escape(re.sub(r"\s", "", line)).replace(r"\.\.\.", ".+")
+    return re.search(pattern, re.sub(r"\s", "", program)) is not None
 
 
 @functools.cache
@@ -101,7 +133,7 @@ def names_of_the_prelude() -> dict[str, Any]:
 
 
 def run(code: str, folder: Path) -> tuple[str, BaseException | None]:
-    """All that the code says, by printing, by warning and by raising; and what it raised."""
+    """All output of the code: printed, warned and raised; and the exception."""
     linecache.cache["<slip>"] = (len(code), None, code.splitlines(keepends=True), "<slip>")
     module = types.ModuleType("slips")
     printed, error = io.StringIO(), None
@@ -112,7 +144,7 @@ def run(code: str, folder: Path) -> tuple[str, BaseException | None]:
         try:
             with contextlib.redirect_stdout(printed):
                 exec(compile(code, "<slip>", "exec"), vars(module))
-        except Exception as raised:  # noqa: BLE001  whatever a slip raises is what is said
+        except Exception as raised:  # noqa: BLE001  any exception is the message
             error = raised
     said = [printed.getvalue().rstrip()] if printed.getvalue() else []
     said += [f"{one.category.__name__}: {one.message}" for one in caught]
@@ -127,24 +159,26 @@ def notes_of(error: BaseException) -> list[str]:
 
 
 def without_accidents(text: str, folder: Path) -> str:
-    """Without what is another in the next run, or in another version of Python."""
+    """Without parts that differ between runs or versions of Python."""
     text = text.replace(str(folder), "FOLDER").replace("slips.", "")
     text = re.sub(r"cannot use '\w+' as a dict key \((.*)\)", r"\1", text, flags=re.DOTALL)  # from 3.14 on
-    text = text.replace("collections.abc.Callable[[jax.Array], jax.Array]", "...")  # which 3.14 on shows
+    text = text.replace("collections.abc.Callable[[jax.Array], jax.Array]", "...")  # the form since 3.14
     text = re.sub(r"(?<=/en/latest/)\d+/", "", text)  # in links of JAX 0.12
+    # Key paths of JAX 0.12 are names in older ones.
+    text = re.sub(r"^ {4}(\['\w+'\] ?)+$", lambda line: re.sub(r"\['|'\]", "", line[0]), text, flags=re.MULTILINE)
     text = re.sub(r"\. Did you mean '\w+'\?$", "", text)  # Python's guess, from 3.13 on
     text = re.sub(r"(?<=trace, )[\d.e-]+ s", "... s", text)
     return re.sub(r"0x[0-9a-f]+", "0x...", text)
 
 
 def laid_out(text: str) -> str:
-    """What is said, as it stands in a table."""
+    """The message as in a table."""
     lines = [textwrap.wrap(line, WIDTH, break_on_hyphens=False) or [""] for line in text.splitlines()]
     return "\n".join("\n   ".join(["=> " + line[0], *line[1:]]).rstrip() for line in lines)
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
-def test_each_slip_is_answered_as_the_table_says(table: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_each_mistake_produces_the_message_in_the_table(table: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     skip_before_jax(0, 10, 2)
     if table.stem == "steps":
         pytest.importorskip("orbax.checkpoint")
@@ -155,8 +189,8 @@ def test_each_slip_is_answered_as_the_table_says(table: Path, tmp_path_factory: 
             continue
         said, error = run(row.code, tmp_path_factory.mktemp("slip"))
         assert said, f"nothing is said to\n{row.code}"
-        assert error is None or raised_on_purpose(error), f"crashed inside of Treewright:\n{row.code}\n{said}"
-        found.append(f"{row.code}\n{laid_out(said)}")
+        assert error is None or raised_on_purpose(error), f"crashed inside Treewright:\n{row.code}\n{said}"
+        found.append(f"{row.code}\n{laid_out(said)}" + (f"\nfixed:\n{row.fixed}" if row.fixed else ""))
     compare(table, "\n\n".join(found) + "\n")
 
 
@@ -166,7 +200,37 @@ def compare(table: Path, found: str) -> None:
     expected = table.read_text(encoding="utf-8")
     if sys.version_info >= (3, 13):  # where the guess is Python's, and left out above
         expected = re.sub(r"(?m)(unexpected keyword argument '\w+') \(did you mean \w+\?\)$", r"\1", expected)
-    assert found == expected, f"{table} differs; UPDATE_SNAPSHOTS=1 writes it anew"
+    assert found == expected, f"{table} differs; UPDATE_SNAPSHOTS=1 rewrites it"
+
+
+CURED = [(table, row) for table in TABLES for row in rows_of(table) if shown_lines(row.said) or row.fixed]
+
+
+@pytest.mark.parametrize(
+    ("table", "row"), CURED, ids=[f"{table.stem}: {row.code.splitlines()[-1]}"[:60] for table, row in CURED]
+)
+def test_the_line_in_a_message_fixes_the_mistake(table: Path, row: Row, tmp_path: Path) -> None:
+    skip_before_jax(0, 10, 2)
+    if table.stem == "steps":
+        pytest.importorskip("orbax.checkpoint")
+    assert row.fixed, f"{table.name}: this message shows a line, so its row needs a corrected program\n{row}"
+    missing = [line for line in shown_lines(row.said) if not contains_line(row.fixed, line)]
+    assert not missing, f"the corrected program lacks the line in the message, {missing}"
+    assert isinstance(ast.parse(row.fixed).body[-1], ast.Assert), "its last line must assert the intended result"
+
+    said, error = run(row.fixed, tmp_path)
+
+    assert (said, error) == ("", None)
+
+
+def test_a_message_with_a_fix_has_a_corrected_program() -> None:
+    rows = [(table.stem, row) for table in TABLES for row in rows_of(table)]
+
+    without = [
+        f"{stem}: {row}" for stem, row in rows if IMPERATIVE.search(row.said.replace("\n   ", " ")) and not row.fixed
+    ]
+
+    assert not without, "\n\n".join(without)
 
 
 def raised_on_purpose(error: BaseException) -> bool:
@@ -175,13 +239,15 @@ def raised_on_purpose(error: BaseException) -> bool:
         return True  # a function of the user's, which Treewright called as it should
     if type(error).__module__ == errors.__name__:
         return True  # our frames are left out of errors that pass through jit
+    if any(note.startswith("Raised by the ") for note in notes_of(error)):
+        return True  # a converter or default factory of the user's, which the note names
     frame = traceback.extract_tb(error.__traceback__)[-1]
     if not Path(frame.filename).is_relative_to(PACKAGE):
         return True
     return linecache.getline(frame.filename, frame.lineno or 0).strip().startswith("raise")
 
 
-def test_there_are_more_slips_than_a_newcomer_makes_in_an_hour() -> None:
+def test_the_tables_contain_enough_mistakes() -> None:
     rows = [row.code for table in TABLES for row in rows_of(table) if not row.code.startswith("#")]
 
     assert len(rows) >= 115
@@ -214,7 +280,7 @@ def named_in(text: str, names: Iterable[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("path", MESSAGES, ids=lambda path: path.stem)
-def test_no_message_names_what_is_internal(path: Path) -> None:
+def test_messages_mention_no_internal_names(path: Path) -> None:
     # What Python and JAX say alone is theirs: of an array that is called, and the like.
     said = [line for line in path.read_text(encoding="utf-8").splitlines() if "jaxlib._jax." not in line]
 

@@ -1,4 +1,4 @@
-"""Many threads at once, with the GIL and without."""
+"""Concurrent threads, with the GIL and without."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.threads import THREADS, run
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
-TURNS = 2  # as `make test` does; a turn does it all in eight threads, with values of its own
+TURNS = 2  # For `make test`; a turn runs everything in eight threads, with separate values
 NAMES = ("python3.15t", "python3.14t", "python3.13t")
 
 
 @pytest.mark.parametrize("turns", [TURNS, pytest.param(20, marks=pytest.mark.exhaustive)])
-def test_eight_threads_at_once_see_no_wrong_state(turns: int) -> None:
+def test_eight_threads_see_no_wrong_state(turns: int) -> None:
     assert run(turns) == THREADS * turns
 
 

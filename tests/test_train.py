@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from tests.conftest import count_traces, importorskip
-from treewright import Module, TrainState, replace, spec_like, static
+from treewright import Module, TrainState, buffer, replace, spec_like, static
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +68,7 @@ def is_step(step: Any, value: int) -> bool:
 # The step
 
 
-def test_the_step_is_a_strong_int32_wherever_it_comes_from() -> None:
+def test_the_step_is_always_a_strong_int32() -> None:
     state = TrainState.create(params=PARAMS["dict"], tx=optax.sgd(0.1))
 
     assert is_step(state.step, 0)
@@ -100,7 +100,7 @@ def test_five_steps_and_a_replaced_step_trace_once(params: Any) -> None:
 
 
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
-def test_apply_gradients_does_what_optax_does_by_hand(params: Any) -> None:
+def test_apply_gradients_matches_optax_by_hand(params: Any) -> None:
     tx = optax.adamw(0.1, weight_decay=0.1)
     state = TrainState.create(params=params, tx=tx)
     by_hand, opt_state = params, tx.init(params)
@@ -126,7 +126,7 @@ class BatchState(TrainState[Any]):
     note: str = static(default="")
 
 
-def test_a_subclass_adds_fields_and_create_takes_them() -> None:
+def test_create_accepts_fields_of_subclasses() -> None:
     key = jax.random.key(1)
     state = BatchState.create(params=PARAMS["dict"], tx=optax.sgd(0.1), batch_stats={"mean": jnp.zeros(2)}, key=key)
 
@@ -145,10 +145,10 @@ def test_a_subclass_adds_fields_and_create_takes_them() -> None:
     assert updated.replace(note="a").note == "a"
 
 
-# What is refused
+# Rejected gradients
 
 
-def test_the_constructor_makes_the_optimisers_state_where_none_is_given() -> None:
+def test_the_constructor_initialises_the_optimiser_state() -> None:
     tx = optax.adam(0.1)
     created = TrainState.create(params=PARAMS["Module"], tx=tx)
     state = TrainState(params=PARAMS["Module"], tx=tx)
@@ -156,12 +156,12 @@ def test_the_constructor_makes_the_optimisers_state_where_none_is_given() -> Non
     assert state == created
     assert state.replace(opt_state=()).opt_state == ()
     with pytest.raises(
-        TypeError, match=r"^TrainState\.create\(params=\.\.\.\) takes the parameters, and was given the cl"
+        TypeError, match=r"^TrainState\.create\(params=\.\.\.\) needs an instance, but got the class Net"
     ):
         TrainState(params=Net, tx=tx)
 
 
-def test_what_the_optimiser_can_not_compute_with_is_named() -> None:
+def test_the_error_names_leaves_the_optimiser_cannot_update() -> None:
     params: Any = {"w": jnp.ones(2), "n": jnp.arange(2)}
     state = TrainState.create(params=params, tx=optax.adam(0.1))
     grads = jax.grad(lambda params: params["w"].sum(), allow_int=True)(params)
@@ -172,17 +172,19 @@ def test_what_the_optimiser_can_not_compute_with_is_named() -> None:
         state.apply_gradients(grads=grads)
 
 
-def test_labels_that_optax_would_call_get_a_note() -> None:
+def test_callable_labels_get_a_note() -> None:
     net: Any = PARAMS["Module"]
     tx = optax.partition({"a": optax.sgd(0.1)}, spec_like(net, "a"))
 
     with pytest.raises(TypeError) as caught:
         TrainState.create(params=net, tx=tx)
     (note,) = caught.value.__notes__
-    assert note.startswith("tx.init(params) raised this. Optax calls a mask or labels that can be called, as a spec of")
+    assert note.startswith(
+        "tx.init(params) raised this. Optax calls a mask or labels that are callable, such as a spec of"
+    )
 
 
-def test_without_optax_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_optax_has_an_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     state = TrainState.create(params=PARAMS["dict"], tx=optax.sgd(0.1))
     monkeypatch.setitem(sys.modules, "optax", None)
 
@@ -190,6 +192,167 @@ def test_without_optax_the_error_says_what_to_install(monkeypatch: pytest.Monkey
         ImportError, match=r"^TrainState\.apply_gradients needs optax\. Install it with: pip install optax\n"
     ):
         training_step(state)
+
+
+# Gradients of other shapes and dtypes
+
+F32, BF16, C64 = jnp.float32, jnp.bfloat16, jnp.complex64
+WRONG_GRADIENTS: dict[str, tuple[Any, Any, str]] = {
+    "one for each example": (
+        {"w": jnp.ones(3)},
+        {"w": jnp.ones((8, 3))},
+        r"one gradient for each example.*\n  params\['w'\] \(shape\): float32\[3\] -> float32\[8,3\]\nAverage them: gr",
+    ),
+    "a scalar that broadcasts": (
+        {"w": jnp.ones(3)},
+        {"w": jnp.ones(())},
+        r"differs in shape.*\n  params\['w'\] \(shape\): float32\[3\] -> float32\[\]\nTake the gradient",
+    ),
+    "one axis of two": (
+        {"w": jnp.ones((2, 3))},
+        {"w": jnp.ones(3)},
+        r"differs in shape.*float32\[2,3\] -> float32\[3\]",
+    ),
+    "another scalar for each example": ({"w": jnp.ones(())}, {"w": jnp.ones(8)}, r"for each example.*-> float32\[8\]"),
+    "complex numbers": ({"w": jnp.ones(3)}, {"w": jnp.ones(3, C64)}, r"dtypes.*\(dtype\): float32\[3\] -> complex64"),
+    "a mask": (
+        {"w": jnp.ones(3)},
+        {"w": jnp.ones(3, bool)},
+        r"dtypes that gradients of params can't have.*float32\[3\] -> bool\[3\]",
+    ),
+    "an entry less": (
+        {"w": jnp.ones(3), "b": 1.0},
+        {"w": jnp.ones(3)},
+        r"must have the structure of params.*\['b'\] \(removed\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("params", "grads", "message"), WRONG_GRADIENTS.values(), ids=WRONG_GRADIENTS)
+@pytest.mark.parametrize("tx", [optax.sgd(0.1), optax.adam(0.1)], ids=["sgd", "adam"])
+def test_apply_gradients_rejects_gradients_that_would_change_params(
+    tx: Any, params: Any, grads: Any, message: str
+) -> None:
+    state = TrainState.create(params=params, tx=tx)
+
+    def update(state: Any, grads: Any) -> Any:
+        return state.apply_gradients(grads=grads)
+
+    for step in (update, jax.jit(update)):
+        with pytest.raises(ValueError, match=f"(?s)^TrainState\\.apply_gradients: grads .*{message}"):
+            step(state, grads)
+
+
+@pytest.mark.parametrize(
+    "dtypes", [(F32, BF16), (BF16, F32), (BF16, BF16), (C64, C64), (C64, F32), (F32, jnp.int8)], ids=str
+)
+@pytest.mark.parametrize("tx", [optax.sgd(0.1), optax.adam(0.1)], ids=["sgd", "adam"])
+def test_apply_gradients_keeps_the_dtype_of_params(tx: Any, dtypes: Any) -> None:
+    params, grads = ({"w": jnp.ones(3, dtype)} for dtype in dtypes)
+
+    updated = jax.jit(TrainState.apply_gradients)(TrainState.create(params=params, tx=tx), grads=grads)
+
+    assert jax.typeof(updated.params["w"]) == jax.typeof(params["w"])
+    assert (updated.params["w"].real < 1).all()
+
+
+def test_apply_gradients_accepts_partial_trees_vmapped_states_and_integers() -> None:
+    masked: Any = TrainState.create(
+        params={"w": jnp.ones(3), "n": jnp.arange(2), "gap": None},
+        tx=optax.partition(
+            {"train": optax.sgd(0.5), "keep": optax.set_to_zero()}, {"w": "train", "n": "keep", "gap": None}
+        ),
+    )
+    grads = {"w": jnp.ones(3), "n": jnp.zeros(2, jnp.int32), "gap": None}
+    assert masked.apply_gradients(grads=grads).params["w"].tolist() == [0.5] * 3
+
+    state: Any = TrainState.create(params={"w": jnp.ones(3)}, tx=optax.adam(0.1))
+    states = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state)
+    each = jax.vmap(lambda state, grads: state.apply_gradients(grads=grads))(states, {"w": jnp.ones((2, 3))})
+    assert each.params["w"].shape == (2, 3)
+
+
+def test_per_example_gradients_reach_the_optimiser() -> None:
+    def clipped_mean(updates: Any, state: Any, params: Any = None) -> Any:
+        del params
+        return jax.tree.map(lambda grad: jnp.clip(grad, -1, 1).mean(0), updates), state
+
+    averaging: Any = optax.GradientTransformation(
+        lambda params: (params, ())[1], clipped_mean
+    )  # optax.contrib.dpsgd starts this way
+    private: Any = TrainState.create(params={"w": jnp.ones(3)}, tx=optax.chain(averaging, optax.adam(0.1)))
+    updated = jax.jit(TrainState.apply_gradients)(private, grads={"w": jnp.ones((8, 3))})
+    assert updated.params["w"].shape == (3,)
+
+    scaled: Any = TrainState.create(params={"w": jnp.ones(3)}, tx=optax.clip_by_global_norm(1.0))
+    with pytest.raises(ValueError, match=r"one gradient for each example"):
+        scaled.apply_gradients(grads={"w": jnp.ones((8, 3))})
+
+
+def test_updates_that_would_be_truncated_are_rejected() -> None:
+    state: Any = TrainState.create(params={"n": jnp.arange(3)}, tx=optax.sgd(0.5))
+
+    with pytest.raises(
+        ValueError, match=r"tx\.update returned updates that can't be added.*\n  params\['n'\] \(dtype\): int32"
+    ):
+        state.apply_gradients(grads={"n": jnp.ones(3)})
+
+
+# Optimisers that need more than gradients
+
+
+class Bowl(Module):
+    centre: jax.Array
+    scale: jax.Array = buffer()
+
+
+def bowl_loss(bowl: Bowl) -> jax.Array:
+    return jnp.sum(bowl.scale * (bowl.centre - 3) ** 2)
+
+
+def test_a_line_search_receives_the_loss_of_the_whole_model() -> None:
+    @count_traces
+    def step(state: TrainState[Bowl]) -> TrainState[Bowl]:
+        value, grads = jax.value_and_grad(bowl_loss)(state.params)
+        return state.apply_gradients(grads=grads, value=value, value_fn=bowl_loss)
+
+    jitted = jax.jit(step)
+    state = TrainState.create(params=Bowl(jnp.zeros(2), jnp.array([1.0, 10.0])), tx=optax.lbfgs())
+    for _ in range(8):
+        state = jitted(state)
+
+    assert step.count == 1
+    assert jnp.allclose(state.params.centre, 3, atol=1e-3)
+    assert state.params.scale.tolist() == [1.0, 10.0]
+
+
+def test_reduce_on_plateau_receives_the_value() -> None:
+    tx = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1, factor=0.5, cooldown=0))
+    state: Any = TrainState.create(params={"w": jnp.ones(2)}, tx=tx)
+    for _ in range(3):
+        state = state.apply_gradients(grads={"w": jnp.zeros(2)}, value=jnp.ones(()))
+    assert optax.tree.get(state.opt_state, "scale") == 0.25
+
+    class Valued(TrainState[Any]):
+        value: jax.Array
+
+    valued = Valued.create(params={"w": jnp.ones(2)}, tx=optax.sgd(0.1), value=jnp.zeros(()))
+    assert valued.apply_gradients(grads={"w": jnp.ones(2)}, value=jnp.ones(())).value == 1
+
+
+@pytest.mark.parametrize(
+    ("tx", "line"),
+    [
+        (optax.lbfgs(), "apply_gradients(grads=grads, value=loss, value_fn=loss_of_params)."),
+        (optax.contrib.reduce_on_plateau(), "apply_gradients(grads=grads, value=loss)."),
+    ],
+)
+def test_the_error_for_a_missing_optimiser_argument_has_a_fix(tx: Any, line: str) -> None:
+    state: Any = TrainState.create(params={"w": jnp.ones(2)}, tx=tx)
+
+    with pytest.raises(TypeError, match="missing") as caught:
+        state.apply_gradients(grads={"w": jnp.ones(2)})
+    assert caught.value.__notes__ == [f"The optimiser needs more than gradients: state.{line}"]
 
 
 # A program for flax's TrainState
@@ -253,7 +416,7 @@ def flax_program(state_class: Any) -> tuple[list[float], Any]:
     return losses, (int(state.step), state.params, state.batch_stats, state.opt_state)
 
 
-def test_a_program_for_flax_gives_the_same_numbers_with_the_import_changed() -> None:
+def test_flax_programs_give_the_same_numbers_with_a_changed_import() -> None:
     losses, results = flax_program(OurState)
     expected_losses, expected = flax_program(FlaxState)
 
@@ -263,7 +426,7 @@ def test_a_program_for_flax_gives_the_same_numbers_with_the_import_changed() -> 
     jax.tree.map(np.testing.assert_array_equal, results, expected)
 
 
-def test_a_field_that_flax_keeps_out_of_the_tree_is_static() -> None:
+def test_fields_outside_flax_trees_are_static() -> None:
     class State(TrainState[Any]):
         loss_fn: Any = flax.struct.field(pytree_node=False)
         metrics: Any = flax.struct.field(pytree_node=True, default=None)
@@ -274,7 +437,7 @@ def test_a_field_that_flax_keeps_out_of_the_tree_is_static() -> None:
     assert (stepped.loss_fn, int(stepped.metrics["n"])) == (optax.l2_loss, 1)
 
 
-def test_an_optimiser_that_assigns_to_what_it_captured_stays_the_same_static() -> None:
+def test_an_optimiser_with_a_mutated_closure_stays_equal() -> None:
     # cosine_decay_schedule makes a float of its number of steps when it is first called.
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, 20)
     state = TrainState.create(params={"w": jnp.ones(2)}, tx=optax.adam(schedule))

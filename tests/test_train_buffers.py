@@ -1,4 +1,4 @@
-"""`TrainState` leaves buffers alone: no gradients, no optimiser state, no weight decay."""
+"""`TrainState` does not train buffers: no gradients, no optimiser state, no weight decay."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_neither_gradients_nor_weight_decay_touch_buffers() -> None:
     assert jax.tree.structure(state.params) == jax.tree.structure(net)
 
 
-def test_integer_buffers_and_keys_are_no_hindrance() -> None:
+def test_integer_buffers_and_keys_are_accepted() -> None:
     net = small_net(count=(jnp.arange(3), jax.random.key(0)))
     state = TrainState.create(params=net, tx=optax.sgd(0.1))
     stepped = state.apply_gradients(grads=partial_grads(net))
@@ -80,7 +80,7 @@ def test_integer_buffers_and_keys_are_no_hindrance() -> None:
     assert with_zeros.params.norm.count.dtype == jnp.int32
 
 
-def test_masks_and_labels_for_the_whole_model_go_with_a_state_that_has_buffers() -> None:
+def test_masks_and_labels_for_the_whole_model_work_with_buffers() -> None:
     net = small_net()
     transforms: Any = {"fast": optax.sgd(1.0), "slow": optax.sgd(0.0)}
     for tx in (

@@ -1,4 +1,4 @@
-"""`apply_gradients(buffers=...)`: the statistics that a loss hands out go into the state, wherever the step runs."""
+"""`apply_gradients(buffers=...)`: the statistics that a loss returns go into the state, wherever the step runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treewright.testing import assert_trees_close
 
 pytestmark = pytest.mark.slow
 
-lax: Any = jax.lax  # of which JAX leaves pmean untyped
+lax: Any = jax.lax  # JAX leaves pmean untyped.
 
 
 class Norm(Module):
@@ -79,7 +79,7 @@ def after_three() -> TrainState[Net]:
     return state
 
 
-def test_one_call_does_what_partition_and_combine_do_by_hand() -> None:
+def test_apply_gradients_with_buffers_matches_partition_and_combine() -> None:
     @jax.jit
     def by_hand(state: TrainState[Net]) -> Net:
         weights, buffers = partition(state.params, trainable)
@@ -99,7 +99,7 @@ def test_one_call_does_what_partition_and_combine_do_by_hand() -> None:
 # Where a step runs
 
 
-def test_jit_traces_once_and_scan_and_loop_carry_the_state() -> None:
+def test_states_with_buffers_trace_once_and_work_in_scan_and_loop() -> None:
     expected = after_three()
     jitted = jax.jit(counted := count_traces(training_step))
     state = created()
@@ -115,7 +115,7 @@ def test_jit_traces_once_and_scan_and_loop_carry_the_state() -> None:
         assert_trees_close(found, expected, atol=1e-6)
 
 
-# What is refused
+# Rejected buffers
 
 
 def spoiled(**changes: Any) -> Any:
@@ -135,13 +135,13 @@ OTHERS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("buffers", "difference"), OTHERS.values(), ids=OTHERS)
-def test_buffers_that_would_change_the_type_of_the_state_are_refused(buffers: Any, difference: str) -> None:
+def test_buffers_that_would_change_the_type_of_the_state_are_rejected(buffers: Any, difference: str) -> None:
     grads, _ = jax.eval_shape(gradients, NET)
-    with pytest.raises(ValueError, match=rf"^TrainState\.apply_gradients\(buffers=\.\.\.\) takes.*\n  {difference}"):
+    with pytest.raises(ValueError, match=rf"^TrainState\.apply_gradients\(buffers=\.\.\.\) needs.*\n  {difference}"):
         created().apply_gradients(grads=grads, buffers=buffers)
 
 
-def test_a_weakly_typed_buffer_is_one_of_its_dtype() -> None:
+def test_weakly_typed_buffers_match_their_dtype() -> None:
     grads, new = jax.jit(gradients)(NET)
     weak = replace(new, norm=replace(new.norm, mean=jnp.full(2, 1.0), count=jnp.asarray(1)))
 
@@ -154,17 +154,17 @@ class Keyed(TrainState[Net]):
 
 
 WRONG_NAMES = {
-    "kye": r"^Keyed\.apply_gradients does not take kye \(did you mean key\?\)\. It takes grads, buffers, and",
-    "bufers": r"does not take bufers \(did you mean buffers\?\)\.",
-    "stats": r"does not take stats\. .* of apply_fn, tx, key, note; it computes step",
-    "params": r"does not take params\. .*; it computes step, params and opt_state, which \.replace\(\.\.\.\) sets\.$",
-    "step": r"does not take step\.",
-    "opt_state": r"does not take opt_state\.",
+    "kye": r"^Keyed\.apply_gradients got an unexpected argument kye \(did you mean key\?\)\. It accepts grads, buff",
+    "bufers": r"got an unexpected argument bufers \(did you mean buffers\?\)\.",
+    "stats": r"got an unexpected argument stats\. .* buffers, apply_fn, tx, key, note\. step",
+    "params": r"got an unexpected argument params\. .* step, params and opt_state are computed; set them with \.repl",
+    "step": r"got an unexpected argument step\.",
+    "opt_state": r"got an unexpected argument opt_state\.",
 }
 
 
 @pytest.mark.parametrize("name", WRONG_NAMES)
-def test_a_name_that_is_not_a_field_is_said_before_anything_is_computed(name: str) -> None:
+def test_unknown_names_are_rejected_before_computing(name: str) -> None:
     state = Keyed.create(params=NET, tx=optax.adam(0.1), key=jax.random.key(0))
     with pytest.raises(TypeError, match=WRONG_NAMES[name]):
         state.apply_gradients(grads="nothing looks at these", **{"key": state.key, name: NET})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

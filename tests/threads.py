@@ -1,4 +1,4 @@
-"""Eight threads that do all at once what tables and caches stand behind; raises where one of them sees a wrong state.
+"""Eight threads that use all tables and caches concurrently; raises if one of them sees a wrong state.
 
 `tests/test_threads.py` runs it, and where there is a Python without the GIL, it runs this file as a program there.
 """
@@ -123,7 +123,7 @@ def run(turns: int) -> int:
                     check(number, turn)
         except BaseException as error:  # noqa: BLE001  raised below
             failures.append(error)
-            barrier.abort()  # else the others would wait
+            barrier.abort()  # Otherwise the others would wait.
         return turns
 
     interval = sys.getswitchinterval()

@@ -32,7 +32,7 @@ def peer(name: str) -> ModuleType:
 
 
 def arrays(count: int) -> list[jax.Array]:
-    """Scalars `f32[]`, each an array of its own."""
+    """Scalars `f32[]`, each a separate array."""
     return [jax.device_put(np.float32(i)) for i in range(count)]
 
 

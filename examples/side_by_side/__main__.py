@@ -1,6 +1,6 @@
 """Lines of code of each tutorial's program, here and in another library: `python -m examples.side_by_side`.
 
-Ours is what the tutorial's page shows, but for blocks below `<!-- aside -->`. Not counted are blank lines, comments,
+Ours is the code on the tutorial's page, except blocks below `<!-- aside -->`. Not counted are blank lines, comments,
 docstrings and statements that only print.
 """
 
@@ -62,9 +62,9 @@ def counts(tutorial: str) -> tuple[int, int, int]:
     return count(ours), layers, count(peer_of(tutorial).read_text(encoding="utf-8"))
 
 
-def table(*tutorials: str) -> str:
-    """The lines of code of some tutorials, as their pages show them."""
-    rows = [(name, *counts(name), PEERS[name]) for name in tutorials]
+def table() -> str:
+    """The lines of code of the tutorials, as their first page shows them."""
+    rows = [(name, *counts(name), PEERS[name]) for name in PEERS]
     lines = [f"| {name} | {ours} | {layers} | {theirs}, {library} |" for name, ours, layers, theirs, library in rows]
     head = "| program | treewright | of these, layers that the other brings | the other |"
     return "\n".join([head, "|---|---:|---:|---:|", *lines])
@@ -72,8 +72,7 @@ def table(*tutorials: str) -> str:
 
 if __name__ == "__main__":
     if "--write" in sys.argv:
-        for name in (*PEERS, "index"):
-            page, rows = TUTORIALS / f"{name}.md", PEERS if name == "index" else (name,)
-            text = page.read_text(encoding="utf-8")
-            page.write_text(re.sub(r"\| program \|.*(\n\|.*)*", table(*rows).replace("\\", ""), text), encoding="utf-8")
-    print(table(*PEERS))
+        page = TUTORIALS / "index.md"
+        text = page.read_text(encoding="utf-8")
+        page.write_text(re.sub(r"\| program \|.*(\n\|.*)*", table(), text), encoding="utf-8")
+    print(table())

@@ -15,7 +15,7 @@ train, test = (images[:1500], labels[:1500]), (images[1500:], labels[1500:])
 
 
 class State(eqx.Module):
-    """What a step takes and returns; the optimiser is global."""
+    """The state of a training loop; the optimiser is global."""
 
     model: eqx.nn.MLP
     opt_state: optax.OptState

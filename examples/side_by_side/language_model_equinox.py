@@ -1,4 +1,4 @@
-"""docs/tutorials/language-model.md in equinox: scan, recomputation, bfloat16, a schedule, decay and an average."""
+"""docs/tutorials/language-model.md in equinox: scan, remat, bfloat16, a schedule, decay and an EMA."""
 
 from pydoc_data.topics import topics
 from typing import Any
@@ -13,7 +13,7 @@ alphabet = "".join(sorted(set(text)))
 numbers = jnp.asarray([alphabet.index(character) for character in text])
 
 
-def batch_of(key: jax.Array, count: int = 8, length: int = 32) -> jax.Array:
+def batch_of(numbers: jax.Array, key: jax.Array, count: int = 8, length: int = 32) -> jax.Array:
     starts = jax.random.randint(key, (count,), 0, len(numbers) - length - 1)
     return numbers[starts[:, None] + jnp.arange(length + 1)[None, :]]
 
@@ -68,7 +68,7 @@ class LM(eqx.Module):
         lm = jax.tree.map(lambda leaf: leaf.astype(self.compute), self)
         x = lm.embedding_kernel[characters] + lm.position_kernel[: len(characters)]
         x, _ = jax.lax.scan(eqx.filter_checkpoint(lambda x, block: (block(x), None)), x, lm.blocks)
-        return (rms_norm(x, lm.final_scale) @ lm.embedding_kernel.T).astype(jnp.float32)  # type: ignore[no-any-return]  # what it calls returns Any
+        return (rms_norm(x, lm.final_scale) @ lm.embedding_kernel.T).astype(jnp.float32)  # type: ignore[no-any-return]  # the call returns Any
 
 
 def new_model() -> LM:
@@ -106,8 +106,9 @@ def loss_of(model: LM, batch: jax.Array) -> jax.Array:
 
 
 @eqx.filter_jit(donate="all-except-first")
-def step(key: jax.Array, state: State) -> tuple[State, jax.Array]:
-    batch = batch_of(jax.random.fold_in(key, state.step))
+def step(inputs: tuple[jax.Array, jax.Array], state: State) -> tuple[State, jax.Array]:
+    numbers, key = inputs
+    batch = batch_of(numbers, jax.random.fold_in(key, state.step))
     loss, grads = eqx.filter_value_and_grad(loss_of)(state.params, batch)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # its library names fewer types than it takes
     params = eqx.apply_updates(state.params, updates)
@@ -117,10 +118,10 @@ def step(key: jax.Array, state: State) -> tuple[State, jax.Array]:
 
 
 state = State(new_model())
-test_batch = batch_of(jax.random.key(1), count=32)
+test_batch = batch_of(numbers, jax.random.key(1), count=32)
 print(f"before: {loss_of(state.params, test_batch):.1f}")
 for _ in range(STEPS):
-    state, loss = step(jax.random.key(2), state)
+    state, loss = step((numbers, jax.random.key(2)), state)
 print(f"after:  {loss_of(state.params, test_batch):.1f}, average {loss_of(state.average, test_batch):.1f}")
 
 
@@ -130,8 +131,8 @@ def written(model: LM, prompt: jax.Array, keys: jax.Array) -> jax.Array:
         character = jax.random.categorical(key, model(seen)[-1] / 0.7)
         return jnp.append(seen[1:], character), character
 
-    return jax.lax.scan(write, prompt, keys)[1]
+    return jnp.append(prompt, jax.lax.scan(write, prompt, keys)[1])
 
 
 characters = written(state.average, numbers[:32], jax.random.split(jax.random.key(3), 80))
-print(len("".join(alphabet[number] for number in characters)), "characters written")
+print("".join(alphabet[number] for number in characters))

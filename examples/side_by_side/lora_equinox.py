@@ -1,4 +1,4 @@
-"""docs/tutorials/lora.md in equinox: put in, trained, saved and merged."""
+"""docs/tutorials/lora.md in equinox: inserted, trained, saved and merged."""
 
 import tempfile
 from pathlib import Path
@@ -56,7 +56,7 @@ def with_lora(net: eqx.nn.MLP, rank: int, key: jax.Array) -> eqx.nn.MLP:
     linear = chosen(net, eqx.nn.Linear)
     keys = jax.random.split(key, len(linear))
     layers = [LoRA(layer, rank, key) for layer, key in zip(linear, keys, strict=True)]
-    return eqx.tree_at(lambda net: chosen(net, eqx.nn.Linear), net, layers)  # type: ignore[no-any-return]  # what it calls returns Any
+    return eqx.tree_at(lambda net: chosen(net, eqx.nn.Linear), net, layers)  # type: ignore[no-any-return]  # the call returns Any
 
 
 tuned = with_lora(base, 2, jax.random.key(1))
@@ -94,10 +94,10 @@ print(f"the same: {bool(eqx.tree_equal(restored, eqx.combine(small, frozen)))}")
 
 def merged(net: eqx.nn.MLP) -> eqx.nn.MLP:
     def merge(layer: LoRA) -> eqx.nn.Linear:
-        return eqx.tree_at(lambda base: base.weight, layer.base, replace_fn=lambda w: w + (layer.down @ layer.up).T)  # type: ignore[no-any-return]  # what it calls returns Any
+        return eqx.tree_at(lambda base: base.weight, layer.base, replace_fn=lambda w: w + (layer.down @ layer.up).T)  # type: ignore[no-any-return]  # the call returns Any
 
     layers = chosen(net, LoRA)
-    return eqx.tree_at(lambda net: chosen(net, LoRA), net, list(map(merge, layers)))  # type: ignore[no-any-return]  # what it calls returns Any
+    return eqx.tree_at(lambda net: chosen(net, LoRA), net, list(map(merge, layers)))  # type: ignore[no-any-return]  # the call returns Any
 
 
 final = merged(restored)

@@ -48,7 +48,7 @@ class World:
             spin=cart.spin + self.dt * turn,
             age=cart.age + 1,
         )
-        return jax.tree.map(lambda new, old: jnp.where(moved.fallen, new, old), self.reset(key), moved)  # type: ignore[no-any-return]  # what it calls returns Any
+        return jax.tree.map(lambda new, old: jnp.where(moved.fallen, new, old), self.reset(key), moved)  # type: ignore[no-any-return]  # the call returns Any
 
 
 class Network(linen.Module):

@@ -1,4 +1,4 @@
-"""Classes that are JAX pytrees, with settings that `jit` compares exactly.
+"""Frozen, typed dataclasses that are JAX pytrees, with static fields that `jit` compares exactly.
 
     import jax, jax.numpy as jnp
     from treewright import Module, static
@@ -16,15 +16,15 @@
 
 By topic, each with `help(treewright.NAME)`:
 
-    classes        Module, pytree_dataclass, register_dataclass
+    classes        Module, pytree_dataclass
     fields         static, buffer, field, AsArray, Converted, Converter
     statics        Static, freeze, FrozenMapping, FrozenArray, StaticValue
     changed copies replace, at, edit
     trees          partition, combine, trainable, spec_like, stack, unstack, node_at, split_key_like
-    looking        summary, count, nbytes, find_aliases, diff, allclose
+    inspecting     summary, count, nbytes, find_aliases, diff, allclose
     training       TrainState, loop
-    layers         adopt, Adopted: of equinox and flax
-    retraces       explain_retraces, max_traces, explain, check_statics
+    layers         adopt, Adopted: for equinox and flax
+    retraces       explain_retraces, max_traces, explain
     modules        checkpoint, sharding, typed, testing, errors
 
 `python -m treewright` lists the commands. The documentation is in `docs`, and `make docs` builds the site.
@@ -40,7 +40,6 @@ __all__ = [
     "Difference",
     "FrozenArray",
     "FrozenMapping",
-    "Hazard",
     "Module",
     "RetraceReport",
     "Static",
@@ -50,7 +49,6 @@ __all__ = [
     "allclose",
     "at",
     "buffer",
-    "check_statics",
     "checkpoint",
     "combine",
     "count",
@@ -68,7 +66,6 @@ __all__ = [
     "node_at",
     "partition",
     "pytree_dataclass",
-    "register_dataclass",
     "replace",
     "sharding",
     "spec_like",
@@ -82,18 +79,17 @@ __all__ = [
     "unstack",
 ]
 
-# True for checkers, by its name; a bool to jedi. Importing it from typing would take most of the time that this takes.
+# Checkers assume True because of the name; jedi reads a bool. Importing `typing` would take most of the import time.
 TYPE_CHECKING: bool = False
 if TYPE_CHECKING:
     from treewright import checkpoint, errors, sharding, testing, typed
     from treewright._adopt import Adopted, Static, adopt
     from treewright._core.definition import pytree_dataclass
     from treewright._core.fields import AsArray, Converted, Converter, StaticValue, buffer, field, static
-    from treewright._core.freeze import FrozenArray, FrozenMapping, freeze
     from treewright._core.instance import replace
     from treewright._core.module import Module
+    from treewright._freeze import FrozenArray, FrozenMapping, freeze
     from treewright._loop import loop
-    from treewright._register import register_dataclass
     from treewright._trees.at import at
     from treewright._trees.diff import Difference, allclose, diff
     from treewright._trees.edit import edit
@@ -102,24 +98,21 @@ if TYPE_CHECKING:
     from treewright._trees.specs import spec_like, trainable
     from treewright._trees.stack import node_at, split_key_like, stack, unstack
     from treewright._trees.summary import summary
-    from treewright.retrace.check_statics import Hazard, check_statics
     from treewright.retrace.explain import explain, explain_retraces, max_traces
     from treewright.retrace.report import RetraceReport
     from treewright.train import TrainState
 else:
-    # Resolved on first use, so that `import treewright` loads no jax. Not for checkers: a module-level __getattr__
-    # would let them take every misspelled name.
+    # Names are resolved on first use, so that `import treewright` does not import jax. Checkers must not see a
+    # module-level __getattr__, because they would accept every misspelt name.
     def __getattr__(name: str) -> object:
         """A public name, imported on first use."""
         from importlib import import_module
 
         homes = {
+            "_export": ("Module", "pytree_dataclass"),
             "_loop": ("loop",),
-            "_core.definition": ("pytree_dataclass",),
             "_core.fields": ("AsArray", "Converted", "Converter", "StaticValue", "buffer", "field", "static"),
-            "_core.module": ("Module",),
             "_core.instance": ("replace",),
-            "_register": ("register_dataclass",),
             "_trees.at": ("at",),
             "_trees.diff": ("Difference", "allclose", "diff"),
             "_trees.edit": ("edit",),
@@ -128,9 +121,8 @@ else:
             "_trees.sizes": ("count", "find_aliases", "nbytes"),
             "_trees.stack": ("node_at", "split_key_like", "stack", "unstack"),
             "_trees.summary": ("summary",),
-            "_core.freeze": ("FrozenArray", "FrozenMapping", "freeze"),
+            "_freeze": ("FrozenArray", "FrozenMapping", "freeze"),
             "_adopt": ("Adopted", "Static", "adopt"),
-            "retrace.check_statics": ("Hazard", "check_statics"),
             "retrace.explain": ("explain", "explain_retraces", "max_traces"),
             "retrace.report": ("RetraceReport",),
             "train": ("TrainState",),
@@ -143,7 +135,7 @@ else:
 
             close = get_close_matches(name, __all__, 1)
             hint = f" (did you mean {close[0]}?)" if close else ""
-            # Without the two at the end, Python adds the same guess once more, and IPython none.
+            # Without name= and obj=, Python would add the same suggestion again.
             raise AttributeError(f"module 'treewright' has no attribute {name!r}{hint}", name=None, obj=None)
         value = globals()[name] = getattr(import_module(f"treewright.{home}"), name)
         return value

@@ -1,4 +1,4 @@
-"""`python -m treewright COMMAND`: the commands, each in a module that is imported when it is asked for."""
+"""`python -m treewright COMMAND`: the commands, each in a module that is imported when it is used."""
 
 import importlib
 import sys
@@ -9,14 +9,15 @@ from treewright import __version__
 COMMANDS = MappingProxyType(
     {
         "checkpoint": ("treewright.checkpoint.command", "list, verify and compare checkpoints"),
-        "move": ("treewright.move.command", "rewrite programs that were written for flax.struct, equinox and others"),
-        "retraces": ("treewright.retrace.command", "run a program, and say what JAX compiled in it, and why again"),
+        "info": ("treewright._info", "print versions, devices and options, for an issue"),
+        "move": ("treewright.move.command", "rewrite programs written for flax.struct, equinox and others"),
+        "retraces": ("treewright.retrace.command", "run a program and report what JAX compiled, and why it recompiled"),
     }
 )
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command that comes first. Without one, or with a wrong one, print them all."""
+    """Run the command in the first argument. Without one, or with an unknown one, print all commands."""
     name, *rest = arguments or ["--help"]
     if name in {"-V", "--version"}:
         sys.stdout.write(f"treewright {__version__}\n")
@@ -24,15 +25,15 @@ def main(arguments: list[str]) -> int:
     if name in COMMANDS:
         code: int = importlib.import_module(COMMANDS[name][0]).main(rest)
         return code
-    from treewright._core.text import did_you_mean, short_text  # needs JAX, and `retraces` begins without
+    from treewright._base.text import did_you_mean, short_text  # Imports JAX, which `retraces` starts without.
 
-    asked = name in {"-h", "--help"}
-    wrong = [] if asked else [f"There is no command {short_text(name)}{did_you_mean(name, COMMANDS)}."]
-    lines = [*wrong, "usage: python -m treewright COMMAND ...", ""]
+    is_help = name in {"-h", "--help"}
+    errors = [] if is_help else [f"Unknown command {short_text(name)}{did_you_mean(name, COMMANDS)}."]
+    lines = [*errors, "usage: python -m treewright COMMAND ...", ""]
     lines += [f"  {command:12} {text}" for command, (_, text) in COMMANDS.items()]
     lines += [f"  {'--version':12} print the version"]
-    print(*lines, sep="\n", file=sys.stdout if asked else sys.stderr)
-    return 0 if asked else 2
+    print(*lines, sep="\n", file=sys.stdout if is_help else sys.stderr)
+    return 0 if is_help else 2
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Nodes around what is none: `Static` around one value, `adopt` around a layer of another library."""
+"""Wrapper nodes: `Static` for one value, `adopt` for another library's layer."""
 
 import functools
 import operator
@@ -7,12 +7,16 @@ from collections.abc import Callable  # noqa: TC003  typing.get_type_hints asks 
 from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from treewright._core import AnyStatic, FrozenMapping, Module, buffer, field, is_node, public, pytree_dataclass, static
-from treewright._core.jax_private import Path, jax_trees, path_text
-from treewright._core.text import short_text
-from treewright._trees.level import Place, is_none, walk
+from treewright._base.functions import set_public_module
+from treewright._base.jax_private import Path, jax_trees, path_text
+from treewright._base.text import short_text
+from treewright._core import AnyStatic, buffer, field, is_node, static
+from treewright._export import Module, pytree_dataclass
+from treewright._freeze import FrozenMapping
+from treewright._trees.level import Place, is_none, refuse_class, walk
 from treewright._trees.specs import Where, chosen_leaves
 from treewright.errors import StaticFieldError
 
@@ -24,12 +28,12 @@ R = TypeVar("R")
 
 
 @pytree_dataclass
-@public("treewright")
+@set_public_module("treewright")
 class Static(Generic[S]):
-    """A node without leaves that holds one static value, for places that have no field to mark.
+    """A leafless node around one static value, for use inside lists, dicts and other containers.
 
     Attributes:
-        value: Anything that a static field can hold.
+        value: Any value that a static field accepts.
 
     Raises:
         StaticFieldError: If the value can't be static.
@@ -45,19 +49,18 @@ class Static(Generic[S]):
     value: S = static()
 
     def __bool__(self) -> bool:
-        """That of the value, so that a flag can be asked as it is: `if settings["train"]:`."""
+        """The truth value of `value`, for flags: `if settings["train"]:`."""
         return bool(self.value)
 
 
 _ARRAYS: Any = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, jax.Ref)
 
 
-@public("treewright")
+@set_public_module("treewright")
 class Adopted(Module, Generic[T_co], frozen=True):
-    """A layer, or any other tree, of another library as a node. `adopt` makes it.
+    """A node around another library's layer or tree, returned by `adopt`.
 
-    It is called as the layer is, and gives the layer's attributes and items. `tree` is the layer itself, put together
-    anew each time.
+    Call it like the layer; attributes and items are forwarded. `tree` rebuilds the layer itself.
 
     Examples:
         >>> import equinox as eqx
@@ -66,19 +69,17 @@ class Adopted(Module, Generic[T_co], frozen=True):
         ([1.0, 1.0], 0.5)
     """
 
-    arrays: T_co = field(doc="The layer, with `None` in place of what the other fields hold.")
-    buffers: Any = buffer(
-        doc="The same with the arrays that training leaves alone; None if there are none.", repr=False
-    )
+    arrays: T_co = field(doc="The layer, with `None` in place of the leaves that the other fields contain.")
+    buffers: Any = buffer(doc="The layer with only the arrays that are not trained; None if it has none.", repr=False)
     others: FrozenMapping[str, Any] = static(doc="The leaves that are not arrays, by path.", repr=False)
-    places: tuple[int, ...] = static(doc="The place of each of them among all leaves, `None` counted.", repr=False)
+    places: tuple[int, ...] = static(doc="The index of each of them among all leaves, including `None`s.", repr=False)
     settings: FrozenMapping[str, Any] = static(
         doc="The `aux_data` of the classes in the layer, by the path of each.", repr=False
     )
 
     @property
     def tree(self) -> T_co:
-        """The layer, as its own library has it."""
+        """The layer itself, an instance of its library's class."""
         leaves, treedef = jax.tree.flatten(self.arrays, is_leaf=is_none)
         if self.buffers is not None:
             kept = jax.tree.leaves(self.buffers, is_leaf=is_none)
@@ -88,16 +89,16 @@ class Adopted(Module, Generic[T_co], frozen=True):
         return cast("T_co", jax.tree.unflatten(treedef, leaves))
 
     def __call__(self: "Adopted[Callable[P, R]]", *args: P.args, **kwargs: P.kwargs) -> R:
-        """What the layer gives.
+        """Call the layer.
 
         Raises:
-            TypeError: If the call has changed the layer, as batch normalisation of flax nnx does. `call_and_update`
-                keeps the change.
+            TypeError: If the call changes the layer, as batch normalisation in flax nnx does. `call_and_update` returns
+                the changed layer.
         """
         return cast("R", _call(self, "__call__", *args, **kwargs))
 
     def call_and_update(self, *args: Any, **kwargs: Any) -> tuple[Any, Self]:
-        """What the layer gives, and the layer as the call has left it: for layers that change when they are called."""
+        """Call a layer that changes when it is called; return its output and the changed layer."""
         tree: Any = self.tree
         output = tree(*args, **kwargs)
         changed: Any = _adopted(tree, {path for path, _ in jax_trees.tree_leaves_with_path(self.buffers)})
@@ -108,7 +109,7 @@ class Adopted(Module, Generic[T_co], frozen=True):
         return cast("Any", self.tree)[index]
 
     def __getattr__(self, name: str) -> Any:
-        """An attribute of the layer. Its methods run as the layer itself does when it is called."""
+        """An attribute of the layer. Its methods are called like the layer itself."""
         if name.startswith("__") or name == "tree":
             raise AttributeError(f"{type(self).__qualname__} has no attribute {name!r}")
         tree = self.tree
@@ -125,30 +126,31 @@ def _call(adopted: Adopted[Any], method: str, /, *args: Any, **kwargs: Any) -> A
     after, treedef_after = jax_trees.tree_flatten(tree)
     if treedef != treedef_after or not all(map(operator.is_, before, after)):
         raise TypeError(
-            f"{type(tree).__qualname__}.{method} has changed the layer, and what an Adopted holds does not change: the "
-            "new state would be lost. Write output, layer = layer.call_and_update(...) and keep the new layer, or call "
-            "the layer in the mode in which it changes nothing."
+            f"{type(tree).__qualname__}.{method} changed the layer, but an Adopted is immutable, so the new state "
+            f"would be lost. Write output, layer = layer.call_and_update(...) to get the new layer, or call it in a "
+            f"mode without changes."
         )
     return output
 
 
 def adopt(tree: T, *, buffers: "type[Any] | Where[T] | None" = None) -> Adopted[T]:
-    """A node around a layer, or any other tree, of another library.
+    """Wrap another library's layer or tree in a node.
 
-    Its arrays become children; functions, numbers, flags and all else that its leaves and `aux_data` hold become exact
-    statics. So a layer whose leaves are not all arrays passes through plain `jit`, `grad`, `vmap`, optimisers and
-    checkpoints. A layer whose leaves are arrays can be a field as it is; adopted, its settings are compared exactly.
+    Its arrays become children; functions, numbers, flags and everything else in its leaves and `aux_data` become exact
+    statics. So a layer with other leaves than arrays works with plain `jit`, `grad`, `vmap`, optimisers and
+    checkpoints. A layer with only arrays as leaves can be a field without `adopt`; with it, its settings are compared
+    exactly. Arrays without gradients become buffers: integers, bools and random keys, such as those of `nnx.Dropout`.
 
     Args:
         tree: An `equinox.nn` layer, a flax nnx module, any pytree.
-        buffers: The arrays that training leaves alone: a class whose instances hold them, such as `nnx.BatchStat`, or a
-            place as for `spec_like`: the text of a path, or a function of path and leaf.
+        buffers: More arrays that are not trained: a class whose instances contain them, such as `nnx.BatchStat`, or a
+            place as for `spec_like`, such as a path or a function of path and leaf.
 
     Raises:
-        StaticFieldError: If something in the layer that is not an array can't be a static, such as a list in a static
-            field of an `equinox.Module`.
-        TypeError: If `tree` is a class: a layer is an instance.
-        ValueError: If `buffers` chooses no array.
+        StaticFieldError: If a value in the layer that is not an array can't be static, such as a list in a static field
+            of an `equinox.Module`.
+        TypeError: If `tree` is a class, or a single value that is not a function.
+        ValueError: If `buffers` selects no array.
 
     Examples:
         >>> import equinox as eqx
@@ -161,25 +163,28 @@ def adopt(tree: T, *, buffers: "type[Any] | Where[T] | None" = None) -> Adopted[
         >>> jax.grad(lambda net: net.mlp(jnp.ones(2))[0])(net).mlp.layers[0].weight.shape
         (8, 2)
     """
-    if isinstance(tree, type):
+    refuse_class("adopt", tree)
+    if tree is None or (jax.tree_util.all_leaves([tree]) and not callable(tree)):
         raise TypeError(
-            f"adopt() takes a layer, and was given the class {tree.__name__}. Write adopt({tree.__name__}(...))."
+            f"adopt() needs a layer or another tree, but got {short_text(tree)}. Declare a field for an array, and "
+            f"static() for a setting."
         )
     return _adopted(tree, set() if buffers is None else _chosen_paths(buffers, tree))
 
 
 def _adopted(tree: T, buffers: set[Path]) -> Adopted[T]:
-    """The node, with the arrays at some paths as its buffers."""
+    """The node around a tree, with the arrays at some paths as buffers."""
     entries: list[tuple[Path, Any]]
     entries, treedef = jax_trees.tree_flatten_with_path(tree, is_leaf=is_none)
     arrays, kept = [None] * len(entries), [None] * len(entries)
     others: dict[int, tuple[str, Any]] = {}
     for place, (path, leaf) in enumerate(entries):
         if isinstance(leaf, _ARRAYS):
-            (kept if path in buffers else arrays)[place] = leaf
+            is_buffer = path in buffers or not jnp.issubdtype(leaf.dtype, jnp.inexact)
+            (kept if is_buffer else arrays)[place] = leaf
         elif leaf is not None:
             others[place] = path_text(path), leaf
-    # `jit` compares aux_data by `==`, to which `1` and `True` are one.
+    # `jit` compares aux_data with `==`, and `1 == True`.
     settings = {
         path_text(place.path): _setting(place.value, place.level.aux)
         for place in walk(Place(tree))
@@ -188,7 +193,7 @@ def _adopted(tree: T, buffers: set[Path]) -> Adopted[T]:
     try:
         return Adopted(
             treedef.unflatten(arrays),
-            treedef.unflatten(kept) if buffers else None,
+            treedef.unflatten(kept) if any(leaf is not None for leaf in kept) else None,
             FrozenMapping(dict(others.values())),
             tuple(others),
             FrozenMapping(settings),
@@ -198,7 +203,7 @@ def _adopted(tree: T, buffers: set[Path]) -> Adopted[T]:
 
 
 def _chosen_paths(buffers: Any, tree: Any) -> set[Path]:
-    """The paths of the arrays that `buffers` chooses."""
+    """The paths of the arrays that `buffers` selects."""
     leaves = jax_trees.tree_leaves_with_path(tree)
     if isinstance(buffers, type):
         parts = jax.tree.leaves(tree, is_leaf=lambda part: isinstance(part, buffers))
@@ -209,17 +214,17 @@ def _chosen_paths(buffers: Any, tree: Any) -> set[Path]:
     paths = {path for (path, leaf), is_chosen in pairs if is_chosen and isinstance(leaf, _ARRAYS)}
     if not paths:
         raise ValueError(
-            f"adopt({type(tree).__qualname__}, buffers={short_text(buffers)}) chooses no array, so training would "
-            "change all of them. Name a class or a place that holds arrays, or leave buffers out."
+            f"adopt({type(tree).__qualname__}, buffers={short_text(buffers)}) selects no array, so training would "
+            f"change all of them. Pass a class or a place with arrays, or omit buffers."
         )
     return paths
 
 
 def _setting(layer: Any, aux: Any) -> Any:
-    """`aux_data` as a static. An attribute of the layer stays as it is, so that a list in one is refused.
+    """`aux_data` as a static. An attribute of the layer is not converted, so a list in one is refused.
 
-    The dicts are those of the layer's library. They are sorted: their order is that of attributes, and differs once a
-    layer was unflattened.
+    Dicts here come from the layer's library. They are sorted, because the order of attributes changes when a layer is
+    unflattened.
     """
     if any(aux is value for name, value in getattr(layer, "__dict__", {}).items() if not name.startswith("_")):
         return aux

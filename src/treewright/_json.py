@@ -1,46 +1,56 @@
-"""Static values as JSON: exact forms that can be read back, and descriptions with digests of what can't.
+"""Encode statics as JSON: exactly, to decode them again, or as descriptions with digests.
 
-A form is a plain scalar, or a list of the name of a kind and its parts, each of which is a form:
-`["tuple", 1, ["complex", 0.5, 2.0]]`. The kinds are those of the one table in `treewright._core.kinds`. Classes and
-functions are written by name, `["name", "module:qualname"]`. Equal values have equal forms, whatever the order of a
+An encoded static is a plain scalar, or a list of the name of a kind and its encoded parts:
+`["tuple", 1, ["complex", 0.5, 2.0]]`. The kinds are listed in the table in `treewright._core.kinds`. Classes and
+functions are written by name, `["name", "module:qualname"]`. Equal values are encoded equally, whatever the order of a
 set.
 """
 
 import contextlib
-import dataclasses
-import functools
 import hashlib
 import json
 import math
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._core import functions as inspected
-from treewright._core.fields import spec_of
-from treewright._core.freeze import FrozenArray, FrozenMapping
-from treewright._core.functions import found_at, import_path, is_cached_property, state_of
-from treewright._core.instance import flat_form, from_flat_form
-from treewright._core.jax_private import numbers_of
-from treewright._core.kinds import FAMILIES, KINDS, Kind, kind_of
-from treewright._core.text import cut_text, shape_text, text
+from treewright._base import functions as inspected
+from treewright._base.functions import import_path, lookup_imported
+from treewright._base.jax_private import DictKey, numbers_of
+from treewright._base.text import cut_text, shape_text
+from treewright._base.text import text as text_of
+from treewright._contents import contents
+from treewright._core import (
+    FAMILIES,
+    KINDS,
+    Kind,
+    flat_form,
+    from_flat_form,
+    is_node,
+    is_node_class,
+    kind_of,
+    spec_of,
+)
+from treewright._freeze import FrozenArray, FrozenMapping
 from treewright.errors import StaticSerializationError
 
-Form = Any  # str, int, float, bool, None, or a list of a kind's name and its parts
+EncodedStatic = Any  # str, int, float, bool, None, or a list of a kind's name and its parts
 _PLAIN = frozenset({str, int, bool, float, types.NoneType})
-_LARGEST_INT = 2**2000  # Python reads and writes no more digits for sure
-_KEPT = 120  # characters of a description, so that its digest stands beside it in a message
-_SHORT = 100  # characters of a text that a description repeats
+_MAX_INT = 2**2000  # Python limits the digits of larger ints
+_MAX_TEXT = 120  # characters of a description, so that its digest fits into the message
+_MAX_SETTINGS = 30
+_MAX_REPEATED = 100  # characters of a text that a description may repeat
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,}")
-_LEFT_OUT = frozenset({"__wrapped__", "__doc__", "__annotations__", "__type_params__", "_fun", "_jit_info"})
+# Attributes of a function that do not affect its results, and its name, which is written first.
+_IGNORED = frozenset({"__name__", "__qualname__", "__module__", "__doc__", "__annotations__", "__annotate__"})
 
 
-# Kinds besides those of the table: nodes, and what only other libraries hold beside their leaves
+# Further kinds: nodes, and containers in other libraries' aux_data
 
 
 def _node_parts(node: Any) -> tuple[Any, ...]:
@@ -51,12 +61,12 @@ def _node_parts(node: Any) -> tuple[Any, ...]:
 def _make_node(cls: Any, statics: tuple[tuple[str, Any], ...], *children: Any) -> Any:
     spec, values = spec_of(cls), dict(statics)
     if {*values} != {*spec.table.names} or len(children) != len(spec.children):
-        raise ValueError(f"{cls.__qualname__} has other fields now")
+        raise ValueError(f"the fields of {cls.__qualname__} have changed")
     return from_flat_form(cls, (children, spec.table.intern(tuple(values[name] for name in spec.table.names))))
 
 
 _NODE = Kind("node", _node_parts, _make_node)
-_OF_OTHERS: Mapping[type[Any], Kind] = types.MappingProxyType(
+_CONTAINERS: Mapping[type[Any], Kind] = types.MappingProxyType(
     {
         list: Kind("list", list, lambda *items: list(items)),
         dict: Kind("dict", dict.items, lambda *items: dict(items)),
@@ -65,44 +75,44 @@ _OF_OTHERS: Mapping[type[Any], Kind] = types.MappingProxyType(
 )
 _FROZEN = (FrozenMapping._kind_, FrozenArray._kind_)
 _MAKERS: Mapping[str, Callable[..., Any]] = types.MappingProxyType(
-    {kind.name: kind.make for kind in (*KINDS.values(), *FAMILIES, *_OF_OTHERS.values(), *_FROZEN, _NODE)}
+    {kind.name: kind.make for kind in (*KINDS.values(), *FAMILIES, *_CONTAINERS.values(), *_FROZEN, _NODE)}
 )
-_OF_CLASS = types.MappingProxyType(  # whose first part is a class
+OF_CLASS = types.MappingProxyType(  # kinds whose first part is a class
     {"enum": "an enum", "namedtuple": "a named tuple", "dataclass": "a frozen dataclass", "node": "a node"}
 )
 
 
 def _kind_of(cls: type[Any]) -> Kind | None:
-    return _NODE if hasattr(cls, "__node_spec__") else kind_of(cls) or _OF_OTHERS.get(cls)
+    return _NODE if is_node_class(cls) else kind_of(cls) or _CONTAINERS.get(cls)
 
 
 # Writing
 
 
-def encode(value: Any, *, describe: bool = False) -> Form:
-    """The form of a static value.
+def encode(value: Any, *, describe: bool = False) -> EncodedStatic:
+    """Encode a static value.
 
     Args:
         value: The value.
-        describe: Whether to describe what has no exact form: `["described", text, digest]`.
+        describe: Whether to describe parts without an exact encoding: `["described", text, digest, settings]`.
 
     Raises:
-        StaticSerializationError: If a part has no exact form, unless it is described.
+        StaticSerializationError: If a part has no exact encoding and `describe` is False.
     """
     cls = type(value)
-    is_plain = math.isfinite(value) if cls is float else cls is not int or abs(value) < _LARGEST_INT
+    is_plain = math.isfinite(value) if cls is float else cls is not int or abs(value) < _MAX_INT
     if cls in _PLAIN and is_plain:
         return value
     kind = _kind_of(cls)
-    parts = None if kind is None or (kind.name in _OF_CLASS and import_path(cls) is None) else kind.parts(value)
+    parts = None if kind is None or (kind.name in OF_CLASS and import_path(cls) is None) else kind.parts(value)
     if kind is not None and parts is not None:
-        forms = [encode(part, describe=describe) for part in parts]
-        return [kind.name, *(sorted(forms, key=json.dumps) if isinstance(value, set | frozenset) else forms)]
+        encoded = [encode(part, describe=describe) for part in parts]
+        return [kind.name, *(sorted(encoded, key=json.dumps) if isinstance(value, set | frozenset) else encoded)]
     path = import_path(value)
     if path is not None:
         return ["name", ":".join(path)]
     if describe:
-        return described(value)
+        return description_of(value)
     raise StaticSerializationError(
         f"{value!r} can't be named in an exported program: it is not an importable function, class, enum, "
         f"simple dtype, number, string, tuple, frozen dataclass or node. Define it at the top level of a module."
@@ -112,18 +122,20 @@ def encode(value: Any, *, describe: bool = False) -> Form:
 # Describing
 
 
-def described(value: Any) -> Form:
-    """`["described", text, digest]`: a bounded text for messages, and a digest of all that the value holds.
+def description_of(value: Any) -> EncodedStatic:
+    """`["described", text, digest, settings]`: a short text for messages, and a digest of the whole value.
 
-    Two values have one digest if they are made of the same code and hold the same values: arrays, captured variables
-    and attributes included, in any process.
+    `settings` are the first numbers and strings that its functions captured: `["step_size=-0.001", ...]`.
+
+    Two values have the same digest, in any process, if their code, arrays, captured variables and attributes are equal.
     """
-    whole = portable_text(value)
-    return ["described", cut_text(whole, _KEPT), _digest(whole, 64)]
+    description = _Description()
+    whole = description.of(value)
+    return ["described", cut_text(whole, _MAX_TEXT), _digest(whole, 64), description.settings[:_MAX_SETTINGS]]
 
 
 def portable_text(value: Any) -> str:
-    """The whole description as text, which is the same in another process for a value that does the same."""
+    """The full description, equal in all processes for values that behave equally."""
     return _Description().of(value)
 
 
@@ -135,19 +147,20 @@ def modules_in(value: Any) -> set[str]:
 
 
 class _Description:
-    """One walk through a value: code is described by a digest, arrays by one, objects by their attributes.
+    """One walk through a value: code and arrays are described by digests, objects by their attributes.
 
-    What occurs again is described by the digest of its text.
+    A long part that occurs again is described by the digest of its text.
     """
 
     def __init__(self, *inside: int) -> None:
         self.inside = inside
         self.modules: set[str] = set()
-        self.texts: dict[int, tuple[Any, str]] = {}  # by id; the value is kept, and so its id
+        self.settings: list[str] = []  # plain values that have a name
+        self.texts: dict[int, tuple[Any, str]] = {}  # by id; the value is stored, so that its id stays unique
         self.written: set[str] = set()
 
     def of(self, value: Any) -> str:
-        """The text of a value, or of one inside it."""
+        """The text of the value or of a part of it."""
         if type(value) in _PLAIN:
             return repr(value)
         if callable(value) and import_path(value) is not None:
@@ -160,13 +173,13 @@ class _Description:
             self.inside = before
         whole = self.texts[id(value)][1]
         digest = _digest(whole)
-        if len(whole) > _SHORT and digest in self.written:
+        if len(whole) > _MAX_REPEATED and digest in self.written:
             return f"#{digest}"
         self.written.add(digest)
         return whole
 
     def opened(self, value: Any) -> str:
-        """What a value is called, and what it holds."""
+        """The name of a value and its contents."""
         cls = type(value)
         if isinstance(value, np.ndarray | jax.Array):
             return f"{shape_text(value.dtype, value.shape)}{_array_digest(value)}"
@@ -174,84 +187,62 @@ class _Description:
             return value.__name__
         if isinstance(value, type):
             return self.name(value)
-        if isinstance(value, Mapping) and not hasattr(cls, "__node_spec__"):
-            items = ", ".join([f"{self.of(name)}: {self.of(part)}" for name, part in value.items()])
-            # A dict keeps its items outside of its attributes; other mappings, ours among them, keep them there.
-            named = _attributes(value) if isinstance(value, dict) else {}
-            return (
-                f"{self.name(cls)}({{{items}}}{''.join(f', {name}={self.of(part)}' for name, part in named.items())})"
-            )
-        held = self.parts(value)
-        if held is None:
+        is_function = isinstance(value, types.FunctionType)
+        texts = sorted(map(self.separately, value)) if isinstance(value, set | frozenset) else list(self.parts(value))
+        if not (texts or is_function or isinstance(value, Mapping)):
             return _plain_text(value) if _kind_of(cls) else f"{self.name(cls)}({_plain_text(value)})"
-        texts = [*map(self.of, held[0]), *(f"{name}={self.of(part)}" for name, part in held[1].items())]
-        name = self.name(value if isinstance(value, types.FunctionType) else cls)
-        return f"{'' if cls is tuple else name}({', '.join(texts)})"
+        contents_text = f"{{{', '.join(texts)}}}" if isinstance(value, Mapping) else ", ".join(texts)
+        return f"{'' if cls is tuple else self.name(value if is_function else cls)}({contents_text})"
 
-    def parts(self, value: Any) -> tuple[Iterable[Any], Mapping[str, Any]] | None:
-        """What a value holds, and what it holds by name; None if only its own text tells."""
-        cls, named = type(value), _attributes(value)
-        match value:
-            case types.FunctionType():
-                return (), inspected.bound_variables(value) | inspected.globals_read(value) | named
-            case object(__func__=function, __self__=instance):
-                return (function, instance), {}
-            case object(__wrapped__=wrapped) if callable(value):
-                return (wrapped, _plain_text(inspected.jit_options(value))), named
-            case set() | frozenset():
-                return sorted(value, key=self.alone), named
-            case _ if hasattr(cls, "__node_spec__"):
-                shared = (field.name for field in spec_of(value).fields if not field.local)
-                return (), {name: getattr(value, name) for name in shared}
-            case functools.partial():
-                return (value.func, *value.args), value.keywords | named
-            case tuple() | list():
-                return value, named
-            case _:
-                is_plain = _kind_of(cls) is not None and not dataclasses.is_dataclass(cls)
-                return None if is_plain or not named or inspected.of_python(cls) else ((), named)
+    def parts(self, value: Any) -> Iterator[str]:
+        """The texts of a value's contents; attributes sorted by name."""
+        parts = contents(value)
+        ignored = {field.name for field in spec_of(value).fields if field.local} if is_node(value) else _IGNORED
+        attributes = sorted((key for key in parts if getattr(key, "role", "") == "attribute"), key=str)
+        for key in (*(key for key in parts if key not in attributes), *attributes):
+            name, role = getattr(key, "name", ""), getattr(key, "role", "")
+            if isinstance(key, DictKey):
+                yield f"{self.of(key.key)}: {self.of(parts[key])}"
+            elif name not in ignored:
+                is_bare = role in {"function", "object"} or name.startswith("argument ")
+                if name and not is_bare and role != "option" and type(parts[key]) in _PLAIN - {types.NoneType}:
+                    self.settings.append(f"{name}={cut_text(repr(parts[key]), _MAX_REPEATED)}")
+                yield f"{name}={self.of(parts[key])}" if name and not is_bare else self.of(parts[key])
 
-    def alone(self, value: Any) -> str:
-        """The text that does not depend on what was described before."""
+    def separately(self, value: Any) -> str:
+        """The text of a value, independent of the parts described before."""
         walk = _Description(*self.inside)
         found = walk.of(value)
         self.modules |= walk.modules
         return found
 
     def name(self, value: Any) -> str:
-        """The import path of a function or class, with a digest of the code of a function of the user's."""
+        """The import path of a function or class; for a user's function, with a digest of its code."""
         module = str(getattr(value, "__module__", None))
         self.modules.add(module)
         name = f"{module}.{getattr(value, '__qualname__', None)}".removeprefix("builtins.")
-        has_code = isinstance(value, types.FunctionType) and ("<" in name or not inspected.library_made(value))
+        has_code = isinstance(value, types.FunctionType) and ("<" in name or not inspected.is_library_function(value))
         return f"{name}#{self.code(value.__code__)}" if has_code else name
 
     def code(self, code: types.CodeType) -> str:
-        """A digest of what code does, which is the same in each process and wherever its file lies."""
+        """A digest of code, equal in all processes and wherever its file is."""
         constants = [
-            self.code(each) if isinstance(each, types.CodeType) else self.alone(each) for each in code.co_consts
+            self.code(each) if isinstance(each, types.CodeType) else self.separately(each) for each in code.co_consts
         ]
         return _digest(repr((code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants)))
 
 
-def _attributes(value: Any) -> dict[str, Any]:
-    """The attributes of an object by name, without what it only keeps."""
-    state = state_of(value).items()
-    kept = {name: part for name, part in state if not is_cached_property(type(value), name) and name not in _LEFT_OUT}
-    return {name: kept[name] for name in sorted(kept, key=str)}
-
-
 def _plain_text(value: Any) -> str:
-    """The `repr` of a value that has one, without addresses."""
+    """The `repr` of a value without addresses; empty if its class defines none."""
     plain: Any = object
     try:
         return "" if type(value).__repr__ is plain.__repr__ else _ADDRESS.sub("", repr(value))
-    except Exception:  # noqa: BLE001  a user's `__repr__`; the class alone must do
+    except Exception:  # noqa: BLE001  a user's `__repr__` may raise anything
         return "..."
 
 
 def _array_digest(value: Any) -> str:
-    """Empty for an array of which this process has only a part, or whose values are gone or yet to come."""
+    """A digest of an array; empty for a tracer, or if this process has only a part of it."""
     if isinstance(value, Tracer) or not getattr(value, "is_fully_addressable", True):
         return ""
     if getattr(value, "is_deleted", bool)():
@@ -268,32 +259,28 @@ def _digest(content: str | bytes, length: int = 12) -> str:
 # Reading
 
 
-def imported(name: str) -> Any:
-    """The class or function of this name in a module that is imported; nothing else is."""
+def _lookup(name: str) -> Any:
+    """The class or function of this name, if its module is already imported."""
     module, _, qualname = name.partition(":")
-    value = found_at(module, qualname)
+    value = lookup_imported(module, qualname)
     if value is None:
         raise StaticSerializationError(
-            f"{name} was not found. The program needs it as a static value: import {module} before reading it."
+            f"{name} was not found, but the program has it as a static. Import {module} before reading the program."
         )
     return value
 
 
-def decode(form: Form, *, find: Callable[[str], Any] = imported) -> Any:
-    """The value of a form. Runs no code of the classes that it makes, and imports nothing.
-
-    Args:
-        form: As `encode` gave it; it may come from a forged file.
-        find: From a name to its class or function.
+def decode(encoded: EncodedStatic) -> Any:
+    """Decode a static of an exported program. Imports nothing, and runs no code of a user's class.
 
     Raises:
-        StaticSerializationError: If the form can't be read, names what is not found, or is a description.
+        StaticSerializationError: If it can't be decoded, names an unknown class, or is a description.
     """
-    if type(form) in _PLAIN:
-        return form
-    if type(form) is not list or not form or type(form[0]) is not str:
-        raise StaticSerializationError(f"{cut_text(repr(form))} is not the form of a static value.")
-    name, *parts = form
+    if type(encoded) in _PLAIN:
+        return encoded
+    if type(encoded) is not list or not encoded or type(encoded[0]) is not str:
+        raise StaticSerializationError(f"{cut_text(repr(encoded))} is not an encoded static.")
+    name, *parts = encoded
     if name == "described":
         raise StaticSerializationError(f"It was saved as a description only, {cut_text(str(parts[:1]))}.")
     if name != "name" and name not in _MAKERS:
@@ -302,49 +289,63 @@ def decode(form: Form, *, find: Callable[[str], Any] = imported) -> Any:
         )
     try:
         if name == "name":
-            return find(str(parts[0]))
-        values = [decode(part, find=find) for part in parts]
-        if name in _OF_CLASS:
+            return _lookup(str(parts[0]))
+        values = [decode(part) for part in parts]
+        if name in OF_CLASS:
             cls = values[0]
             kind = _kind_of(cls) if isinstance(cls, type) else None
             if kind is None or kind.name != name:
-                raise ValueError(f"{getattr(cls, '__qualname__', type(cls).__name__)} is not {_OF_CLASS[name]}")
+                raise ValueError(f"{getattr(cls, '__qualname__', type(cls).__name__)} is not {OF_CLASS[name]}")
         return _MAKERS[name](*values)
     except (StaticSerializationError, RecursionError):
         raise
-    except Exception as error:  # whoever forges a file finds them all
-        start = ", ".join(map(repr, form[:2]))
+    except Exception as error:  # a forged file can cause any error
+        start = ", ".join(map(repr, encoded[:2]))
         raise StaticSerializationError(f"[{cut_text(start)}, ...] can't be read: {cut_text(str(error))}.") from error
 
 
 # For messages
 
-_OPENED = frozenset({"tuple", "list", "set", "frozenset", "partial", "dict", "FrozenMapping", *_OF_CLASS})
+_MAX_LEVELS = 50  # nesting depth of a message
 
 
-def shown(form: Form) -> str:
-    """A form as a person would write the value."""
-    if type(form) is not list or not form:
-        return repr(form)
-    kind, *parts = form
-    if kind in {"described", "name"}:
-        return str(parts[0]) if kind == "described" else parts[0].replace(":", ".").removeprefix("builtins.")
-    if kind in _MAKERS and kind not in _OPENED:
-        with contextlib.suppress(StaticSerializationError):
-            return text(decode(form))
-    name = shown(parts.pop(0)) if kind in _OF_CLASS else kind
-    if kind == "node":
-        parts = [*parts[0][1:], *parts[1:]]
-    texts = [_argument(part) if kind in _OF_CLASS else shown(part) for part in parts]
-    if kind == "tuple":
-        return f"({', '.join(texts)}{',' * (len(texts) == 1)})"
+def encoded_text(encoded: EncodedStatic, levels: int = _MAX_LEVELS) -> str:
+    """The text of an encoded static, in Python syntax. Accepts any JSON, because the file may be forged."""
+    if type(encoded) not in {list, dict}:
+        return repr(encoded)
+    match encoded if levels else None:
+        case ["described", str(text), str(digest), *_]:
+            return f"{text} #{digest[:8]}"  # different descriptions may have the same text
+        case ["name", str(name)]:
+            return name.replace(":", ".").removeprefix("builtins.")
+        case (
+            ["float" | "int" | "bytes" | "date", str()]
+            | ["complex", float(), float()]
+            | ["time" | "datetime", ["bytes", str()]]
+            | ["scalar", ["dtype", str()], ["bytes", str()]]
+        ):
+            with contextlib.suppress(StaticSerializationError, ValueError):
+                return text_of(decode(encoded))
+        case ["tuple", *parts]:
+            return f"({', '.join([encoded_text(part, levels - 1) for part in parts])}{',' * (len(parts) == 1)})"
+        case ["node", cls, ["tuple", *statics], *parts]:
+            return _call(encoded_text(cls, levels - 1), [*statics, *parts], levels - 1)
+        case [str(kind), cls, *parts] if kind in OF_CLASS:
+            return _call(encoded_text(cls, levels - 1), parts, levels - 1)
+        case [str(kind), *parts]:
+            return f"{kind}({', '.join([encoded_text(part, levels - 1) for part in parts])})"
+        case _:
+            pass
+    return "..."
+
+
+def _call(name: str, parts: Iterable[EncodedStatic], levels: int) -> str:
+    """`name(field=value)`."""
+    texts: list[str] = []
+    for part in parts:
+        match part:
+            case ["tuple", str(field), value]:
+                texts.append(f"{field}={encoded_text(value, levels)}")
+            case _:
+                texts.append(encoded_text(part, levels))
     return f"{name}({', '.join(texts)})"
-
-
-def _argument(part: Form) -> str:
-    """`name=value` for a field."""
-    is_field = type(part) is list and len(part) == 3 and part[0] == "tuple"
-    return f"{part[1]}={shown(part[2])}" if is_field else shown(part)
-
-
-__all__ = ["Form", "StaticSerializationError", "decode", "described", "encode", "modules_in", "portable_text", "shown"]

@@ -1,149 +1,174 @@
-"""Exchange and compare text between the processes of a run; and what this needs of JAX that is private or recent."""
+"""Agreement between the processes of a job: one process decides for all. Uses private and recent JAX APIs."""
 
 import hashlib
 import json
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
-import numpy as np
 
-from treewright._core.jax_private import untyped_jax
-from treewright._core.text import common_start
+from treewright._base.jax_private import untyped_jax
+from treewright._base.lines import common_prefix
 from treewright.errors import ProcessMismatchError
 
-TIMEOUT = 60.0  # seconds; below the 100 s after which JAX itself ends a run with a process that gives no sign of life
-_READING = 10.0  # seconds for every process to read what the others passed
-_LINGER = 1.0  # seconds for the other processes to raise before the one with the service does
-_FOLDER = "treewright"  # of our keys in JAX's coordination service
-_GROUPS = 8  # groups of processes with the same texts, of which a message shows one each
-_SHOWN = 20  # differences in one message
-_WIDTH = 90  # characters of a text in a message
-_CURE = (
-    "Give every process the same. A static that may differ, since no program depends on it, is declared "
-    "static(local=True). A program differs where it reads something that does: a global or environment variable, the "
-    "order of a set."
+TIMEOUT = 60.0  # seconds; JAX terminates a job after 100 s without a heartbeat of a process
+_ANSWER_TIMEOUT_S = 60.0  # for process 0 to answer
+_LINGER_S = 1.0  # process 0, which runs the service, raises this much later
+_FOLDER = "treewright"  # prefix of our keys in JAX's coordination service
+_MAX_GROUPS = 8  # groups of processes with equal texts, shown in a message
+_MAX_PATHS = 20  # shown in one message
+_MAX_WIDTH = 90  # characters of a text in a message
+_FIX = (
+    "All processes must have the same tree. If no program depends on a static, declare it static(local=True) to let it "
+    "differ. Programs differ if they read something that differs: a global or environment variable, the order of a set."
 )
 
 
 def process_count() -> int:
-    """How many processes the job has."""
+    """The number of processes in the job."""
     return int(untyped_jax.process_count())
 
 
 def process_index() -> int:
-    """Which of the processes this one is, from 0."""
+    """The index of this process, from 0."""
     return int(untyped_jax.process_index())
 
 
-def exchange(text: str, *, name: str, timeout: float = TIMEOUT, channel: str = "exchange") -> list[str]:
-    """The texts that all processes passed, in the order of processes: the same list in each of them.
+def agree(
+    mine: Any, decide: Callable[[list[Any]], Any], *, name: str, timeout: float = TIMEOUT, channel: str = "exchange"
+) -> Any:
+    """Send a value from each process to process 0, and return its decision in all of them. All values are JSON.
 
-    Every process has to call it, from one thread, in the same order as its other exchanges. No device computes
-    anything. One process alone gets `[text]` at once.
+    Every process must call this, from one thread, in the same order as other exchanges. The cost grows linearly with
+    the number of processes. No device computes anything. In a single process, `decide` is just called.
 
     Args:
-        text: What this process passes.
-        name: What the exchange is for, as messages call it: `save of step 3`. The same in all processes.
+        mine: The value of this process.
+        decide: Called in process 0 with the values, in the order of processes.
+        name: Name of the exchange in messages, such as `save of step 3`. Must be equal in all processes.
         timeout: Seconds to wait for the others.
-        channel: Exchanges of one channel keep their order; another thread uses another one.
+        channel: Exchanges in one channel are ordered. Each thread needs its own channel.
 
     Raises:
-        ProcessMismatchError: In every process, with the same message: if some process does not come in time, or if
-            the names differ.
+        ProcessMismatchError: In every process, with the same message: if `decide` raises it, if a process is late, or
+            if the names differ.
     """
     if process_count() == 1:
-        return [text]
-    packed = zlib.compress(json.dumps([name, text]).encode())
-    client = coordination_client()
-    messages = _allgather(packed) if client is None else _by_service(client, packed, name, timeout, channel)
-    names, texts = zip(*(json.loads(zlib.decompress(message)) for message in messages), strict=True)
-    if len({*names}) > 1:
-        places = (f"  {processes_text(_indices(names, other))}: {other}" for other in dict.fromkeys(names))
-        raise_in_all(
-            ProcessMismatchError(
-                "\n".join(
-                    [
-                        "The processes are not at the same place of the program:",
-                        *places,
-                        "Every process makes the same checks, saves and restores in the same order.",
-                    ]
-                )
-            )
+        return decide([mine])
+    client, packed = coordination_client(), zlib.compress(json.dumps([name, mine]).encode())
+    if client is None:
+        raise ProcessMismatchError(
+            f"{name} compares processes through JAX's coordination service, but this job has none. Call "
+            f"jax.distributed.initialize() in every process first."
         )
-    return list(texts)
+    problem, decision = _by_service(client, packed, decide, name=name, timeout=timeout, channel=channel)
+    if problem:
+        raise_in_all(ProcessMismatchError(problem))
+    return decision
+
+
+def _decision(messages: Iterable[bytes], decide: Callable[[list[Any]], Any]) -> tuple[str, Any]:
+    """The problem with the messages, or the decision."""
+    names, values = zip(*(json.loads(zlib.decompress(message)) for message in messages), strict=True)
+    paths = [f"  {processes_text(group)}: {name}" for name, group in _groups(names).items()]
+    if len(paths) > 1:
+        lines = ["The processes are at different points of the program:", *paths]
+        return "\n".join(
+            [*lines, "Make the same checks, saves and restores in every process, in the same order."]
+        ), None
+    try:
+        return "", decide(list(values))
+    except ProcessMismatchError as error:
+        return str(error), None
 
 
 def raise_in_all(error: Exception) -> NoReturn:
-    """Raise an error that all processes raise, each for itself, after an exchange: the first process does so last.
+    """Raise an error that all processes raise after an exchange; process 0 raises it last.
 
-    JAX's coordination service lives in the first process. Where that one ends, JAX aborts the others, which may not
-    have raised yet: without this second, in about half of all runs that end by `os._exit`.
+    Process 0 runs JAX's coordination service. When it ends, JAX aborts the others, which may not have raised yet:
+    without the delay, this happened in about half of all runs that end by `os._exit`.
     """
     if process_count() > 1 and process_index() == 0:
-        time.sleep(_LINGER)
+        time.sleep(_LINGER_S)
     raise error
 
 
 def compare(texts: Mapping[str, str], *, name: str, timeout: float = TIMEOUT) -> None:
-    """Raise an error in all processes, which have to call this, if their texts differ at some place.
-
-    Two exchanges, however many processes there are: a digest of each, and if these differ, one text of each group.
+    """Raise in all processes if their texts differ. All processes must call this.
 
     Args:
-        texts: What this process holds, by place. A place that begins with `version of` is shown first.
-        name: As for `exchange`.
-        timeout: As for `exchange`.
+        texts: Texts of this process by path. Paths that begin with `version of` are shown first.
+        name: As for `agree`.
+        timeout: As for `agree`.
 
     Raises:
-        ProcessMismatchError: In every process, with the same message: each place that differs, and the texts there.
+        ProcessMismatchError: In every process, with the same message: each path with different texts, and the texts.
     """
-    mine = json.dumps(dict(texts))
-    digests = exchange(hashlib.sha256(mine.encode()).hexdigest(), name=name, timeout=timeout)
-    groups = [_indices(digests, digest) for digest in dict.fromkeys(digests)]
-    if len(groups) > 1:
-        speakers = [processes[0] for processes in groups[:_GROUPS]]
-        spoken = mine if process_index() in speakers else ""
-        whole = exchange(spoken, name=f"the comparison in {name}", timeout=timeout)
-        known: list[dict[str, str]] = [json.loads(whole[process]) for process in speakers]
-        raise_in_all(ProcessMismatchError("\n".join(_difference_lines(groups, known))))
+    representatives = agree(digest_of_texts(texts), representatives_of, name=name, timeout=timeout)
+    refuse_differences(texts, representatives, name=name, timeout=timeout)
+
+
+def digest_of_texts(texts: Mapping[str, str]) -> str:
+    """A digest of texts by path."""
+    return hashlib.sha256(json.dumps(dict(texts)).encode()).hexdigest()
+
+
+def representatives_of(digests: Iterable[str]) -> list[int]:
+    """The first process of each group with equal digests, for the groups that a message shows."""
+    return [processes[0] for processes in _groups(digests).values()][:_MAX_GROUPS]
+
+
+def refuse_differences(texts: Mapping[str, str], representatives: Sequence[int], *, name: str, timeout: float) -> None:
+    """Raise the error of `compare` if there are several representatives. Only these send their texts."""
+    if len(representatives) > 1:
+        sent = dict(texts) if process_index() in representatives else None
+        agree([digest_of_texts(texts), sent], _refuse_groups, name=f"the comparison in {name}", timeout=timeout)
+
+
+def _refuse_groups(messages: Sequence[tuple[str, Any]]) -> None:
+    groups = list(_groups(digest for digest, _ in messages).values())
+    known = [sent for _, sent in messages if sent is not None]
+    raise ProcessMismatchError("\n".join(_difference_lines(groups, known)))
 
 
 def _difference_lines(groups: Sequence[Sequence[int]], known: Sequence[Mapping[str, str]]) -> list[str]:
-    """The message for groups of processes that hold the same; `known` has the texts of the first of these groups."""
-    places = dict.fromkeys(place for texts in known for place in texts)
-    rows = {place: [texts.get(place, "nothing") for texts in known] for place in places}
-    rows = {place: texts for place, texts in rows.items() if len({*texts}) > 1}
-    # A version that only some processes have is that of a package that only their trees use.
-    versions = [place for place in rows if place.startswith("version of ")]
-    first = [place for place in versions if all(place in texts for texts in known)]
-    shown = [*first, *(place for place in rows if place not in versions)]
-    lines = ["The processes hold different trees:"]
-    for place in shown[:_SHOWN]:
+    """The message for groups of processes with equal texts; `known` has the texts of the first groups."""
+    paths = dict.fromkeys(path for texts in known for path in texts)
+    rows = {path: [texts.get(path, "nothing") for texts in known] for path in paths}
+    rows = {path: texts for path, texts in rows.items() if len({*texts}) > 1}
+    # If only some processes list a version, only their trees use the package.
+    versions = [path for path in rows if path.startswith("version of ")]
+    first = [path for path in versions if all(path in texts for texts in known)]
+    shown = [*first, *(path for path in rows if path not in versions)]
+    are_programs = bool(shown) and all("\n" in text for path in shown for text in rows[path])
+    lines = [f"The processes have different {'programs' if are_programs else 'trees'}:"]
+    for path in shown[:_MAX_PATHS]:
         processes: dict[str, list[int]] = {}
-        for group, text in zip(groups, rows[place], strict=False):
+        for group, text in zip(groups, rows[path], strict=False):
             processes.setdefault(text, []).extend(group)
-        excerpts = zip(processes.values(), _excerpts([*processes]), strict=True)
-        lines += [f"  {place}", *(f"    {processes_text(numbers)}: {excerpt}" for numbers, excerpt in excerpts)]
-    if len(shown) > _SHOWN:
-        lines.append(f"  and {len(shown) - _SHOWN} places more")
-    if groups[_GROUPS:]:
-        others = processes_text(process for group in groups[_GROUPS:] for process in group)
-        lines.append(f"  P{others[1:]}: still other values")
-    return [*lines, _CURE]
+        number, texts = _excerpts([*processes])
+        excerpts = zip(processes.values(), texts, strict=True)
+        at = f", line {number}" if any("\n" in text for text in processes) else ""
+        lines += [f"  {path}{at}", *(f"    {processes_text(numbers)}: {excerpt}" for numbers, excerpt in excerpts)]
+    if len(shown) > _MAX_PATHS:
+        lines.append(f"  and {len(shown) - _MAX_PATHS} more paths")
+    if groups[_MAX_GROUPS:]:
+        others = processes_text(process for group in groups[_MAX_GROUPS:] for process in group)
+        lines.append(f"  P{others[1:]}: further different values")
+    return [*lines, _FIX]
 
 
-def _excerpts(texts: Sequence[str]) -> list[str]:
-    """Texts that differ; long ones from a little before the difference, and of several lines the first that differs."""
-    same = common_start(texts)
+def _excerpts(texts: Sequence[str]) -> tuple[int, list[str]]:
+    """The number of the first different line and its texts; long lines start shortly before the difference."""
+    same = common_prefix(texts)
     line = same.rfind("\n") + 1
-    is_far = len(same) - line > _WIDTH // 2
-    start = 0 if max(map(len, texts)) <= _WIDTH else len(same) - _WIDTH // 3 if is_far else line
+    is_far = len(same) - line > _MAX_WIDTH // 2
+    start = 0 if max(map(len, texts)) <= _MAX_WIDTH else len(same) - _MAX_WIDTH // 3 if is_far else line
     shown = [text[start:].partition("\n")[0].strip() for text in texts]
-    cut = [text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..." for text in shown]
-    return [f"...{text}" if start > line else text for text in cut]
+    cut = [text if len(text) <= _MAX_WIDTH else f"{text[:_MAX_WIDTH]}..." for text in shown]
+    return same.count("\n") + 1, [f"...{text}" if start > line else text for text in cut]
 
 
 def processes_text(processes: Iterable[int]) -> str:
@@ -163,129 +188,81 @@ def ranges_text(numbers: Iterable[int]) -> str:
     return ", ".join("-".join(map(str, bounds)) for bounds in ranges)
 
 
-def _by_service(client: Any, message: bytes, name: str, timeout: float, channel: str) -> list[bytes]:
+def _by_service(
+    client: Any, message: bytes, decide: Callable[[list[Any]], Any], *, name: str, timeout: float, channel: str
+) -> tuple[str, Any]:
+    """The problem and the decision, exchanged through JAX's coordination service in process 0."""
+    me = process_index()
     try:
-        return _Exchange(client, name, channel).run(message, timeout)
+        # The service counts the exchanges, so that a new service starts from 1.
+        turn = client.key_value_increment(f"{_FOLDER}/{channel}/turn of {me}", 1)
+        folder = f"{_FOLDER}/{channel}/{turn}"
+        client.key_value_set_bytes(f"{folder}/message/{me}", message)
+        failure = _wait(client, f"{folder}/come", timeout)
+        # Process 0 may be late itself, so the first process to increment this counter reports the late ones.
+        if me == 0 if failure is None else client.key_value_increment(f"{folder}/late", 1) == 1:
+            entries = client.key_value_dir_get_bytes(f"{folder}/message/")
+            messages = {int(key.rpartition("/")[2]): value for key, value in entries}
+            if failure is None:
+                answer = _decision((messages[process] for process in range(process_count())), decide)
+                client.key_value_delete(f"{_FOLDER}/{channel}/{turn - 1}/")  # read by all
+            else:
+                answer = (_late_text(name, timeout, messages, failure), None)
+            client.key_value_set_bytes(f"{folder}/answer", zlib.compress(json.dumps(answer).encode()))
+        packed = client.blocking_key_value_get_bytes(f"{folder}/answer", _milliseconds(_ANSWER_TIMEOUT_S))
     except jax.errors.JaxRuntimeError as error:
-        if "UNAVAILABLE" not in str(error):
-            raise
         raise ProcessMismatchError(
-            f"Process 0 ended, or can't be reached any more, while {processes_text([process_index()])} was in {name}: "
-            f"JAX's coordination service, which lives in process 0, does not answer.\nLook at the log of process 0."
+            f"Process 0 ended, failed or is unreachable, while {processes_text([me])} was in {name}: JAX's "
+            f"coordination service in process 0 does not answer.\nLook at the log of process 0."
         ) from error
+    problem, decision = json.loads(zlib.decompress(packed))
+    return problem, decision
 
 
-class _Exchange:
-    """One exchange through JAX's coordination service, which lives in the first process."""
+def _wait(client: Any, barrier: str, timeout: float) -> Exception | None:
+    """Wait for all processes; return the service's error, which is equal in all, if some do not arrive."""
+    try:
+        client.wait_at_barrier(barrier, _milliseconds(timeout))
+    except jax.errors.JaxRuntimeError as error:
+        return error
+    return None
 
-    def __init__(self, client: Any, name: str, channel: str) -> None:
-        self.client = client
-        self.name = name
-        self.me = process_index()
-        # The service counts the exchanges, not this module: a run that joins another service starts from 1.
-        self.channel = f"{_FOLDER}/{channel}"
-        self.turn = int(client.key_value_increment(f"{self.channel}/turn of {self.me}", 1))
-        self.folder = f"{self.channel}/{self.turn}"
 
-    def run(self, message: bytes, timeout: float) -> list[bytes]:
-        """The messages of all processes, once each of them has read them all."""
-        self.client.key_value_set_bytes(f"{self.folder}/message/{self.me}", message)
-        problem = self.wait(timeout)
-        messages = self.messages()
-        absent = [] if problem is None else self.absent(messages)
-        if self.me not in absent:  # else the others have stopped waiting
-            self.meet("read", {*range(process_count())}.difference(absent))
-        if problem is not None:
-            raise_in_all(self.error(absent, timeout, problem))
-        if self.me == 0:  # every process has read the exchange before this one
-            self.client.key_value_delete(f"{self.channel}/{self.turn - 1}/")
-        return [messages[process] for process in range(process_count())]
-
-    def wait(self, timeout: float) -> Exception | None:
-        """Wait until all processes have come; the service's error where some do not. It is the same for each."""
-        try:
-            self.client.wait_at_barrier(f"{self.folder}/come", _milliseconds(timeout))
-        except jax.errors.JaxRuntimeError as error:
-            return error
-        return None
-
-    def messages(self) -> dict[int, bytes]:
-        """What has been passed up to now, by process."""
-        entries = self.client.key_value_dir_get_bytes(f"{self.folder}/message/")
-        return {int(key.rpartition("/")[2]): value for key, value in entries}
-
-    def absent(self, messages: dict[int, bytes]) -> list[int]:
-        """The processes that did not come in time: what the first process to find out says, in all of them."""
-        key = f"{self.folder}/absent"
-        mine = [process for process in range(process_count()) if process not in messages]
-        try:
-            self.client.key_value_set(key, json.dumps(mine))
-        except jax.errors.JaxRuntimeError:  # another process was first
-            agreed: list[int] = json.loads(self.client.blocking_key_value_get(key, _milliseconds(_READING)))
-            return agreed
-        return mine
-
-    def meet(self, place: str, processes: Iterable[int]) -> None:
-        """Wait for some processes, for a short time."""
-        try:
-            self.client.wait_at_barrier(f"{self.folder}/{place}", _milliseconds(_READING), sorted(processes))
-        except jax.errors.JaxRuntimeError:  # one has ended since; the others go on, with what they have read
-            return
-
-    def error(self, absent: list[int], timeout: float, problem: Exception) -> ProcessMismatchError:
-        """The same error for each process that came, in time or late."""
-        present = [process for process in range(process_count()) if process not in absent]
-        if not absent:
-            reason = str(problem).partition("\n")[0]
-            return ProcessMismatchError(f"The processes could not meet for {self.name}: {reason}")
-        late = processes_text(absent)
-        return ProcessMismatchError(
-            f"{late[0].upper()}{late[1:]} did not reach {self.name} within {timeout:g} s "
-            f"({processes_text(present)} did).\n"
-            f"Look at the log of {late}: it may have ended, may wait for something else, or may run another branch of "
-            f"the program. If it is only slow, allow more time in every process with timeout_seconds=."
-        )
+def _late_text(name: str, timeout: float, present: Collection[int], failure: Exception) -> str:
+    """The message for the processes that arrived."""
+    absent = [process for process in range(process_count()) if process not in present]
+    if not absent:
+        return f"The processes could not synchronise for {name}: {str(failure).partition(chr(10))[0]}"
+    late = processes_text(absent)
+    return (
+        f"{late[0].upper()}{late[1:]} did not reach {name} within {timeout:g} s ({processes_text(present)} did).\n"
+        f"Look at the log of {late}: it may have ended, be waiting for something else, or run a different branch of "
+        f"the program. If it is only slow, increase timeout_seconds= in every process."
+    )
 
 
 def _milliseconds(seconds: float) -> int:
     return max(1, int(seconds * 1000))
 
 
-def _indices(values: Iterable[str], value: str) -> list[int]:
-    return [index for index, other in enumerate(values) if other == value]
+def _groups(values: Iterable[str]) -> dict[str, list[int]]:
+    """The processes grouped by value."""
+    groups: dict[str, list[int]] = {}
+    for process, value in enumerate(values):
+        groups.setdefault(value, []).append(process)
+    return groups
 
 
-def _allgather(data: bytes) -> list[bytes]:
-    """The data of each process, by a collective of their devices."""
-    packed = np.frombuffer(data, np.uint8)
-    sizes = process_allgather(np.asarray(len(packed), np.int32))
-    padded = np.zeros(int(sizes.max()), np.uint8)
-    padded[: len(packed)] = packed
-    rows = process_allgather(padded)
-    return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
+# Recent. Without it, `import treewright.sharding` fails.
 
-
-# Recent. Without `multihost_utils`, which is experimental, nothing is lost where JAX's coordination service is found.
-
-
-def process_allgather(array: Any) -> Any:
-    """The array of each process, stacked in their order. All processes have to call it."""
-    from jax.experimental import multihost_utils
-
-    gather: Any = multihost_utils.process_allgather
-    return np.asarray(gather(array))
-
-
-# Recent. `import treewright.sharding` fails in a JAX without this one.
-
-# A setting for a block that `jit` takes into account: a function that reads it is traced again where it differs.
+# A context setting in `jit`'s cache key: functions that read it retrace if it differs.
 part_of_jit_key: Any = untyped_jax.make_user_context
 
 
 def mesh_of_old_context() -> Any:
-    """The mesh of a block `with mesh:`; None outside of such blocks.
+    """The mesh of an enclosing `with mesh:` block, or None.
 
-    Without it, `constrain` does nothing in such a block and does not warn.
+    Without it, `constrain` silently does nothing in such a block.
     """
     from jax._src import mesh
 
@@ -295,10 +272,9 @@ def mesh_of_old_context() -> Any:
 
 
 def coordination_client() -> Any:
-    """The client of the service through which the processes of a job have found each other; None if it has none.
+    """The client of JAX's coordination service; None if the job has none.
 
-    Without it, processes that compare something wait for each other in a collective of their devices: with the time
-    limit of their network, and without the names of those that have not come.
+    Without it, trees and checkpoints of several processes can't be compared: exchanges raise.
     """
     from jax._src import distributed
 

@@ -1,11 +1,8 @@
-"""What Treewright raises. Each docstring tells a user the cause and the cure."""
+"""Treewright's exceptions and warnings. Each docstring gives the cause and the fix."""
 
 import inspect
-import typing
 import warnings
-
-if typing.TYPE_CHECKING:
-    from treewright.checkpoint import Mismatch
+from typing import Any
 
 __all__ = [
     "CheckpointDamagedError",
@@ -14,6 +11,7 @@ __all__ = [
     "CheckpointWarning",
     "ChildWarning",
     "DonatedStateError",
+    "FieldOnClassError",
     "LoopStateError",
     "MissingPlaceError",
     "NodeDefinitionError",
@@ -24,6 +22,7 @@ __all__ = [
     "ShardingWarning",
     "StaticFieldError",
     "StaticSerializationError",
+    "StaticWarning",
     "TooManyTracesError",
     "TracedComparisonError",
     "UnfinishedNodeError",
@@ -34,142 +33,159 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def missing_extra(what: str, package: str, extra: str) -> ImportError:
-    """The error for something that needs a package which is not installed, with the line that installs it."""
+def missing_extra(feature: str, package: str, extra: str) -> ImportError:
+    """The error for a feature whose package is not installed, with the command that installs it."""
     return ImportError(
-        f"{what} needs {package}. Install it with: pip install {package}\n"
-        f"In a checkout of Treewright, all that goes with it: pip install '.[{extra}]'"
+        f"{feature} needs {package}. Install it with: pip install {package}\n"
+        f"In a checkout of Treewright, this installs everything for it: pip install '.[{extra}]'"
     )
 
 
 def warn_user(message: str, category: type[Warning]) -> None:
-    """Warn at the line of the user's that called Treewright, however deep inside of it the cause was found."""
+    """Warn at the line of the user's code that called Treewright."""
     level, frame = 1, inspect.currentframe()
     while frame is not None and (
         str(frame.f_globals.get("__name__")).partition(".")[0] == "treewright"
-        or frame.f_code.co_filename.startswith("<treewright")  # a generated `__init__` has the user's globals
+        or frame.f_code.co_filename.startswith("<treewright")  # A generated `__init__` has the user's globals.
     ):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
 
 
 class NodeDefinitionError(TypeError):
-    """A class can't be made a node as it is written. Nothing has been registered.
+    """A class can't become a node as it is written. Nothing has been registered.
 
     The message names the class, the field or option, and the line to write instead.
     """
 
 
 class StaticFieldError(TypeError):
-    """A static field was given a value that `jit` could not compare safely.
+    """A static field received a value that `jit` can't compare safely.
 
     `jit` compares statics and never copies them. A list that changes in place would give stale results, and an
-    array has no single truth value. Three ways out: make the field a child, give it a hashable form (by hand or by
-    `static(converter=treewright.freeze)`), or wrap the value in a class with `__hash__` and `__eq__`.
+    array has no single truth value. There are three fixes: make the field a child, pass a hashable value (directly or
+    with `static(converter=treewright.freeze)`), or wrap the value in a class with `__hash__` and `__eq__`.
     """
 
 
 class ChildWarning(UserWarning):
-    """A child was given what `jit`, `grad` and `vmap` do not take, such as a string, a function or a `map`.
+    """A child received a value that `jit`, `grad` and `vmap` do not accept, such as a string, a function or a `map`.
 
-    It is fine in a tree that none of them sees. Otherwise it is a setting, and its field is to be `static()`; a `map`
-    is to be made a tuple. A field that is declared with `field()` is not asked about.
+    In a tree that is never passed to them, this is fine. Otherwise declare the field `static()`, or turn a `map` into a
+    tuple. Fields declared with `field()` are not checked.
+    """
+
+
+class StaticWarning(UserWarning):
+    """A static field received an object whose attributes can be assigned.
+
+    `jit` compares it by identity and ignores later assignments. If it contains settings, make its class
+    `@dataclass(frozen=True)`. If it is meant to change, declare the field `static(identity=True)`. Each class of values
+    is reported once for each class of nodes.
     """
 
 
 class NodeInitError(TypeError, AttributeError):
     """An `__init__` returned before every field had a value, or assigned to names that are not fields.
 
-    A call that leaves arguments out is a `TypeError` in Python, and an assignment to what is not there an
-    `AttributeError`; this is both.
+    In Python, a call with missing arguments raises `TypeError`, and assigning a missing attribute `AttributeError`;
+    this is both.
     """
 
 
 class UnfinishedNodeError(AttributeError):
     """A node was used before its `__init__` returned, or after it raised.
 
-    Until then there is nothing to flatten: some of the fields may have no value.
+    Until then some fields may have no value, so the node can't be flattened.
+    """
+
+
+class FieldOnClassError(TypeError, ValueError):
+    """A field was read on the class and used as a value, but only instances have a value.
+
+    For a class constant, declare a `ClassVar`. For a default, read `dataclasses.fields`. This is also a `ValueError`
+    because IPython's autoreload compares attributes of classes and ignores that error.
     """
 
 
 class TracedComparisonError(TypeError):
     """Two nodes were compared with `==` while a child of one of them is traced.
 
-    `==` answers with a plain `bool`, and under `jit`, `grad` or `vmap` there is no value to take it from.
+    `==` returns a plain `bool`, but under `jit`, `grad` or `vmap` the child has no value to compare.
     """
 
 
 class TooManyTracesError(RuntimeError):
-    """`jit` was about to trace a function more often than was allowed, by `max_traces`. Nothing has been compiled.
+    """`jit` was about to trace a function more often than `max_traces` allows. Nothing has been compiled.
 
-    The message is the report: which argument, which path, what changed from what to what, why, and what to do.
+    The message is the report: the argument, the path, the old and the new value, the reason and the fix.
     """
 
 
 class LoopStateError(TypeError):
-    """A state can't be carried by a `loop`. Nothing has been computed, and the state before is still there.
+    """A `loop` can't carry a state. Nothing has been computed, and the previous state is unchanged.
 
-    The step returns a state of another structure, shape or dtype than it was given, so each call would be compiled
-    anew; the message lists the differences by path. Or the state holds what is not an array.
+    Either the step returns a state with a different structure, shape or dtype than it received, so every call would
+    recompile; the message lists the differences by path. Or the state contains a value that is not an array.
     """
 
 
 class DonatedStateError(RuntimeError):
-    """The state of a `loop` was asked for after its arrays had been used up.
+    """The state of a `loop` was read after its arrays had been donated.
 
-    A call that failed after it had begun to compute takes the donated state with it. Assign a state to go on from, such
-    as the last checkpoint; with `loop(..., donate=False)` the last complete state stays.
+    A call that fails while computing loses the donated state. Assign a state to continue from, such as the last
+    checkpoint. With `loop(..., donate=False)` the last complete state is kept.
     """
 
 
 class MissingPlaceError(AttributeError, LookupError):
     """A function or path leads to a place that the tree does not have.
 
-    The message says how far it leads and what is there. Nothing has been changed.
+    The message shows how far the path leads and what the tree contains there. Nothing has been changed.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, name=None, obj=None)  # else Python adds a guess of its own to the one in the message
+        super().__init__(message, name=None, obj=None)  # Otherwise Python adds a second suggestion to the message.
 
 
 class StaticSerializationError(ValueError):
-    """A static value can't be written into, or read from, an exported program (`jax.export`)."""
+    """A static value can't be written to, or read from, an exported program (`jax.export`)."""
 
 
 class ShardingError(ValueError):
-    """Leaves of a tree can't be split over a mesh as the names of their fields and the rules say.
+    """Leaves of a tree can't be split over a mesh as the names of their fields and the rules specify.
 
-    The message lists all of them by path. A rule is missing, the names do not count the axes of the array, two axes
-    want one mesh axis, or a length does not divide by the number of devices.
+    The message lists all of them by path. A rule is missing, the number of names differs from the number of axes, two
+    axes use the same mesh axis, or a length is not divisible by the number of devices.
     """
 
 
 class ShardingWarning(UserWarning):
-    """A sharding is not what it seems, though nothing is wrong with the result.
+    """A sharding has no effect, or less than it seems to have. Results are correct.
 
-    A rule that no field uses, a constraint that has no mesh to act on, or an array that each device computes whole.
+    A rule is not used by any field, a constraint has no mesh, or every device computes a whole array.
     """
 
 
 class ProcessMismatchError(RuntimeError):
-    """The processes of one run hold or save different trees or programs, or some did not come to say what they hold.
+    """The processes of one run have different trees or programs, or some did not report theirs.
 
     Every process raises it, before any has computed or written.
 
-    Going on, a collective would wait without end, or each process would silently train with settings of its own.
+    Without this error, a collective would hang, or processes would silently train with different settings.
     """
 
 
 class CheckpointError(Exception):
-    """A checkpoint can't be saved or loaded as asked. Nothing has been changed on disk, and nothing half loaded.
+    """A checkpoint can't be saved or loaded. Nothing has been changed on disk, and nothing is partly loaded.
 
-    The message lists all problems at once, each with its path in the tree. Its subclasses tell a damaged checkpoint
-    from a whole one that does not fit.
+    The message lists all problems, each with its path in the tree. Subclasses distinguish a damaged checkpoint from an
+    intact one that does not match.
     """
 
 
 class CheckpointDamagedError(CheckpointError):
-    """A checkpoint can't be read, or its bytes are not those that were saved.
+    """A checkpoint can't be read, or its bytes differ from the saved bytes.
 
     A disk, a copy or a crash changed it after it was written. Load an earlier one;
     `CheckpointManager.restore_latest_valid` finds it.
@@ -177,27 +193,28 @@ class CheckpointDamagedError(CheckpointError):
 
 
 class CheckpointMismatchError(CheckpointError):
-    """A checkpoint is whole and does not fit the tree that it was to be loaded into.
+    """An intact checkpoint does not match the tree that it was loaded into.
 
-    `differences` holds each by path, with what was saved and what is wanted. Where the change was meant, the options
-    `renamed`, `migrate`, `allow_cast`, `on_static` and `strict` of `load` say so.
+    `differences` lists each difference by path, with the saved and the expected value. If the change is intended, use
+    the options `renamed`, `migrate`, `allow_cast`, `on_static` and `strict` of `load`.
     """
 
-    def __init__(self, message: str, differences: "tuple[Mismatch, ...]" = ()) -> None:
+    def __init__(self, message: str, differences: tuple[Any, ...] = ()) -> None:
         super().__init__(message)
         self.differences = differences
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint was loaded although something about it should be known.
+    """A checkpoint was loaded or saved, but with a problem.
 
-    A static that differs, or could be compared only by its description; damaged steps that were skipped.
+    A static differs, or could be compared only by its description; damaged steps were skipped; an old step can't be
+    deleted; or a program ended before its step was saved.
     """
 
 
 class RetraceWarning(UserWarning):
-    """Something about retraces was not seen, was not counted, or could not be told.
+    """Retrace reports are incomplete: something could not be observed or counted.
 
-    Mostly since this version of JAX hides it: Treewright reads retraces from parts of JAX that are not public. The
-    message says what is missing, and from what.
+    The usual cause is a JAX version that hides it, because Treewright reads retraces from private parts of JAX. The
+    message shows what is missing and where.
     """

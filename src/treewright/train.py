@@ -1,27 +1,31 @@
 """`TrainState`: parameters, optimiser state and step of a training run, as one node.
 
-The types stand in `train.pyi`.
+The types are in `train.pyi`.
 """
 
-from collections.abc import Callable, Collection, Iterable
-from typing import Any, Generic, Protocol, Self
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from typing_extensions import TypeVar
 
-from treewright._arguments import cured
-from treewright._core import Module, StaticValue, field, is_node, spec_of, static
-from treewright._core.jax_private import jax_trees, path_text, untyped_jax
-from treewright._core.text import Verbatim, did_you_mean, short_text
-from treewright._lines import first_of
-from treewright._trees.level import note_classes_made_again
+from treewright._base.jax_private import jax_trees, path_text, untyped_jax
+from treewright._base.lines import first_lines
+from treewright._base.text import Verbatim, did_you_mean, short_text
+from treewright._core import StaticValue, field, is_node, spec_of, static
+from treewright._export import Module
+from treewright._trees.level import leaf_type_of, note_redefined_classes
 from treewright._trees.partition import combine, partition
 from treewright._trees.specs import trainable
-from treewright.errors import missing_extra
+from treewright.errors import NodeInitError, missing_extra
 
-P = TypeVar("P", default=Any)  # for programs that write TrainState without a parameter, as flax has it
+if TYPE_CHECKING:
+    from treewright._trees.diff import Difference
+
+P = TypeVar("P", default=Any)  # the default is for TrainState without a parameter, as in flax
 
 
 class Transformation(Protocol):
@@ -29,17 +33,17 @@ class Transformation(Protocol):
 
     @property
     def init(self) -> Callable[[Any], Any]:
-        """`init(params)` gives the optimiser's state."""
+        """`init(params)` returns the optimiser's state."""
         ...
 
     @property
     def update(self) -> Callable[..., tuple[Any, Any]]:
-        """`update(grads, opt_state, params)` gives the updates and the new state."""
+        """`update(grads, opt_state, params)` returns the updates and the new state."""
         ...
 
 
 class Optimizer(Transformation, StaticValue, Protocol):
-    """What `TrainState` asks of an optimiser: optax's `GradientTransformation`, or anything with its two functions."""
+    """The type of `TrainState.tx`: optax's `GradientTransformation`, or any object with its two functions."""
 
 
 def _as_step(step: Any) -> Any:
@@ -51,14 +55,14 @@ _FROM_OPTIMIZER = Verbatim("tx.init(params)")  # the default of `opt_state`
 
 
 class TrainState(Module, Generic[P], kw_only=True):
-    """Everything that a training step takes and gives back.
+    """The state of a training loop: parameters, optimiser, optimiser state and step.
 
-    A program written for `flax.training.train_state.TrainState` runs with this one. Subclass it for more fields, such
-    as batch statistics or a random key. An optimiser of optax that is built again with the same settings is the same
-    static, and one with other settings traces again; one of your own functions is compared as any static function is.
+    Programs written for `flax.training.train_state.TrainState` run with it. Subclass it for more fields, such as batch
+    statistics or a random key. An optax optimiser that is rebuilt with the same settings is the same static; different
+    settings cause a retrace. An optimiser of your own functions is compared like any static function.
 
-    `buffer()` fields of the parameters are not trained: the optimiser gets `None` in their place, so it keeps nothing
-    for them and neither gradients nor weight decay reach them.
+    `buffer()` fields of the parameters are not trained: the optimiser gets `None` in their place, so it has no state
+    for them, and gradients and weight decay skip them.
 
     Examples:
         >>> import optax
@@ -69,9 +73,7 @@ class TrainState(Module, Generic[P], kw_only=True):
     """
 
     step: Any = field(default=0, converter=_as_step, doc="`i32[]`, the number of updates so far.")
-    apply_fn: Callable[..., Any] | None = static(
-        default=None, doc="What applies the model; None unless it was given, so it can't be called."
-    )
+    apply_fn: Callable[..., Any] | None = static(default=None, doc="The function that applies the model, or None.")
     params: P = field(doc="The parameters: a `Module`, a flax parameter dict, any pytree.")
     tx: Optimizer = static(doc="The optimiser, an `optax.GradientTransformation`.")
     opt_state: Any = field(
@@ -82,17 +84,23 @@ class TrainState(Module, Generic[P], kw_only=True):
         if self.opt_state is _FROM_OPTIMIZER:
             self.opt_state = _initial_opt_state(type(self), self.params, self.tx)
 
+    def __check_init__(self) -> None:
+        if self.opt_state is _FROM_OPTIMIZER:
+            raise NodeInitError(
+                f"{type(self).__qualname__}.__post_init__ overrides that of TrainState, so opt_state was not computed. "
+                f"Call it first: super().__post_init__()"
+            )
+
     @classmethod
-    @cured(lambda _args, _kwargs: "It takes them by name: TrainState.create(params=..., tx=...).")
     def create(cls, *, params: P, tx: Optimizer, apply_fn: Callable[..., Any] | None = None, **fields: Any) -> Self:
-        """A state at step 0, with the optimiser's state for `params`: the constructor, by the name that flax gives it.
+        """A state at step 0, with the optimiser's state for `params`: the constructor, under flax's name.
 
         Args:
             params: The parameters, any pytree.
             tx: The optimiser.
-            apply_fn: What applies the model, if the program calls `state.apply_fn`.
-            **fields: Values of fields that a subclass adds. Arrays given to two fields are shared, which a step that
-                donates the state refuses: give one of them a copy, `ema=jax.tree.map(jnp.copy, params)`.
+            apply_fn: The function that applies the model, if the program calls `state.apply_fn`.
+            **fields: Values of fields that a subclass adds. Do not pass the same arrays to two fields if a step donates
+                the state: pass a copy, `ema=jax.tree.map(jnp.copy, params)`.
 
         Raises:
             TypeError: If `tx` is not an optimiser, `params` is a class, or a name in `fields` is not a field.
@@ -102,28 +110,46 @@ class TrainState(Module, Generic[P], kw_only=True):
         if unknown:
             (name, *_) = unknown
             raise TypeError(
-                f"{cls.__qualname__} has no field {name}{did_you_mean(name, spec.by_name)}. A field of your own stands "
-                f"in a subclass: class State(TrainState): {name}: ..."
+                f"{cls.__qualname__} has no field {name}{did_you_mean(name, spec.by_name)}. To add a field, subclass "
+                f"it: class State(TrainState): {name}: ..."
             )
         opt_state = _initial_opt_state(cls, params, tx)
         return cls(apply_fn=apply_fn, params=params, tx=tx, opt_state=opt_state, **fields)
 
-    @cured(lambda _args, _kwargs: "Name them: state.apply_gradients(grads=grads).")
-    def apply_gradients(self, *, grads: P, buffers: P | None = None, **changes: Any) -> Self:
-        """The state after one update of the parameters.
+    def apply_gradients(
+        self,
+        *,
+        grads: P,
+        buffers: P | None = None,
+        value: Any = None,
+        grad: P | None = None,
+        value_fn: Callable[[P], Any] | None = None,
+        **changes: Any,
+    ) -> Self:
+        """The state after one update of the parameters, which keep their structure, shapes and dtypes.
+
+        Gradients may have a different float dtype. Optax determines the dtypes of the optimiser's state: for bfloat16
+        parameters with float32 gradients they change in the first step, unless you cast the gradients.
 
         Args:
             grads: Gradients: a tree like `params`, or like the first half of `partition(params, trainable)`, for which
-                no gradients of buffers have been computed.
-            buffers: The model with new buffers, as a loss with `has_aux=True` hands it out, or the second half of such
-                a partition. Only its buffers are taken. Without it, they stay as they are.
+                no gradients of buffers have been computed. One gradient for each example, on a first axis, is accepted
+                only by an optimiser that reduces them, such as `optax.contrib.dpsgd`.
+            buffers: The model with updated buffers, as returned by a loss with `has_aux=True`, or the second half of
+                such a partition. Only its buffers are used. Without it, they stay as they are.
+            value: The loss, for optimisers whose update needs it, such as `optax.contrib.reduce_on_plateau`. This and
+                the next two are passed to `tx.update` unless they are None or the class has a field of that name.
+            grad: The gradients for a line search; `grads` by default.
+            value_fn: The loss as a function of `params`, for a line search, as in `optax.lbfgs`.
             **changes: New values of the fields that a subclass adds, such as a random key.
 
         Raises:
             ImportError: If optax is not installed.
-            TypeError: If a name in `changes` is not a field; the message lists the close ones. Also if it is one of
-                those that the update computes, or if `buffers` is the name of a field.
-            ValueError: If `buffers` has another structure, or a buffer another shape or dtype than it had.
+            TypeError: If a name in `changes` is not a field; the message lists the close ones. Also if the update
+                computes that field, if the class has a field named `buffers`, or from the optimiser, if it needs
+                `value` or `value_fn`.
+            ValueError: If `grads` differs from `params` in structure or shape, or is complex for a real parameter. Also
+                if `buffers` has a different structure, or a buffer a different shape or dtype.
 
         Examples:
             >>> import optax
@@ -139,118 +165,212 @@ class TrainState(Module, Generic[P], kw_only=True):
             >>> print(f"{state.params.mean:.2f}")
             0.50
         """
+        optional = {"value": value, "grad": grad, "value_fn": value_fn}
+        extra = {name: argument for name, argument in optional.items() if argument is not None}
+        changes |= {name: extra.pop(name) for name in [*extra] if name in spec_of(self).by_name}
         _refuse_wrong_names(self, changes)
         try:
             import optax
         except ImportError as error:
             raise missing_extra("TrainState.apply_gradients", "optax", "train") from error
-        weights: Any  # optax's own type of parameters leaves nodes out
-        weights, kept = partition(self.params, trainable)
-        if buffers is not None:
-            kept = _new_buffers(self, kept, buffers)
+        weights: Any  # optax's type of parameters excludes nodes
+        weights, old_buffers = partition(self.params, trainable)
+        new_buffers = old_buffers if buffers is None else _new_buffers(self, old_buffers, buffers)
+        if callable(grads) and not is_node(grads):
+            call = "Call it: grads = jax.grad(loss)(state.params, ...)."
+            raise _refusal(self, grads, f"grads is the function {short_text(grads)}. {call}")
+        trained: Any = partition(grads, trainable)[0]
+        problem = _gradient_problem(weights, trained, grads)
+        if problem and not _are_per_example(weights, trained):
+            raise _refusal(self, grads, problem)
+        loss: Any = extra.get("value_fn")
         try:
-            updates, opt_state = self.tx.update(partition(grads, trainable)[0], self.opt_state, weights)
+            if loss is not None:
+                extra = {"grad": grads, **extra, "value_fn": lambda weights: loss(combine(weights, old_buffers))}
+            if "grad" in extra:
+                extra["grad"] = partition(extra["grad"], trainable)[0]
+            updates, opt_state = self.tx.update(trained, self.opt_state, weights, **extra)
+            problem = _update_problem(problem, (weights, self.opt_state), (updates, opt_state))
+            if problem:
+                raise ValueError(problem)
             updated: Any = optax.apply_updates(weights, updates)
         except (TypeError, ValueError, AttributeError) as error:
-            misfit = _misfit(self, weights, grads)
-            refused = None if misfit is None else ValueError(f"{type(self).__qualname__}.apply_gradients: {misfit}")
-            note_classes_made_again(refused or error, self.params, grads, self.opt_state)
-            if refused is None:
+            problem = problem or _state_problem(self, weights, trained)
+            if not problem:
+                _add_notes(error, self, grads)
                 raise
-            raise refused from error
-        return self.replace(step=self.step + 1, params=combine(updated, kept), opt_state=opt_state, **changes)
-
-
-_NO_FIT = ("class", "static", "added", "removed", "shape")  # where no computation takes both
+            raise _refusal(self, grads, problem) from error
+        params = combine(updated, new_buffers)
+        return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **changes)
 
 
 def _initial_opt_state(cls: type[Any], params: Any, tx: Any) -> Any:
     """The optimiser's state for parameters without their buffers."""
     if isinstance(params, type):
         raise TypeError(
-            f"{cls.__qualname__}.create(params=...) takes the parameters, and was given the class {params.__name__}. "
-            f"Make an instance: params={params.__name__}(...)."
+            f"{cls.__qualname__}.create(params=...) needs an instance, but got the class {params.__name__}. "
+            f"Pass params={params.__name__}(...)."
         )
     if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
-        made = f" It makes one when it is called: tx={tx.__name__}(...)." if hasattr(tx, "__name__") else ""
+        name = getattr(tx, "__name__", None)
+        factory = f" {name} is a factory, not an optimiser: pass tx={name}(...)." if name else ""
         raise TypeError(
-            f"{cls.__qualname__}.create(tx=...) takes an optimiser with init and update, such as optax.adam(1e-3), "
-            f"got {short_text(tx)}.{made}"
+            f"{cls.__qualname__}.create(tx=...) needs an optimiser with init and update, such as optax.adam(1e-3), "
+            f"but got {short_text(tx)}.{factory}"
         )
     weights: Any = partition(params, trainable)[0]
     try:
-        return tx.init(weights)
+        return jax.tree.map(_strong, tx.init(weights))
     except Exception as error:
         if callable(weights):
             error.add_note(
-                f"tx.init(params) raised this. Optax calls a mask or labels that can be called, as a spec of a "
-                f"{type(weights).__qualname__} can. Give a function: lambda params: spec_like(params, ...)."
+                f"tx.init(params) raised this. Optax calls a mask or labels that are callable, such as a spec of a "
+                f"{type(weights).__qualname__}. Pass a function: lambda params: spec_like(params, ...)."
             )
         raise
 
 
+def _strong(leaf: Any) -> Any:
+    """A leaf without weak type; with it, as initially in `optax.lbfgs`, the step would be traced twice."""
+    return jnp.asarray(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
+
+
 def _refuse_wrong_names(state: TrainState[Any], changes: Iterable[str]) -> None:
-    """Before anything is computed, and with the arguments among the close matches."""
+    """Refuse unknown names before any computation, with arguments among the close matches."""
     fields = [name for name in spec_of(state).by_name if name not in {"step", "params", "opt_state"}]
     for name in changes:
         if name not in fields:
             raise TypeError(
-                f"{type(state).__qualname__}.apply_gradients does not take {name}"
-                f"{did_you_mean(name, [*fields, 'grads', 'buffers'])}. It takes grads, buffers, and new values of "
-                f"{', '.join(fields)}; it computes step, params and opt_state, which .replace(...) sets."
+                f"{type(state).__qualname__}.apply_gradients got an unexpected argument {name}"
+                f"{did_you_mean(name, [*fields, 'grads', 'buffers'])}. It accepts grads, buffers, "
+                f"{', '.join(fields)}. step, params and opt_state are computed; set them with .replace(...)."
             )
 
 
-def _new_buffers(state: TrainState[Any], old: Any, given: Any) -> Any:
-    """The buffers of `given`, which have the structure, shapes and dtypes of those before."""
+def _new_buffers(state: TrainState[Any], old: Any, model: Any) -> Any:
+    """The buffers of the new model, which must have the structure, shapes and dtypes of the old ones."""
     cls = type(state).__qualname__
     if "buffers" in spec_of(state).by_name:
         raise TypeError(
-            f"{cls} has a field buffers, and apply_gradients(buffers=...) is for the buffers of params. Write "
+            f"{cls} has a field named buffers, but apply_gradients(buffers=...) is for the buffers of params. Write "
             f".replace(buffers=...) for the field, and .replace(params=...) for the model."
         )
-    new = partition(given, trainable)[1]
-    wrong = _misfits("params", old, new, (*_NO_FIT, "dtype", "value"))
+    new = partition(model, trainable)[1]
+    wrong = _structure_differences("params", old, new, exact=True)
     if wrong:
         raise ValueError(
-            f"{cls}.apply_gradients(buffers=...) takes the buffers of params in the shapes and dtypes that they have, "
-            f"or the next step would be compiled again:{wrong}\n"
-            f"Give the model that the loss hands out, or the second half of its partition. Statistics that vmap gives "
-            f"for each example need jax.lax.pmean(..., axis_name) and out_axes=None, or a mean over the examples."
+            f"{cls}.apply_gradients(buffers=...) needs the buffers of params with the same shapes and dtypes, or the "
+            f"next step would recompile:{_lines(wrong)}\n"
+            f"Pass the model that the loss returns, or the second half of its partition. Statistics for each example, "
+            f"from vmap, need jax.lax.pmean(..., axis_name) and out_axes=None, or a mean over the examples."
         )
     return new
 
 
-def _misfit(state: TrainState[Any], weights: Any, grads: Any) -> str | None:
-    """Why the optimiser can't take its arguments: optax names neither gradients nor parameters. None if they fit."""
-    if callable(grads) and not is_node(grads):
-        return f"grads is the function {short_text(grads)}. Call it: grads = jax.grad(loss)(state.params, ...)."
-    trained = partition(grads, trainable)[0]
-    lines = _misfits("params", weights, trained)
-    if lines:
-        pair: Any = grads if isinstance(grads, tuple) and len(grads) == 2 else None
-        is_result = pair is not None and not _misfits("", weights, partition(pair[1], trainable)[0])
-        cure = "\nThat is what jax.value_and_grad gives: value, grads = ..." if is_result else ""
-        return f"grads is not a tree like params, so no update can be computed. From params to grads:{lines}{cure}"
+def _gradient_problem(weights: Any, trained: Any, grads: Any) -> str:
+    """The reason why gradients do not match the weights; empty if they do."""
+    differing = _structure_differences("params", weights, trained)
+    kinds = {difference.kind for difference in differing}
+    problem, fix = "must have the structure of params", ""
+    if kinds == {"shape"} and _are_per_example(weights, trained):
+        problem = "has one gradient for each example, so params would get their shapes"
+        fix = "\nAverage them: grads = jax.tree.map(lambda grad: grad.mean(0), grads)."
+    elif kinds == {"shape"}:
+        problem = "differs in shape from params, so the update would fail or broadcast one to the other"
+        fix = "\nTake the gradient with respect to params: grads = jax.grad(loss)(state.params, ...)."
+    elif kinds == {"dtype"}:
+        problem = "has dtypes that gradients of params can't have"
+    elif _is_value_and_grad(weights, grads):
+        fix = "\nThis looks like the result of jax.value_and_grad; unpack it: value, grads = ..."
+    return f"grads {problem}. Differences, params -> grads:{_lines(differing)}{fix}" if differing else ""
+
+
+def _is_value_and_grad(weights: Any, grads: Any) -> bool:
+    is_pair = isinstance(grads, tuple) and len(grads) == 2
+    return is_pair and not _structure_differences("", weights, partition(grads[1], trainable)[0])
+
+
+def _are_per_example(weights: Any, trained: Any) -> bool:
+    """Whether the gradients have one more leading axis, of equal length in all."""
+    leaves, others = jax.tree.leaves(weights), jax.tree.leaves(trained)
+    lengths = {np.shape(other)[:1] for other in others}
+    return len(lengths) == 1 and [*map(np.shape, leaves)] == [np.shape(other)[1:] for other in others]
+
+
+def _update_problem(problem: str, before: Any, after: Any) -> str:
+    """The reason why updates can't be added to the weights: a problem of the gradients, or of the optimiser."""
+    if problem:
+        return problem if _structure_differences("", before, after) else ""
+    differing = _structure_differences("params", before[0], after[0], of_updates=True)
+    problem = "tx.update returned updates that can't be added to params. Differences, params -> updates:"
+    return f"{problem}{_lines(differing)}" if differing else ""
+
+
+def _refusal(state: TrainState[Any], grads: Any, problem: str) -> ValueError:
+    refused = ValueError(f"{type(state).__qualname__}.apply_gradients: {problem}")
+    _add_notes(refused, state, grads)
+    return refused
+
+
+def _add_notes(error: Exception, state: TrainState[Any], grads: Any) -> None:
+    """Add notes about two classes of one name, and about arguments that the optimiser needs."""
+    note_redefined_classes(error, state.params, grads, state.opt_state)
+    missing = re.findall(r"'(value|value_fn)'", str(error)) if "required keyword-only" in str(error) else []
+    if missing:
+        arguments = ", ".join(f"{name}={'loss' if name == 'value' else 'loss_of_params'}" for name in missing)
+        error.add_note(f"The optimiser needs more than gradients: state.apply_gradients(grads=grads, {arguments}).")
+
+
+def _state_problem(state: TrainState[Any], weights: Any, trained: Any) -> str:
+    """The reason why the optimiser failed, because optax names neither parameters nor state; empty if unknown."""
     for path, leaf in jax_trees.tree_leaves_with_path(trained):
         if getattr(leaf, "dtype", None) == jax.dtypes.float0:
             return (
-                f"params{path_text(path)} holds integers, which have no gradient, and the optimiser computes with all "
-                f"of params. Declare its field as static(), or as buffer(), which trainable leaves out."
+                f"params{path_text(path)} holds integers, which have no gradient, but the optimiser computes with all "
+                f"of params. Declare its field as static(), or as buffer(), which is not trained."
             )
-    lines = _misfits("opt_state", untyped_jax.eval_shape(state.tx.init, weights), state.opt_state)
-    if lines:
-        return (
-            f"opt_state is not what tx.init(params) gives. From that to opt_state:{lines}\n"
-            f"After a change of tx or params, make it again: opt_state=tx.init(params)."
-        )
-    return None
+    differing = _structure_differences("opt_state", untyped_jax.eval_shape(state.tx.init, weights), state.opt_state)
+    if not differing:
+        return ""
+    return (
+        f"opt_state does not match tx.init(params). Differences, tx.init(params) -> opt_state:{_lines(differing)}\n"
+        f"After changing tx or params, rebuild it: opt_state=tx.init(params)."
+    )
 
 
-def _misfits(root: str, left: Any, right: Any, kinds: Collection[str] = _NO_FIT) -> str:
-    """The lines on where two trees differ in these ways, by default so that no computation takes both."""
-    from treewright._trees.diff import differences  # which a step without buffers does not need
+def _structure_differences(
+    root: str, left: Any, right: Any, *, exact: bool = False, of_updates: bool = False
+) -> "list[Difference]":
+    """The differences that prevent adding two trees; with `exact`, also those that would retrace a jitted step."""
+    (leaves, treedef), (others, other) = jax_trees.tree_flatten(left), jax_trees.tree_flatten(right)
+    if treedef == other and all(map(_are_alike, leaves, others)):  # differences() would take five times as long
+        return []
+    from treewright._trees.diff import differences  # not needed in most steps
 
-    found = differences(left, right, values=False, path=(root,))
-    lines = [str(difference) for difference in found if difference.kind in kinds]
-    return "".join(f"\n  {line}" for line in first_of(lines))
+    kinds = {"class", "static", "added", "removed", "shape", *(("dtype", "value") if exact else ())}
+    all_differences = differences(left, right, values=False, path=(root,))
+    return [d for d in all_differences if d.kind in kinds or (d.kind == "dtype" and _loses(d, of_updates=of_updates))]
+
+
+def _are_alike(left: Any, right: Any) -> bool:
+    """Whether two leaves are arrays with the same shape and dtype."""
+    return hasattr(left, "dtype") and left.dtype == getattr(right, "dtype", None) and left.shape == right.shape
+
+
+def _loses(difference: "Difference", *, of_updates: bool) -> bool:
+    """Whether a sum in the dtype of the first would lose information of the second.
+
+    Integers have no gradients, so any dtype is accepted for them, but their updates must be integers.
+    """
+    kinds = (jnp.integer, jnp.floating, jnp.complexfloating)
+    left, right = (
+        next((rank for rank, kind in enumerate(kinds) if jnp.issubdtype(leaf_type_of(leaf).aval.dtype, kind)), -1)
+        for leaf in (difference.left, difference.right)
+    )
+    if left < 1:
+        return of_updates and left == 0 and right != 0
+    return right < 0 or right > left
+
+
+def _lines(differences: Sequence[object]) -> str:
+    return "".join(f"\n  {line}" for line in first_lines([*map(str, differences)]))

@@ -1,4 +1,4 @@
-"""What checkers know of `train.py`: no field is assigned to, and `create` takes the fields that a class has."""
+"""Type stubs for `train.py`: fields are read-only, and `create` accepts the fields of the class."""
 
 # mypy: always-false=TYPE_CHECKING_WITH_PYREFLY
 # mypy: disable-error-code="unreachable"
@@ -13,7 +13,7 @@ from treewright._core.fields import StaticValue, field, static
 from treewright._core.module import Module
 
 MYPY: Literal[False] = False
-TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False  # as in fields.py
+TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False  # see fields.py
 
 P = TypeVar("P", default=Any)
 Q = TypeVar("Q")
@@ -27,17 +27,17 @@ class Transformation(Protocol):
 
     @property
     def init(self) -> Callable[[Any], Any]:
-        """`init(params)` gives the optimiser's state."""
+        """`init(params)` returns the optimiser's state."""
     @property
     def update(self) -> Callable[..., tuple[Any, Any]]:
-        """`update(grads, opt_state, params)` gives the updates and the new state."""
+        """`update(grads, opt_state, params)` returns the updates and the new state."""
 
 class Optimizer(Transformation, StaticValue, Protocol):
-    """What `TrainState` asks of an optimiser: optax's `GradientTransformation`, or anything with its two functions."""
+    """The type of `TrainState.tx`: optax's `GradientTransformation`, or any object with its two functions."""
 
 @type_check_only
 class ReadOnly(Generic[Given_contra, Kept_co]):
-    """A field that the constructor takes and no assignment does, since nothing can be the node of `__set__`."""
+    """A field that the constructor accepts but that can't be assigned, since `__set__` accepts no node."""
 
     @overload
     def __get__(self, node: None, owner: Any, /) -> Self: ...
@@ -45,19 +45,19 @@ class ReadOnly(Generic[Given_contra, Kept_co]):
     def __get__(self, node: object, owner: Any, /) -> Kept_co: ...
     def __set__(self, node: Never, value: Given_contra, /) -> None: ...
 
-# The constructor gives these three where they are not given.
+# The default of the three fields that are optional in the constructor.
 @type_check_only
-def _given() -> Any: ...
+def _default() -> Any: ...
 
 @type_check_only
 class _Cell(Generic[P]):
-    """Invariant in its parameter, so that no subclass passes for the class itself."""
+    """Invariant in its parameter, so subclasses do not match."""
 
     content: P
 
 @type_check_only
 class _NoParameters:
-    """Only an unknown type is taken for this one."""
+    """Matches only an unknown type."""
 
 @type_check_only
 class _Open(Protocol):
@@ -72,29 +72,29 @@ class _CreateOpen(Protocol):
 
 @type_check_only
 class _Create:
-    # pyright takes the class in `TrainState.create(...)` for a TrainState[Any], and so the constructor's result. The
-    # first overload is for that class alone: no subclass, and no TrainState[Net], is `_Open`.
+    # To pyright, the class in `TrainState.create(...)` is TrainState[Any], and so is the constructor's result. The
+    # first overload is only for that class: subclasses and TrainState[Net] are not `_Open`.
     @overload
     def __get__(self, node: None, owner: _Open, /) -> _CreateOpen: ...
     @overload
     def __get__(self, node: Any, owner: Callable[Fields, State], /) -> Callable[Fields, State]: ...
 
 class TrainState(Module, Generic[P], kw_only=True):
-    """Everything that a training step takes and gives back.
+    """The state of a training loop: parameters, optimiser, optimiser state and step.
 
-    A program written for `flax.training.train_state.TrainState` runs with this one. Subclass it for more fields, such
-    as batch statistics or a random key.
+    Programs written for `flax.training.train_state.TrainState` run with it. Subclass it for more fields, such as batch
+    statistics or a random key.
     """
 
-    step: ReadOnly[ArrayLike, jax.Array] = field(default_factory=_given)
+    step: ReadOnly[ArrayLike, jax.Array] = field(default_factory=_default)
     """`i32[]`, the number of updates so far."""
-    apply_fn: ReadOnly[Callable[..., Any] | None, Callable[..., Any] | None] = static(default_factory=_given)
-    """What applies the model, or None."""
+    apply_fn: ReadOnly[Callable[..., Any] | None, Callable[..., Any] | None] = static(default_factory=_default)
+    """The function that applies the model, or None."""
     params: ReadOnly[P, P]
     """The parameters: a `Module`, a flax parameter dict, any pytree."""
     tx: ReadOnly[Transformation, Optimizer] = static()
     """The optimiser, an `optax.GradientTransformation`."""
-    opt_state: ReadOnly[Any, Any] = field(default_factory=_given)
+    opt_state: ReadOnly[Any, Any] = field(default_factory=_default)
     """The optimiser's state; by default `tx.init(params)`, without the buffers."""
 
     if not TYPE_CHECKING_WITH_PYREFLY and MYPY:
@@ -107,7 +107,7 @@ class TrainState(Module, Generic[P], kw_only=True):
             Args:
                 params: The parameters, any pytree.
                 tx: The optimiser.
-                apply_fn: What applies the model, if the program wants to keep it here.
+                apply_fn: The function that applies the model, if the program calls `state.apply_fn`.
                 **fields: Values of fields that a subclass adds.
             """
     else:
@@ -115,15 +115,27 @@ class TrainState(Module, Generic[P], kw_only=True):
         def _itself(cls) -> _Cell[Self]: ...
 
         create: ClassVar[_Create]
-        """A state at step 0, with the optimiser's state for `params`; takes them, `tx`, and a subclass's fields."""
+        """A state at step 0, with the optimiser's state for `params`; accepts the fields of the class."""
 
-    def apply_gradients(self, *, grads: P, buffers: P | None = None, **changes: Any) -> Self:
-        """The state after one update of the parameters.
+    def apply_gradients(
+        self,
+        *,
+        grads: P,
+        buffers: P | None = None,
+        value: ArrayLike | None = None,
+        grad: P | None = None,
+        value_fn: Callable[[P], ArrayLike] | None = None,
+        **changes: Any,
+    ) -> Self:
+        """The state after one update of the parameters, which keep their structure, shapes and dtypes.
 
         Args:
             grads: Gradients: a tree like `params`, or like the first half of `partition(params, trainable)`, for which
                 no gradients of buffers have been computed.
-            buffers: The model with new buffers, as a loss with `has_aux=True` hands it out, or the second half of such
-                a partition. Only its buffers are taken. Without it, they stay as they are.
+            buffers: The model with updated buffers, as returned by a loss with `has_aux=True`, or the second half of
+                such a partition. Only its buffers are used. Without it, they stay as they are.
+            value: The loss, for optimisers whose update needs it, such as `optax.contrib.reduce_on_plateau`.
+            grad: The gradients for a line search; `grads` by default.
+            value_fn: The loss as a function of `params`, for a line search, as in `optax.lbfgs`.
             **changes: New values of the fields that a subclass adds, such as a random key.
         """

@@ -1,12 +1,12 @@
 """JAX's own functions under types that checkers can follow: `treewright.typed.jit is jax.jit`.
 
-JAX's signatures give `Any` for what these functions return, so a wrong argument of a jitted function, or of a gradient,
-passes unseen. `vmap`, `scan` and `while_loop` keep types by themselves, in all checkers but zuban.
+In JAX's signatures these functions return `Any`, so checkers miss a wrong argument of a jitted function or of a
+gradient. JAX's own `vmap`, `scan` and `while_loop` preserve types in all checkers but zuban.
 
-The types stand in `typed.pyi`. `WithReplace` is no function of JAX's: a base that tells checkers of a method.
+The types are in `typed.pyi`. `WithReplace` is not from JAX: it is a base class that declares a method to checkers.
 """
 
-# JAX's own annotations are why there is a stub.
+# JAX's annotations, which the stub replaces, are incomplete.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 import jax
 
@@ -44,9 +44,9 @@ scan, while_loop = jax.lax.scan, jax.lax.while_loop
 
 
 class WithReplace:
-    """A base for classes with `@pytree_dataclass`, whose `replace` type checkers know of by it.
+    """A base for classes with `@pytree_dataclass` that declares their method `replace` to type checkers.
 
-    A decorator can't tell them of a method. At run time every such class has the method, and this base has nothing.
+    A decorator can't declare a method. At run time every such class has the method, and this base is empty.
     """
 
     __slots__ = ()

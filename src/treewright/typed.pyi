@@ -1,6 +1,6 @@
-"""What checkers know of `typed.py`. What is not in `__all__` has no name at run time."""
+"""Type stubs for `typed.py`. Names that are not in `__all__` do not exist at run time."""
 
-# A default for A alone: pyright asks for one on each type variable behind it, but none of those is ever left open.
+# Only A has a default: pyright wants one for each later type variable, but those are always inferred.
 # pyright: reportGeneralTypeIssues=false
 # mypy: always-false=TYPE_CHECKING_WITH_PYREFLY
 # mypy: disable-error-code="unreachable"
@@ -51,23 +51,23 @@ __all__ = [
 ]
 
 MYPY: Literal[False] = False
-TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False  # as in fields.py
+TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False  # see fields.py
 
 @type_check_only
 class Unannotated:
-    """What stands for the type of a lambda's argument, and for a function that `jit` has yet to be given."""
+    """The type of a lambda's argument, and of the missing function in `jit(...)` without one."""
 
 P = ParamSpec("P")
 Rest = ParamSpec("Rest")
 Whole = ParamSpec("Whole")
-# Without the bound, pyright takes the parameter of a lambda for an object that has no attribute.
+# Without the bound, pyright infers `object` for the parameter of a lambda, which has no attributes.
 A = TypeVar("A", bound=Any, default=Any)
 B = TypeVar("B", bound=Any, default=Any)
 X = TypeVar("X")
 Y = TypeVar("Y")
 Z = TypeVar("Z")
 F = TypeVar("F", bound=Callable[..., Any])
-# pyright, which reads both and goes by the first, would take the gradient of a lambda for Any.
+# pyright reads both and uses the first, which would make the gradient of a lambda Any.
 if TYPE_CHECKING_WITH_PYREFLY or (not MYPY and sys.version_info.major < 3):
     Open = TypeVar("Open", bound=Any, default=Unannotated)
 else:
@@ -94,15 +94,15 @@ class Ref(jax.Ref):
     def addupdate(self, x: ArrayLike, idx: Any = ()) -> None: ...
 
 def new_ref(init_val: ArrayLike, *, memory_space: Any = ..., kind: Any = ..., pin: bool = ...) -> Ref:
-    """`jax.new_ref`: a ref that holds a copy of an array."""
+    """`jax.new_ref`: a ref with a copy of an array."""
 
 class WithReplace:
-    """A base for classes with `@pytree_dataclass`, whose `replace` type checkers know of by it."""
+    """A base for classes with `@pytree_dataclass` that declares their method `replace` to type checkers."""
 
     if sys.version_info >= (3, 13):
         replace: ClassVar[ReplaceMethod]
 
-        # zuban finds no other, and pyright none in a class that has an `__init__` of its own.
+        # zuban finds no other form, and pyright none in a class with a custom `__init__`.
         def __replace__(self, /, **changes: Any) -> Self: ...
     else:
         def replace(self, /, **changes: Any) -> Self: ...
@@ -110,13 +110,13 @@ class WithReplace:
 # fmt: off
 
 
-# A class and not a Protocol: pyrefly and zuban bind no method of a Protocol by a self type that is another.
+# A class, not a Protocol: pyrefly and zuban do not bind a Protocol's method by a different self type.
 @type_check_only
 class Jitted(Generic[P, R_co]):
     """A jitted function, or a jitted method, which binds like any method."""
 
     if not TYPE_CHECKING_WITH_PYREFLY and MYPY:
-        # There it also stands for what `jit` without a function gives.
+        # There it is also the type of the result of `jit` without a function.
         @overload
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
         @overload
@@ -130,7 +130,7 @@ class Jitted(Generic[P, R_co]):
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """The result with a `jax.ShapeDtypeStruct` for each leaf."""
     def clear_cache(self) -> None:
-        """Forget what has been compiled."""
+        """Delete the compiled programs."""
     @overload
     def __get__(self, obj: None, owner: Any = ..., /) -> Self: ...
     @overload
@@ -139,7 +139,7 @@ class Jitted(Generic[P, R_co]):
 
 @type_check_only
 class BoundJitted(Generic[P, Whole, R_co]):
-    """A jitted method of one object: called without it, but `lower` and the like take it as an argument."""
+    """A jitted method bound to an object. Calls omit the object, but `lower` and the like need it as an argument."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
     def trace(self, *args: Whole.args, **kwargs: Whole.kwargs) -> jax.stages.Traced:
@@ -151,7 +151,7 @@ class BoundJitted(Generic[P, Whole, R_co]):
 
 @type_check_only
 class JittedMethod(Generic[P, R_co]):
-    """What `jit_method` gives: as `Jitted`, and a subclass may override it with another."""
+    """The result of `jit_method`: like `Jitted`, but a subclass may override it."""
 
     def __call__(self, obj: Any, /, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
     @overload
@@ -171,12 +171,12 @@ class _JitMethod(Protocol):
 class _Keeps(Protocol):
     def __call__(self, fun: Callable[P, R], /) -> Callable[P, R]: ...
 
-# ty and pyrefly go by the last overload alone: of several that fit, they would give none, or the wrong one.
+# ty and pyrefly use only the last overload: with several matches, they infer nothing, or the wrong one.
 @type_check_only
 class Gradient(Generic[P, Open]):
-    """What `grad` gives; of a lambda, whose argument has no type, the gradient has the type that it is called with."""
+    """The result of `grad`. For a lambda, whose argument has no type, it has the type that it is called with."""
 
-    if not TYPE_CHECKING_WITH_PYREFLY and (MYPY or sys.version_info.major < 3):  # pyright takes the second for open
+    if not TYPE_CHECKING_WITH_PYREFLY and (MYPY or sys.version_info.major < 3):  # the version test is for pyright
         @overload
         def __call__(self: Gradient[P, Unannotated], x: X, /, *args: P.args, **kwargs: P.kwargs) -> X: ...
     @overload
@@ -184,7 +184,7 @@ class Gradient(Generic[P, Open]):
 
 @type_check_only
 class ValueAndGradient(Generic[P, R, Open]):
-    """What `value_and_grad` gives, in the same way."""
+    """The result of `value_and_grad`, likewise."""
 
     if not TYPE_CHECKING_WITH_PYREFLY and (MYPY or sys.version_info.major < 3):
         @overload
@@ -195,7 +195,7 @@ class ValueAndGradient(Generic[P, R, Open]):
 
 @type_check_only
 class Derivative(Generic[Of, P, R_co]):
-    """What `jacfwd` and its like give: of an array by an array, an array."""
+    """The result of `jacfwd` and the like: an array if both argument and result are arrays."""
 
     @overload
     def __call__(self: Derivative[jax.Array, P, jax.Array], x: jax.Array, /, *args: P.args, **kwargs: P.kwargs
@@ -214,9 +214,9 @@ class _Jacobian(Protocol):
     def __call__(self, fun: Callable[P, Any], *, has_aux: bool, holomorphic: bool = ...) -> Callable[P, Any]: ...
 
 
-# mypy follows `functools.partial(jit, ...)` where `jit` is not overloaded. Without `fun`, `Result` has its default, and
-# a `Jitted` of that takes the function. zuban would give that default to generic functions; it reads the second
-# condition as false, while mypy reads none written in this order and takes the first definition.
+# mypy supports `functools.partial(jit, ...)` only if `jit` is not overloaded. Without `fun`, `Result` has its default,
+# and a `Jitted` of it accepts the function. zuban would use that default for generic functions; it evaluates the second
+# condition as false, while mypy evaluates none in this order and uses the first definition.
 if not TYPE_CHECKING_WITH_PYREFLY and MYPY and "zuban" == sys.platform:  # noqa: SIM300
     def jit(fun: Callable[P, Result] = ..., /, *, in_shardings: Any = ..., out_shardings: Any = ...,
             static_argnums: Numbers = ..., static_argnames: Names = ..., donate_argnums: Numbers = ...,
@@ -234,8 +234,8 @@ else:
             static_argnames: Names = ..., donate_argnums: Numbers = ..., donate_argnames: Names = ...,
             keep_unused: bool = ..., inline: bool = ..., compiler_options: dict[str, Any] | None = ...) -> _Jit: ...
 
-# pyright lets functions alone override methods, so there the result is one, without `.lower`.
-# It finds that these and the last two overlap, as is meant.
+# pyright lets only functions override methods, so there the result is a function, without `.lower`. It reports that
+# these and the last two overlap, as intended.
 if not TYPE_CHECKING_WITH_PYREFLY and not MYPY and sys.version_info.major < 3:
     @overload
     def jit_method(fun: Callable[P, R], /, *, in_shardings: Any = ..., out_shardings: Any = ...,
@@ -254,7 +254,7 @@ def jit_method(fun: Callable[Concatenate[Any, P], R], /,  # pyright: ignore[repo
                static_argnames: Names = ..., donate_argnums: Numbers = ..., donate_argnames: Names = ...,
                keep_unused: bool = ..., inline: bool = ...,
                compiler_options: dict[str, Any] | None = ...) -> JittedMethod[P, R]:
-    """`jax.jit` for a method that overrides another one, jitted or not, or is overridden."""
+    """`jax.jit` for a method that overrides a method, jitted or not, or is overridden."""
 @overload
 def jit_method(*, in_shardings: Any = ...,  # pyright: ignore[reportOverlappingOverload]  # see above
                out_shardings: Any = ..., static_argnums: Numbers = ..., static_argnames: Names = ...,
@@ -294,7 +294,7 @@ def grad(fun: Callable[P, Any], argnums: int | Sequence[int], has_aux: bool = ..
 def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
                    fun: Callable[Concatenate[Open, P], R], argnums: Literal[0] = ..., has_aux: Literal[False] = ...,
                    holomorphic: bool = ..., allow_int: bool = ...) -> ValueAndGradient[P, R, Open]:
-    """`jax.value_and_grad`: the value as `fun` gives it, and the gradient as the type of its argument."""
+    """`jax.value_and_grad`: the value has the type that `fun` returns, the gradient that of its argument."""
 @overload
 def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
                    fun: Callable[Concatenate[A, B, P], R], argnums: Literal[1], has_aux: Literal[False] = ...,
@@ -329,7 +329,7 @@ hessian: _Jacobian
 @overload
 def remat(fun: Callable[P, R], *, prevent_cse: bool | Sequence[bool] = ..., policy: Callable[..., bool] | None = ...,
           static_argnums: int | tuple[int, ...] = ..., static_argnames: Names = ...) -> Callable[P, R]:
-    """`jax.checkpoint`, which keeps the signature; intermediate values are computed again in the backward pass."""
+    """`jax.checkpoint` with the signature of `fun`; the backward pass recomputes intermediate values."""
 @overload
 def remat(*, prevent_cse: bool | Sequence[bool] = ..., policy: Callable[..., bool] | None = ...,
           static_argnums: int | tuple[int, ...] = ..., static_argnames: Names = ...) -> _Keeps: ...
@@ -340,10 +340,10 @@ def eval_shape(fun: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
 def device_put(x: T, device: Any = ..., *, src: Any = ..., donate: Any = ..., may_alias: Any = ...) -> T:
     """`jax.device_put`: the same tree on other devices."""
 
-# One, two and three trees by themselves: by way of `...`, strict pyright finds the parameters of a lambda unknown.
+# Separate overloads for one to three trees: with `...`, a lambda's parameters are unknown to strict pyright.
 @overload
 def tree_map(f: Callable[[Any], Any], tree: T, *, is_leaf: Callable[[Any], bool] | None = ...) -> T:
-    """`jax.tree.map`: a tree of the same class; its leaves are what `f` makes them."""
+    """`jax.tree.map`: a tree of the same class, whose leaves are the results of `f`."""
 @overload
 def tree_map(f: Callable[[Any, Any], Any], tree: T, second: Any, /, *,
              is_leaf: Callable[[Any], bool] | None = ...) -> T: ...
@@ -353,11 +353,11 @@ def tree_map(f: Callable[[Any, Any, Any], Any], tree: T, second: Any, third: Any
 @overload
 def tree_map(f: Callable[..., Any], tree: T, /, *rest: Any, is_leaf: Callable[[Any], bool] | None = ...) -> T: ...
 
-# Up to three operands by themselves: lambdas are given no types by way of a TypeVarTuple. The last overload takes none
-# of those calls, since mypy gives Any where two overloads take a lambda.
+# Separate overloads for up to three operands: a TypeVarTuple gives lambdas no types. The last overload accepts none of
+# those calls, since mypy infers Any if two overloads accept a lambda.
 @overload
 def cond(pred: Any, true_fun: Callable[[], R], false_fun: Callable[[], R]) -> R:
-    """`jax.lax.cond`: both branches take the operands and give one type."""
+    """`jax.lax.cond`: both branches accept the operands and return the same type."""
 @overload
 def cond(pred: Any, true_fun: Callable[[X], R], false_fun: Callable[[X], R], x: X, /) -> R: ...
 @overload
@@ -370,7 +370,7 @@ def cond(pred: Any, true_fun: Callable[[X, Y, Z, T, *More], R],
 
 @overload
 def switch(index: Any, branches: Sequence[Callable[[], R]]) -> R:
-    """`jax.lax.switch`: all branches take the operands and give one type."""
+    """`jax.lax.switch`: all branches accept the operands and return the same type."""
 @overload
 def switch(index: Any, branches: Sequence[Callable[[X], R]], x: X, /) -> R: ...
 @overload
@@ -383,17 +383,17 @@ def switch(index: Any, branches: Sequence[Callable[[X, Y, Z, T, *More], R]],
 
 def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, T], T], init_val: T, *,
               unroll: int | bool | None = ...) -> T:
-    """`jax.lax.fori_loop`: the loop carries one type."""
+    """`jax.lax.fori_loop`: the carry has one type."""
 
 def while_loop(cond_fun: Callable[[T], Any], body_fun: Callable[[T], T], init_val: T) -> T:
-    """`jax.lax.while_loop`: the loop carries one type."""
+    """`jax.lax.while_loop`: the carry has one type."""
 
 def scan(f: Callable[[T, X], tuple[T, Y]], init: T, xs: X | None = ..., length: int | None = ..., reverse: bool = ...,
          unroll: int | bool = ...) -> tuple[T, Y]:
-    """`jax.lax.scan`: the loop carries one type, and gives what `f` gives beside it, stacked."""
+    """`jax.lax.scan`: the carry has one type, and the other results of `f` are stacked."""
 
-# The callables beside F, which no lambda fits, only give types to its parameters: in strict pyright they would be
-# unknown. mypy would take the result of a function that returns Any for Never.
+# The callables next to F, which a lambda does not match, only give types to its parameters: in strict pyright they
+# would be unknown. mypy would infer Never for the result of a function that returns Any.
 if not TYPE_CHECKING_WITH_PYREFLY and MYPY:
     def vmap(fun: F, in_axes: Any = ..., out_axes: Any = ..., axis_name: Any = ..., axis_size: int | None = ...,
              spmd_axis_name: Any = ..., sum_match: bool = ...) -> F: ...
@@ -401,4 +401,4 @@ else:
     def vmap(fun: F | Callable[[Any], Never] | Callable[[Any, Any], Never] | Callable[[Any, Any, Any], Never],
              in_axes: Any = ..., out_axes: Any = ..., axis_name: Any = ..., axis_size: int | None = ...,
              spmd_axis_name: Any = ..., sum_match: bool = ...) -> F:
-        """`jax.vmap`: the signature stays; arrays have one axis more."""
+        """`jax.vmap`: the same signature; arrays have one more axis."""

@@ -1,4 +1,4 @@
-"""The two ways of saving a tree, under one interface, and what the same tree is."""
+"""The two ways of saving a tree behind one interface, and exact comparison of trees."""
 
 from __future__ import annotations
 

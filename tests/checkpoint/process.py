@@ -1,4 +1,4 @@
-"""One of the processes of a job: it saves and restores, and what it finds goes to a file beside the folder."""
+"""A process of a job: it saves and restores, and writes its results to a file next to the folder."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import jax
 
@@ -62,7 +63,7 @@ def everyday(job: Job) -> object:
     """Save, restore in the same blocks and in others, items by process, and one answer for all."""
     import numpy as np
 
-    from tests.checkpoint.forge import forge_step
+    from tests.checkpoint.forged_files import forge_step
     from treewright import Module, static
 
     class Log(Module):
@@ -77,13 +78,15 @@ def everyday(job: Job) -> object:
         like = job.tree(n=0, log=Log(0))
         found = manager.restore(like={**like, "x": like["y"], "y": like["x"]}, on_static="ignore")
         np.testing.assert_array_equal(found["x"].addressable_data(0), job.values)
-        leaves = {leaf.name: sorted(leaf.digests) for leaf in manager.manifest().leaves}
+        manifest = manager.manifest()
+        leaves = {leaf.name: manifest.layout_of(leaf) for leaf in manifest.leaves}
         every = manager.items()
         if job.index == 0:
-            forge_step(job.folder / "2", lambda document: document["items"].pop())  # as one process saves
+            forge_step(job.folder / "2", lambda document: document.update(processes=1))  # A single process saves this.
         manager.all_steps()  # both come here
         fewer = job.outcome(manager.items)
-        return manager.all_steps(), manager.best_step(), every, fewer, leaves["x"][:2], leaves["y"]
+        shared = manager.items(process=0)
+        return manager.all_steps(), manager.best_step(), every, fewer, shared, tuple(leaves["x"]), tuple(leaves["y"])
 
 
 def replicated_differs(job: Job) -> object:
@@ -100,7 +103,7 @@ def replicated_differs(job: Job) -> object:
 
 
 def damaged_shard(job: Job) -> object:
-    """A flipped bit in what one process wrote."""
+    """A flipped bit in the file of one process."""
     from tests.checkpoint.engines import flip_a_bit
 
     with job.manager(1, 2) as manager:
@@ -114,22 +117,21 @@ def damaged_shard(job: Job) -> object:
         assert found is not None
         manager.save(2, job.tree(n=2))
         manager.wait()
-        return found.step, found.tree["n"], sorted(found.skipped), damaged, manager.all_steps()
+        return found.step, found.tree["n"], damaged, manager.all_steps()
 
 
 def failing_file_system(job: Job) -> object:
     """A stale handle in one process."""
     with job.manager(1, 2) as manager:
-        read = Path.read_text
+        plain = Path.open
 
-        def stale(path: Path, *args: Any, **options: Any) -> str:
+        def stale(path: Path, *args: Any, **options: Any) -> Any:
             if job.index == 1:
                 raise OSError(116, "Stale file handle")
-            return read(path, *args, **options)
+            return plain(path, *args, **options)
 
-        Path.read_text = stale  # type: ignore[assignment, method-assign]  # pyright: ignore[reportAttributeAccessIssue]
-        said = job.outcome(lambda: manager.restore_latest_valid(like=job.tree(n=0)))
-        Path.read_text = read  # type: ignore[method-assign]
+        with mock.patch.object(Path, "open", stale):
+            said = job.outcome(lambda: manager.restore_latest_valid(like=job.tree(n=0)))
         found = manager.restore_latest_valid(like=job.tree(n=0))
         assert found is not None
         return said, found.step
@@ -159,7 +161,7 @@ SCENARIOS: dict[str, Callable[[Job], object]] = {
 
 
 def saves(job: Job) -> dict[str, tuple[int, Any, dict[str, Any]]]:
-    """What is refused at `save`: a step, its tree and its options, by scenario."""
+    """Arguments that `save` rejects: a step, its tree and its options, by scenario."""
     import jax.numpy as jnp
     import numpy as np
 

@@ -43,18 +43,20 @@ def steps(folder: Path, numbers: Sequence[int]) -> Path:
     return folder / "run"
 
 
-def test_a_file_is_listed_with_leaves_statics_and_digests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_leaves_statics_and_digests_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     save(tmp_path / "net", net())
 
     status, text = output_of(capsys, tmp_path / "net")
     lines = text.splitlines()
     assert (status, lines[0]) == (0, f"{tmp_path / 'net'}  5 leaves  96 bytes")
-    digest = read_manifest(tmp_path / "net").leaves[0].digests["all"]
+    digest = read_manifest(tmp_path / "net").leaves[0].digest
     assert lines[1].split() == ["layers.0.kernel", "float32[3,4]", "(array)", digest]
     assert "  .width = 3  (static of tests.checkpoint.models:Net)" in lines
 
 
-def test_a_relative_folder_is_listed_step_by_step_without_reading_arrays(
+def test_the_command_lists_the_steps_of_a_folder_without_reading_arrays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = steps(tmp_path, (2, 10))
@@ -70,7 +72,7 @@ def test_a_relative_folder_is_listed_step_by_step_without_reading_arrays(
     assert "  x  int32[1000] (array)  " in output_of(capsys, run / "10")[1]
 
 
-def test_verifying_finds_the_damaged_step_and_goes_on(
+def test_verify_reports_a_damaged_step_and_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = steps(tmp_path, (1, 2, 3))
@@ -85,7 +87,7 @@ def test_verifying_finds_the_damaged_step_and_goes_on(
     assert output_of(capsys, tmp_path / "file", "--verify")[0] == 0
 
 
-def test_two_are_compared_by_classes_statics_forms_and_digests(
+def test_the_command_compares_classes_statics_types_and_digests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = net()
@@ -108,7 +110,7 @@ def test_two_are_compared_by_classes_statics_forms_and_digests(
     assert output_of(capsys, run, tmp_path / "file") == (0, same)
 
 
-def test_blocks_have_one_digest_together_and_other_blocks_can_not_be_compared(
+def test_arrays_with_different_blocks_cannot_be_compared_by_digest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("a",)), spec("a"))
@@ -122,11 +124,11 @@ def test_blocks_have_one_digest_together_and_other_blocks_can_not_be_compared(
     status, text = output_of(capsys, tmp_path / "run", tmp_path / "file")
     assert (status, text.splitlines()[2:]) == (
         1,
-        ["  ['x']: in other blocks, which their digests do not compare", "0 of 1 leaves are the same."],
+        ["  ['x']: saved in different blocks, so the digests can't be compared", "0 of 1 leaves are the same."],
     )
 
 
-def test_nothing_in_a_checkpoint_is_obeyed_by_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_escapes_terminal_control_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evil = "\x1b[2J\nverified"
     for number in (1, 2):
         save(tmp_path / str(number), {evil: np.full(2, number), "static": Static(evil * number)})
@@ -141,10 +143,10 @@ def test_nothing_in_a_checkpoint_is_obeyed_by_the_terminal(tmp_path: Path, capsy
     assert "\x1b" not in output_of(capsys, tmp_path / "damaged", "--verify")[1]
 
 
-def test_commands_are_listed_and_an_unknown_one_and_a_path_without_a_checkpoint_are_errors(
+def test_unknown_commands_and_paths_without_a_checkpoint_are_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for path, message in ((tmp_path / "none", "No such file or directory"), (tmp_path, "is a folder without steps")):
+    for path, message in ((tmp_path / "none", "No such file or directory"), (tmp_path, "contains no steps")):
         status, text = output_of(capsys, path)
         assert (status, message in text) == (2, True)
     assert main(["--help"]) == 0
@@ -153,7 +155,7 @@ def test_commands_are_listed_and_an_unknown_one_and_a_path_without_a_checkpoint_
     assert "usage: python -m treewright COMMAND" in capsys.readouterr().err
 
 
-def test_the_command_runs_as_a_program_whose_output_holds_only_ascii(tmp_path: Path) -> None:
+def test_the_command_prints_only_ascii_as_a_program(tmp_path: Path) -> None:
     save(tmp_path / "x", {"\u00e4": 1})
 
     run = subprocess.run(

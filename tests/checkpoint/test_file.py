@@ -1,4 +1,4 @@
-"""One file: on safetensors, whole or not there, verified, bounded, and closed to code."""
+"""One safetensors file: written atomically, verified, bounded, and never executed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import stat
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -21,11 +23,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treewright.checkpoint
-from tests.checkpoint import models
 from tests.checkpoint.engines import assert_same
-from tests.checkpoint.forge import document_in, forge
-from tests.checkpoint.models import Settings, net
-from treewright import Static
+from tests.checkpoint.forged_files import forge
+from tests.checkpoint.models import net
+from tests.checkpoint.test_load_without_template import changed_anywhere
 from treewright.checkpoint import from_names, load, read_manifest, read_names, save
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
@@ -37,7 +38,7 @@ TREE = {"w": np.arange(1000.0), "b": [jnp.ones(3), 2]}
 # On safetensors
 
 
-def test_plain_safetensors_opens_it_and_finds_readable_names(tmp_path: Path) -> None:
+def test_plain_safetensors_reads_a_file_by_readable_names(tmp_path: Path) -> None:
     save(tmp_path / "x", {"net": net(), "half": jnp.ones(2, "bfloat16"), "flag": True})
 
     with safetensors.safe_open(tmp_path / "x", framework="numpy") as opened:
@@ -50,7 +51,7 @@ def test_plain_safetensors_opens_it_and_finds_readable_names(tmp_path: Path) -> 
         assert '"treewright.checkpoint"' in opened.metadata()["treewright"]
 
 
-def test_other_dtypes_are_written_as_bytes_so_that_plain_safetensors_opens_every_file(tmp_path: Path) -> None:
+def test_unsupported_dtypes_are_written_as_bytes(tmp_path: Path) -> None:
     tree = {"a": np.ones((2, 3), np.complex128), "b": jnp.ones(4, "int4"), "c": jnp.ones(2, "float8_e4m3fn")}
     save(tmp_path / "x", tree)
 
@@ -61,41 +62,47 @@ def test_other_dtypes_are_written_as_bytes_so_that_plain_safetensors_opens_every
     assert_same(load(tmp_path / "x", like=tree), tree)
 
 
-def test_a_file_of_plain_safetensors_has_no_manifest_and_goes_by_names(tmp_path: Path) -> None:
+def test_load_explains_a_plain_safetensors_file_without_manifest(tmp_path: Path) -> None:
     safetensors.numpy.save_file({"a": np.ones(2, np.float32)}, tmp_path / "x")
 
-    with pytest.raises(CheckpointError, match="is a safetensors file without a manifest, written by another program"):
+    with pytest.raises(CheckpointError, match="has no manifest: a different program wrote this safetensors file"):
         load(tmp_path / "x", like={"a": jnp.zeros(2)})
     assert_same(from_names(safetensors.numpy.load_file(tmp_path / "x"), like={"a": jnp.zeros(2)}), {"a": jnp.ones(2)})
 
 
-def test_any_name_is_kept_but_the_one_that_safetensors_keeps_for_itself(tmp_path: Path) -> None:
+def test_leaf_names_are_preserved_except_the_reserved_one(tmp_path: Path) -> None:
     for name in ("a b", "../../etc/passwd", "/", "\n", "\0", "\u2200", "treewright", "a" * 5000, "a.b"):
         save(tmp_path / "x", {name: 1, "other": {name: 2}, "__metadata__": [3]})
         assert load(tmp_path / "x") == {name: 1, "other": {name: 2}, "__metadata__": [3]}
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
-    with pytest.raises(CheckpointError, match=r"\['__metadata__'\] would get the name '__metadata__', which safetens"):
+    with pytest.raises(CheckpointError, match=r"\['__metadata__'\] would be named '__metadata__', which safetens"):
         save(tmp_path / "x", {"__metadata__": 1})
 
 
-def test_only_public_names_complete() -> None:
+def test_completion_shows_only_public_names_of_checkpoint() -> None:
     assert dir(treewright.checkpoint) == sorted(treewright.checkpoint.__all__)
     assert not [
         name for name in dir(treewright.checkpoint) if isinstance(getattr(treewright.checkpoint, name), type(os))
     ]
 
 
-def test_addresses_and_trees_in_place_of_paths_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"expected str, bytes or os\.PathLike object, not Net"):
+def test_urls_and_trees_are_rejected_as_paths(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"The path must be a str or a Path, got Net\("):
         save(net(), tmp_path / "x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    with pytest.raises(CheckpointError, match="gs://b/x is not on a local or mounted disk, where a file can appear"):
-        save("gs://b/x", 1)
+    for path in ("gs://b/x", Path("gs://b/x"), "memory://x"):
+        with pytest.raises(
+            CheckpointError, match=r":/.*x is a URL, but atomic writes .* CheckpointManager\('gs://bucket/run'\)"
+        ):
+            save(path, 1)
+    for path in ("file:///b/x", Path("file:///b/x")):
+        with pytest.raises(CheckpointError, match=r"file:/.* is the URL of a local file\. Pass its path: '/b/x'\."):
+            load(path)
 
 
 # Whole or not there
 
 
-def test_the_file_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_flushes_the_file_before_renaming_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x"
     steps: list[tuple[str, bool, bool]] = []
     fsync = os.fsync
@@ -108,14 +115,12 @@ def test_the_file_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "fsync", watched)
     save(path, {"a": jnp.ones(5)})
 
-    (name, *first), second = steps
-    assert name.startswith(".x.unfinished-")
-    assert [first, second] == [[False, False], (tmp_path.name, True, True)]
+    assert steps == [("file", False, False), (tmp_path.name, True, True)]
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-@pytest.mark.parametrize("calls", [["open"], ["fsync"], ["replace", "rename"]])  # of which pathlib uses one
-def test_a_failing_disk_raises_and_the_earlier_file_stays(
+@pytest.mark.parametrize("calls", [["open"], ["fsync"], ["replace", "rename"]])  # pathlib uses one of the last two
+def test_a_disk_error_raises_and_keeps_the_previous_file(
     calls: list[str], number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path / "x", {"a": 1})
@@ -132,7 +137,71 @@ def test_a_failing_disk_raises_and_the_earlier_file_stays(
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_two_writers_leave_one_of_two_whole_files(tmp_path: Path) -> None:
+def test_a_failed_flush_of_the_folder_names_the_file_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync = os.fsync
+
+    def fail(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, "Input/output error")
+        fsync(descriptor)
+
+    save(tmp_path / "x", 1)
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(CheckpointError, match=r"x was replaced, but its folder could not be flushed"):
+        save(tmp_path / "x", 2)
+    assert load(tmp_path / "x") == 2
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE])
+def test_an_unreadable_file_is_not_reported_as_missing(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    save(tmp_path / "x", 1)
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        load(tmp_path / "x")
+    assert caught.value.errno == number
+
+
+def test_save_accepts_the_longest_file_names(tmp_path: Path) -> None:
+    for name in ("x" * 255, "\u65e5" * 85):
+        save(tmp_path / name, 1)
+        assert load(tmp_path / name) == 1
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+WRITER = """
+import os, sys, time
+import safetensors
+from treewright.checkpoint import save
+def slow(specs, path, metadata):
+    print("writes", flush=True)
+    time.sleep(60)
+safetensors.serialize_file = slow
+save(sys.argv[1], 1)
+"""
+
+
+def test_save_deletes_only_leftovers_of_dead_writers(
+    tmp_path: Path,
+) -> None:
+    paths = [tmp_path / "x", tmp_path / "x-y"]
+    for path in paths:
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "writes\n"
+            save(path, 2)
+            assert len(list(tmp_path.glob(f".{path.name}.unfinished-*"))) == 1
+            writer.kill()
+        save(path, 3)
+        assert not list(tmp_path.glob(f".{path.name}.unfinished-*"))
+    assert {path.name for path in tmp_path.iterdir()} == {"x", "x-y"}
+
+
+def test_two_concurrent_writers_leave_one_complete_file(tmp_path: Path) -> None:
     trees = [{"a": np.full(100_000, number)} for number in range(2)]
 
     def write(tree: Any) -> None:
@@ -154,7 +223,7 @@ def test_a_file_keeps_its_permissions_and_a_symbolic_link_its_target(tmp_path: P
     (tmp_path / "link").symlink_to(tmp_path / "folder" / "x")
     save(tmp_path / "link", 1)
     (tmp_path / "other").touch()
-    assert (tmp_path / "folder" / "x").stat().st_mode == (tmp_path / "other").stat().st_mode  # of a new file
+    assert (tmp_path / "folder" / "x").stat().st_mode == (tmp_path / "other").stat().st_mode  # Mode of a new file
     for mode in (0o600, 0o644, 0o777):
         (tmp_path / "folder" / "x").chmod(mode)
         save(tmp_path / "link", mode)
@@ -163,18 +232,25 @@ def test_a_file_keeps_its_permissions_and_a_symbolic_link_its_target(tmp_path: P
         assert stat.S_IMODE((tmp_path / "folder" / "x").stat().st_mode) == mode
 
 
-def test_other_things_in_place_of_a_file_are_refused(tmp_path: Path) -> None:
+def test_save_and_load_reject_paths_that_are_not_regular_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "gone" / "x")
     for place in (tmp_path, tmp_path / "pipe"):
         for read in (load, read_names):
-            with pytest.raises(CheckpointError, match=r"is no regular file, .* The steps of .*: CheckpointManager\("):
+            with pytest.raises(CheckpointError, match=r"is not a regular file\. load\(\) reads files that save\(\)"):
                 read(place)
-        with pytest.raises(CheckpointError, match=r"is no regular file, which alone can be replaced"):
+        with pytest.raises(CheckpointError, match=r"is not a regular file, so it can't be replaced"):
             save(place, 1)
     for name, folder in (("none/x", "none"), ("link", "gone")):
-        with pytest.raises(CheckpointError, match=rf"{name} could not be written: there is no folder .*/{folder}\."):
+        with pytest.raises(
+            CheckpointError, match=rf"{name} could not be written: the folder .*/{folder} does not exist"
+        ):
             save(tmp_path / name, 1)
+    (tmp_path / "run" / "7").mkdir(parents=True)
+    for folder, line in (("run", r"run'\)\.restore\(like"), ("run/7", r"run'\)\.restore\(7, like")):
+        with pytest.raises(CheckpointError, match=rf"To restore a step of a run: .*{line}=\.\.\.\)"):
+            load(tmp_path / folder)
+    shutil.rmtree(tmp_path / "run")
     for read in (load, read_names):
         with pytest.raises(FileNotFoundError, match="nothing"):
             read(tmp_path / "nothing")
@@ -201,25 +277,23 @@ def test_a_flipped_bit_anywhere_is_never_accepted(seed: Any, tmp_path: Path) -> 
             assert_same(found, TREE)  # a bit of the header's padding
 
 
-NO_FILE = "x can't be loaded: it is no safetensors file, or its header is damaged"
+NO_FILE = "x is not a safetensors file, or its header is damaged"
 NO_MANIFEST = "x can't be loaded: The manifest is damaged: "
 OTHER_JSON = ("", "[]", "{", "3", '"a"', "[" * 100_000, '{"format": "treewright.checkpoint"}', "null")
-# What a good file is made into, or its manifest if that is text.
+# Changes to a valid file, or to its manifest if the value is text
 DAMAGED: list[tuple[Any, str]] = [
     *((lambda content, share=share: content[: int(len(content) * share)], NO_FILE) for share in (0, 0.001, 0.5, 0.999)),
     *(
         (lambda _, other=other: other, NO_FILE)
         for other in (b"hello", b"PK\x03\x04" + b"x" * 100, b"\x80\x04" + b"." * 50)
     ),
-    (lambda content: content.replace(b"float64", b"floot64", 1), f"{NO_MANIFEST}it has the digest"),
+    (lambda content: content.replace(b"float64", b"floot64", 1), f"{NO_MANIFEST}its digest is"),
     *((text, NO_MANIFEST) for text in OTHER_JSON),
 ]
 
 
 @pytest.mark.parametrize(("change", "message"), DAMAGED)
-def test_a_file_that_is_cut_short_or_of_another_kind_and_a_manifest_that_is_other_text_are_damage(
-    change: Any, message: str, tmp_path: Path
-) -> None:
+def test_truncated_and_foreign_files_are_damage(change: Any, message: str, tmp_path: Path) -> None:
     save(tmp_path / "x", TREE)
     if isinstance(change, str):
         forge(tmp_path / "x", change)
@@ -234,52 +308,8 @@ def test_a_file_that_is_cut_short_or_of_another_kind_and_a_manifest_that_is_othe
 # Forged
 
 
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.sampled_from(["", "a", "b", "node", "os:system", "all"]),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "name", "value"]), inner, max_size=3)
-    ),
-    max_leaves=5,
-)
-
-
-def changed_anywhere(document: Any, draw: Any) -> Any:
-    """A document with another value, or none, at a place that is drawn."""
-    if not isinstance(document, list | dict) or not document or draw(st.integers(0, 4)) == 0:
-        return draw(JSON)
-    key = draw(st.sampled_from(sorted(document) if isinstance(document, dict) else range(len(document))))
-    copy: Any = document.copy()
-    if draw(st.integers(0, 5)) == 0:
-        del copy[key]
-    else:
-        copy[key] = changed_anywhere(document[key], draw)
-    return copy
-
-
 @given(data=st.data())
-def test_a_forged_manifest_gives_a_tree_or_an_error_of_ours_and_runs_and_imports_nothing(
-    data: Any, tmp_path_factory: Any
-) -> None:
-    path, like = tmp_path_factory.mktemp("forged") / "x", {**TREE, "s": Settings(1), "t": Static("x")}
-    save(path, like)
-    forge(path, json.dumps(changed_anywhere(document_in(path), data.draw)))  # to draw may import something
-    before = set(sys.modules)
-
-    each: list[dict[str, Any]] = [{"like": like}, {"modules": models}]
-    for options in each:
-        try:
-            load(path, **options)
-        except (CheckpointError, MemoryError):
-            continue
-    assert set(sys.modules) == before
-
-
-@given(data=st.data())
-def test_a_forged_header_gives_a_tree_or_an_error_of_ours(data: Any, tmp_path_factory: Any) -> None:
+def test_a_forged_header_loads_or_raises_a_checkpoint_error(data: Any, tmp_path_factory: Any) -> None:
     path = tmp_path_factory.mktemp("forged") / "x"
     save(path, {"a": np.arange(3), "b": 1.5})
     content = path.read_bytes()
@@ -293,8 +323,8 @@ def test_a_forged_header_gives_a_tree_or_an_error_of_ours(data: Any, tmp_path_fa
 
 FORGED: dict[str, Any] = {
     "another format": lambda d: d.update(format="x"),
-    "an earlier version": lambda d: d.update(version=2),
-    "a later version": lambda d: d.update(version=4),
+    "an earlier version": lambda d: d.update(version=3),
+    "a later version": lambda d: d.update(version=5),
     "no version": lambda d: d.pop("version"),
     "an unknown container": lambda d: d["nodes"][0].update(kind="set"),
     "a missing child": lambda d: d["nodes"][0]["children"].append("z"),
@@ -305,31 +335,33 @@ FORGED: dict[str, Any] = {
     "a huge shape": lambda d: d["leaves"][0].update(form=["numpy", [2**62, 2**62], "int8", None, False]),
     "a scalar with a shape": lambda d: d["leaves"][0].update(form=["int", [3], "float32", None, False]),
     "a key without bits": lambda d: d["leaves"][0].update(form=["key", [3], "float32", "fry", False]),
-    "a short digest": lambda d: d["leaves"][0].update(digests={"all": "ab"}),
-    "a block outside": lambda d: d["leaves"][0].update(digests={"0:10000": "0" * 32}),
-    "a block that is text": lambda d: d["leaves"][0].update(digests={"a:b": "0" * 32}),
+    "a short digest": lambda d: d["leaves"][0].update(digest="ab"),
+    "a layout that is not there": lambda d: d["leaves"][0].update(layout=7),
+    "a layout that is text": lambda d: d["leaves"][0].update(layout="a"),
+    "a layout of another rank": lambda d: (d["leaves"][0].update(layout=0), d.update(layouts=[[[1] * 9, [[0, 1]]]])),
+    "a layout of many blocks": lambda d: (d["leaves"][0].update(layout=0), d.update(layouts=[[[2**40], [[0, 2**40]]]])),
     "bytes of another length": lambda d: d["leaves"][0].update(form=["array", [2], "float32", None, False]),
 }
 
 
 VERSIONS = {
-    "an earlier version": "has format version 2.*which was never released",
-    "a later version": "has format version 4.*with a newer version",
+    "an earlier version": "has format version 3.*which was never released",
+    "a later version": "has format version 5.*with a newer version",
 }
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_a_forged_manifest_is_an_error_and_another_version_is_no_damage(name: str, tmp_path: Path) -> None:
+def test_a_forged_manifest_is_an_error(name: str, tmp_path: Path) -> None:
     save(tmp_path / "x", TREE)
     forge(tmp_path / "x", FORGED[name])
 
-    message = VERSIONS.get(name, r"can't be (loaded|read|made)|is damaged|does not have|is not a block")
+    message = VERSIONS.get(name, r"can't be (loaded|read|made)|is damaged|this JAX lacks|is not a block")
     with pytest.raises(CheckpointError, match=message) as caught:
         load(tmp_path / "x")
     assert name not in VERSIONS or not isinstance(caught.value, CheckpointDamagedError)
 
 
-def test_a_manifest_above_the_limit_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+def test_a_manifest_above_the_size_limit_is_not_parsed(tmp_path: Path) -> None:
     save(tmp_path / "x", {"a": 1})
     with pytest.raises(Exception, match=r"HeaderTooLarge|header|manifest"):  # noqa: PT012
         forge(tmp_path / "x", " " * 100_000_001)

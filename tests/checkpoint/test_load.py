@@ -1,7 +1,8 @@
-"""Loading: what fits comes back exactly, and every difference is told by path before an array is read."""
+"""Loading: matching trees are restored exactly, and every difference is reported by path before an array is read."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -14,8 +15,8 @@ from jax.sharding import Mesh, NamedSharding
 from tests.checkpoint.engines import assert_same
 from tests.checkpoint.models import Net, Other, net, spec, train_state
 from tests.conftest import count_traces
-from treewright import Module, StaticValue, TrainState, replace, static
-from treewright.checkpoint import load, save
+from treewright import FrozenArray, Module, StaticValue, TrainState, freeze, replace, static
+from treewright.checkpoint import from_names, load, save
 from treewright.errors import CheckpointError, CheckpointMismatchError, CheckpointWarning
 
 if TYPE_CHECKING:
@@ -27,14 +28,14 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("make", [train_state, lambda: jnp.arange(3)], ids=["state", "leaf"])
-def test_a_tree_comes_back_exactly_into_a_live_and_an_abstract_one(make: Any, engine: Any) -> None:
+def test_load_restores_a_tree_exactly_into_live_and_abstract_templates(make: Any, engine: Any) -> None:
     engine.save(make())
 
     for like in (make(), jax.eval_shape(make)):
         assert_same(engine.load(like=like), make())
 
 
-def test_a_restored_state_does_not_trace_again(engine: Any) -> None:
+def test_a_restored_state_does_not_retrace(engine: Any) -> None:
     def updated(state: TrainState[Net], x: jax.Array) -> TrainState[Net]:
         return state.apply_gradients(grads=jax.grad(lambda net: net(x).sum())(state.params))
 
@@ -47,7 +48,7 @@ def test_a_restored_state_does_not_trace_again(engine: Any) -> None:
     assert counted.count == 1
 
 
-def test_arrays_and_keys_come_back_where_those_of_the_template_lie(engine: Any) -> None:
+def test_arrays_and_keys_get_the_shardings_of_the_template(engine: Any) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
     saved, other, keys = (NamedSharding(mesh, spec(*axes)) for axes in (("a", "b"), ("b",), ("a",)))
     x, key = jnp.arange(32.0).reshape(4, 8), jax.random.split(jax.random.key(0), 8)
@@ -74,7 +75,7 @@ def moved(cls: Any, module: str) -> Any:
     return cls
 
 
-def test_fields_are_found_by_name_and_a_class_of_a_script_is_the_same_in_a_module(engine: Any) -> None:
+def test_fields_are_matched_by_name_and_script_classes_match_modules(engine: Any) -> None:
     class Pair(NamedTuple):
         x: Any
 
@@ -91,7 +92,7 @@ def test_fields_are_found_by_name_and_a_class_of_a_script_is_the_same_in_a_modul
     assert_same(found, [Here(1), Pair(2), after(a=1, b=2)])
 
 
-def test_a_private_module_of_a_package_may_change_with_a_warning(engine: Any) -> None:
+def test_a_moved_private_module_only_warns(engine: Any) -> None:
     class Inside(Module):
         x: Any
 
@@ -105,13 +106,15 @@ def test_a_private_module_of_a_package_may_change_with_a_warning(engine: Any) ->
 # What may differ
 
 
-def test_a_static_that_differs_is_an_error_a_warning_or_nothing(engine: Any) -> None:
+def test_on_static_mismatch_selects_error_warning_or_nothing(engine: Any) -> None:
     engine.save(net())
     like = replace(net(), width=4)
 
     with pytest.raises(CheckpointMismatchError, match=r"\.width: static 3 saved, 4 in the tree"):
         engine.load(like=like)
-    with pytest.warns(CheckpointWarning, match=r"keeps its own:\n  \.width: static 3 saved, 4 in the tree$") as seen:
+    with pytest.warns(
+        CheckpointWarning, match=r"keeps its own values:\n  \.width: static 3 saved, 4 in the tree$"
+    ) as seen:
         assert engine.load(like=like, on_static="warn").width == 4
     assert seen[0].filename.endswith("engines.py")
     assert engine.load(like=like, on_static="ignore").width == 4
@@ -120,18 +123,24 @@ def test_a_static_that_differs_is_an_error_a_warning_or_nothing(engine: Any) -> 
 @pytest.mark.parametrize(
     ("saved", "like", "expected"),
     [
-        (jnp.float32([1.5, 2]), jnp.bfloat16([0, 0]), jnp.bfloat16([1.5, 2])),
-        (jnp.int32([3]), jnp.float32([0]), jnp.float32([3])),
+        (jnp.array([1.5, 2], np.float32), jnp.bfloat16([0, 0]), jnp.bfloat16([1.5, 2])),
+        (jnp.array([np.inf, np.nan], np.float32), jnp.bfloat16([0, 0]), jnp.bfloat16([np.inf, np.nan])),
+        (jnp.array([448], np.float32), jnp.float8_e4m3fn([0]), jnp.float8_e4m3fn([448])),
+        (jnp.int32([3]), jnp.array([0], np.float32), jnp.array([3], np.float32)),
+        (jnp.int32([-3, 127]), jnp.int8([0, 0]), jnp.int8([-3, 127])),
+        (np.array([True]), np.array([0]), np.array([1])),
         (1.5, jnp.float32(0), jnp.float32(1.5)),
         (jnp.float16(1.5), 0.0, 1.5),
-        (jnp.float32(1.5), 0, 1),
         (jnp.int32(1), 0.0, 1.0),
         (jnp.float32(1.5), np.float16(0), np.float16(1.5)),
+        (np.array([1.5], np.float32), np.array([0], np.float64), np.array([1.5], np.float64)),
+        (jnp.array([1.5], np.float32), np.array([0], np.float64), np.array([1.5], np.float64)),
         (2, np.float16(0), np.float16(2)),
         (np.ones(2), jnp.zeros(2, jnp.float32), jnp.ones(2)),
+        (np.array([1 + 2j], np.complex128), np.array([0], np.complex64), np.array([1 + 2j], np.complex64)),
     ],
 )
-def test_a_leaf_is_cast_only_if_that_is_allowed(saved: Any, like: Any, expected: Any, engine: Any) -> None:
+def test_leaves_are_cast_only_with_allow_cast(saved: Any, like: Any, expected: Any, engine: Any) -> None:
     engine.save({"x": saved})
 
     with pytest.raises(CheckpointMismatchError, match="allow_cast=True"):
@@ -139,15 +148,99 @@ def test_a_leaf_is_cast_only_if_that_is_allowed(saved: Any, like: Any, expected:
     assert_same(engine.load(like={"x": like}, allow_cast=True), {"x": expected})
 
 
-def test_numpy_and_jax_arrays_stand_for_each_other_and_weak_types_come_back_strong(engine: Any) -> None:
-    engine.save([np.ones(2, np.float32), jnp.zeros(2), jnp.asarray(1.0)])
+@pytest.mark.parametrize(
+    ("saved", "like"),
+    [
+        (jnp.array([3.7], np.float32), jnp.int32([0])),
+        (3.7, 0),
+        (jnp.float32(1.0), 0),
+        (np.array([1j], np.complex64), np.array([0], np.float32)),
+        (1j, 0.0),
+        (np.array([2]), np.array([True])),
+    ],
+)
+def test_a_lossy_cast_is_rejected_before_reading(saved: Any, like: Any, engine: Any) -> None:
+    engine.save({"x": saved})
 
-    found = engine.load(like=[jnp.zeros(2), np.ones(2, np.float32), jnp.asarray(1.0)])
-    assert_same(found, [jnp.ones(2), np.zeros(2, np.float32), jnp.float32(1)])
-    assert not found[2].weak_type
+    with pytest.raises(CheckpointMismatchError, match=r"(?s)\['x'\]: dtype .*Floats are not cast to ints"):
+        engine.load(like={"x": like}, allow_cast=True)
 
 
-def test_leaves_of_one_side_and_other_classes_may_be_let_through(engine: Any) -> None:
+@pytest.mark.parametrize(
+    ("saved", "like", "value"),
+    [
+        (np.array([1, 2**40]), jnp.int32([0, 0]), "1099511627776"),
+        (jnp.int32([-1]), jnp.uint8([0]), "-1"),
+        (2**40, np.int32(0), "1099511627776"),
+        (jnp.int32([2**24 + 1]), jnp.array([0], np.float32), "16777217"),
+        (jnp.array([1, 1e10], np.float32), jnp.float16([0, 0]), "1e\\+10|10000000000.0"),
+        (jnp.array([500], np.float32), jnp.float8_e4m3fn([0]), "500.0"),
+        (jnp.array([np.inf], np.float32), jnp.float8_e4m3fn([0]), "inf"),
+        (1e300, jnp.float32(0), "1e\\+300"),
+        (np.array([1e300j], np.complex128), np.array([0], np.complex64), "1e\\+300"),
+    ],
+)
+def test_an_out_of_range_cast_names_leaf_and_value(saved: Any, like: Any, value: str, engine: Any) -> None:
+    engine.save({"x": saved})
+
+    with pytest.raises(CheckpointError, match=rf"^\['x'\] was saved as \w+ and contains ({value}), which does not fit"):
+        engine.load(like={"x": like}, allow_cast=True)
+
+
+def test_numpy_and_jax_arrays_are_interchangeable(engine: Any) -> None:
+    engine.save([np.ones(2, np.float32), jnp.zeros(2)])
+
+    assert_same(engine.load(like=[jnp.zeros(2), np.ones(2, np.float32)]), [jnp.ones(2), np.zeros(2, np.float32)])
+
+
+@pytest.mark.parametrize("saved", [jnp.asarray(1.0), jnp.full(3, 2.0), jnp.float32(1)])
+def test_weak_types_of_the_template_are_restored(saved: Any, engine: Any) -> None:
+    step = jax.jit(counted := count_traces(lambda tree: tree["x"] * 2))
+    like = {"x": jnp.full(saved.shape, 0.0)}
+    engine.save({"x": saved})
+    step(like)
+
+    for template in (like, jax.eval_shape(lambda: like)):
+        found = engine.load(like=template)
+        assert found["x"].weak_type
+        assert_same(step(found), saved * 2)
+    assert counted.count == 1
+
+
+def test_a_template_needs_no_values(engine: Any) -> None:
+    donated = train_state()
+    engine.save(donated)
+    for leaf in jax.tree.leaves(donated):
+        leaf.delete()
+
+    assert_same(engine.load(like=donated), train_state())
+    with pytest.raises(CheckpointError, match=r"^\['new'\]: not saved, and abstract or donated in the tree, so there"):
+        from_names({"x": 1.0}, like={"x": 0.0, "new": donated.step}, strict=False)
+
+
+def test_an_abstract_mesh_resolves_to_the_current_mesh(engine: Any) -> None:
+    mesh = jax.make_mesh((4,), ("a",), axis_types=(jax.sharding.AxisType.Explicit,))
+    saved = {"x": jax.device_put(jnp.arange(8.0), NamedSharding(mesh, spec("a")))}
+    like = {"x": jax.ShapeDtypeStruct((8,), jnp.float32, sharding=NamedSharding(mesh.abstract_mesh, spec("a")))}  # type: ignore[no-untyped-call]
+    engine.save(saved)
+
+    with jax.set_mesh(mesh):
+        found = engine.load(like=like)
+    assert found["x"].sharding == saved["x"].sharding
+    with pytest.raises(CheckpointError, match=r"\['x'\] has an abstract mesh without devices, {'a': 4}"):
+        engine.load(like=like)
+
+
+def test_frozen_arrays_are_restored_frozen(engine: Any) -> None:
+    like = {"x": freeze(np.arange(3))}
+    engine.save(like)
+
+    found = engine.load(like=like)
+    assert isinstance(found["x"], FrozenArray)
+    assert_same(found, like)
+
+
+def test_missing_and_extra_leaves_and_classes_can_be_allowed(engine: Any) -> None:
     engine.save({"a": 1, "old": 2, "net": net()})
 
     like = {"a": 0, "new": 3, "net": Other(net().layers, jnp.float32(0))}
@@ -155,20 +248,22 @@ def test_leaves_of_one_side_and_other_classes_may_be_let_through(engine: Any) ->
         found = engine.load(like=like, strict=False)
     assert_same(found, {"a": 1, "new": 3, "net": Other(net().layers, jnp.float32(7))})
     assert str(seen[0].message) == (
-        "Not all of the checkpoint fits the tree, which keeps its own:\n"
+        "The checkpoint and the tree differ. The tree keeps its own values:\n"
         f"  ['net']: class {Net.__module__}:Net saved, {Net.__module__}:Other in the tree\n"
         "  ['old']: saved as int64[] (int), not in the tree\n"
         "  ['new']: not saved, the tree has int64[] (int)"
     )
-    with pytest.raises(CheckpointError, match=r"\['b'\], \['c'\]: not saved, and abstract in the tree, so"):
+    with pytest.raises(CheckpointError, match=r"\['b'\], \['c'\]: not saved, and abstract or donated in the tree, so"):
         engine.load(like={"a": 1, **jax.eval_shape(lambda: dict.fromkeys("bc", jnp.ones(1)))}, strict=False)
 
 
-def test_a_run_resumes_into_a_fresh_state_whose_numbers_went_through_jit(engine: Any) -> None:
+def test_a_run_resumes_into_a_fresh_state_with_python_numbers(engine: Any) -> None:
     fresh = {"step": 0, "rate": 0.5, "flag": True, "phase": 1j, "wide": np.ones(2), "count": np.int64(3)}
     engine.save(jax.jit(lambda tree: tree)(fresh))
 
-    assert_same(engine.load(like=fresh), fresh)
+    assert_same(engine.load(like=fresh, allow_cast=True), fresh)
+    with pytest.raises(CheckpointMismatchError, match=r"differences:\n  \['count'\]: dtype .*\n  \['wide'\]: dtype"):
+        engine.load(like=fresh)
     with pytest.raises(
         CheckpointMismatchError, match=r"\['step'\]: kind int32\[\] \(array\) saved, float64\[\] \(float\)"
     ):
@@ -180,33 +275,38 @@ def test_a_run_resumes_into_a_fresh_state_whose_numbers_went_through_jit(engine:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"like": {"a": 1}, "on_static": "no"}, "on_static takes 'error', 'warn' or 'ignore', got 'no'"),
+        ({"like": {"a": 1}, "on_static": "no"}, "on_static= must be 'error', 'warn' or 'ignore', got 'no'"),
+        ({"part": ""}, r"part= must be the name of a subtree, such as part='params', got ''\."),
+        ({"part": ["a"]}, r"part= must be the name of a subtree, such as part='params', got \['a'\]\."),
+        ({"like": {"a": 1}, "renamed": ["a"]}, r"such as \{'out': 'head'\}, got \['a'\]\."),
+        ({"like": {"a": 1}, "renamed": {"a": 1}}, r"such as \{'out': 'head'\}, got \{'a': 1\}\."),
         ({"like": {"a": "x"}}, r"Nothing can be loaded into this tree:\n  \['a'\] is str 'x', not an array"),
         (
             {"like": Net},
-            r"like= is the class Net\. Give an instance, .*: like=jax\.eval_shape\(lambda: Net",
+            r"like= is the class Net\. Pass an instance, .*: like=jax\.eval_shape\(lambda: Net",
         ),
         ({"like": 1, "stric": False}, r"unexpected option 'stric' \(did you mean strict\?\)\. The options: like, part"),
         ({"template": 1}, r"unexpected option 'template'\. Write like= instead\. The options: "),
-        ({"strict": False}, "strict= says how a checkpoint may differ from a tree: give one to load into, like=tree"),
-        ({"like": {"a": 1}, "modules": "optax"}, "modules= is for loading without like=, .*: leave it out"),
-        ({"part": "b"}, "part='b': nothing that was saved has this name"),
+        ({"strict": False}, r"strict= compares the checkpoint with a tree\. Pass the tree to load into: like=tree"),
+        ({"part": "b"}, "part='b' was not saved"),
     ],
 )
-def test_wrong_options_and_templates_are_refused(options: Any, message: str, engine: Any) -> None:
+def test_wrong_options_and_templates_are_rejected(options: Any, message: str, engine: Any) -> None:
     engine.save({"a": 1})
 
     with pytest.raises((CheckpointError, TypeError, ValueError), match=message):
         engine.load(**options)
 
 
-def test_64_bits_need_jax_to_have_them(engine: Any) -> None:
+def test_64_bit_leaves_need_x64(engine: Any) -> None:
     with jax.enable_x64(True):
         tree = {"x": jnp.ones(2, jnp.float64)}
         engine.save(tree)
         assert_same(engine.load(like=tree), tree)
 
-    with pytest.raises(CheckpointError, match=r"\['x'\] is a float64, and JAX would make it a float32\. Load it with"):
+    with pytest.raises(
+        CheckpointError, match=r"\['x'\] is float64, but JAX would convert it to float32\. Load it with"
+    ):
         engine.load(like=tree)
 
 
@@ -227,7 +327,7 @@ class Moved(Module):
     w: Any = 0.0
 
 
-def test_a_static_may_become_a_child_whose_value_migrate_gives_and_the_other_way_round(engine: Any) -> None:
+def test_migrate_turns_statics_into_children_and_back(engine: Any) -> None:
     engine.save([Moving(0.5, jnp.ones(2)), Moved(0.5, jnp.ones(2))])
     like = [Moved(0.25, jnp.zeros(2)), Moving(0.25, jnp.zeros(2))]
 
@@ -238,7 +338,7 @@ def test_a_static_may_become_a_child_whose_value_migrate_gives_and_the_other_way
         "[1].rate: static nothing saved, 0.25 in the tree",
     ]
     with pytest.warns(
-        CheckpointWarning, match=r"its own:\n  1\.rate: saved as float64\[\] \(float\), not in the tree$"
+        CheckpointWarning, match=r"its own values:\n  1\.rate: saved as float64\[\] \(float\), not in the tree$"
     ):
         found = engine.load(
             like=like, on_static="ignore", strict=False, migrate=lambda leaves: {**leaves, "0.rate": 0.5}
@@ -277,7 +377,7 @@ def after(title: str = "first") -> TrainState[Any]:
 RENAMED = {"out": "head", "name": "title"}
 
 
-def test_a_layer_is_renamed_and_gets_a_bias_in_parameters_and_both_moments(engine: Any) -> None:
+def test_renamed_and_migrate_apply_to_optimiser_moments(engine: Any) -> None:
     state = before()
     engine.save(state)
 
@@ -308,7 +408,7 @@ def test_a_layer_is_renamed_and_gets_a_bias_in_parameters_and_both_moments(engin
         ([{"x": 1}, {"x": 2}], {"x": "y"}, [{"y": 1}, {"y": 2}]),
     ],
 )
-def test_names_change_as_whole_steps_at_any_depth(saved: Any, renamed: Any, like: Any, tmp_path: Path) -> None:
+def test_renamed_replaces_whole_names_at_any_depth(saved: Any, renamed: Any, like: Any, tmp_path: Path) -> None:
     save(tmp_path / "x", saved)
 
     assert load(tmp_path / "x", like=jax.tree.map(lambda _: 0, like), renamed=renamed) == like
@@ -317,24 +417,34 @@ def test_names_change_as_whole_steps_at_any_depth(saved: Any, renamed: Any, like
 @pytest.mark.parametrize(
     ("renamed", "message"),
     [
-        ({"kernle": "w"}, r"nothing that was saved is called 'kernle' \(did you mean kernel\?\)"),
-        ({"xyz": "w"}, r"nothing that was saved is called 'xyz'\."),
-        ({"kernel": "b"}, r"\['b'\] and \['kernel'\] would both be called 'b'"),
+        ({"kernle": "w"}, r"no saved name contains 'kernle' \(did you mean kernel\?\)"),
+        ({"xyz": "w"}, r"no saved name contains 'xyz'\."),
+        ({"kernel": "b"}, r"\['b'\] and \['kernel'\] would both be named 'b'"),
     ],
 )
-def test_a_name_that_was_not_saved_and_two_leaves_of_one_name_are_refused(
-    renamed: Any, message: str, tmp_path: Path
-) -> None:
+def test_renamed_rejects_unknown_and_colliding_names(renamed: Any, message: str, tmp_path: Path) -> None:
     save(tmp_path / "x", {"b": 1, "kernel": 2})
 
-    with pytest.raises(CheckpointError, match=f"renamed: {message}"):
+    with pytest.raises(CheckpointError, match=f"renamed=: {message}"):
         load(tmp_path / "x", like={"b": 1}, renamed=renamed)
+
+
+def test_renamed_is_fast_for_deep_trees(tmp_path: Path) -> None:
+    tree: Any = {"leaf": 1}
+    for _ in range(900):
+        tree = {"a": tree, "b": 2}
+    save(tmp_path / "x", tree)
+    start = time.monotonic()
+
+    with pytest.raises(CheckpointMismatchError):
+        load(tmp_path / "x", like=tree, renamed={"leaf": "c", "a.b": "d"})
+    assert time.monotonic() - start < 10
 
 
 # migrate
 
 
-def test_migrate_sees_every_saved_leaf_on_the_host(engine: Any) -> None:
+def test_migrate_receives_every_saved_leaf_on_the_host(engine: Any) -> None:
     engine.save({"a": jnp.ones(2), "gone": 3, "key": jax.random.key(0)})
     seen: dict[str, Any] = {}
 
@@ -349,7 +459,7 @@ def test_migrate_sees_every_saved_leaf_on_the_host(engine: Any) -> None:
     assert (jax.random.key_data(found["key"]) == jax.random.key_data(jax.random.key(0))).all()
 
 
-def test_what_migrate_gives_is_compared_with_the_tree(tmp_path: Path) -> None:
+def test_results_of_migrate_are_compared_with_the_tree(tmp_path: Path) -> None:
     save(tmp_path / "x", {"a": jnp.ones(2)})
 
     def migrated(values: Any, like: Any = None, **options: Any) -> Any:
@@ -359,9 +469,9 @@ def test_what_migrate_gives_is_compared_with_the_tree(tmp_path: Path) -> None:
         migrated({"a": np.zeros(3, np.float32), "b": 1})
     with pytest.raises(CheckpointError, match=r"The value named 'a' is str 'x', not an array or a number\. Make it a"):
         migrated({"a": "x"})
-    with pytest.raises(TypeError, match=r"^migrate= returned None\. It is given .*, and returns a dict"):
+    with pytest.raises(TypeError, match=r"^migrate= returned None, but must return a dict"):
         migrated(None)
-    with pytest.raises(CheckpointError, match=r"\['b'\]: not saved, and abstract in the tree"):
+    with pytest.raises(CheckpointError, match=r"\['b'\]: not saved, and abstract or donated in the tree"):
         migrated(
             {"a": np.ones(2, np.float32)}, jax.eval_shape(lambda: {"a": jnp.ones(2), "b": jnp.ones(1)}), strict=False
         )

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
-def test_arrays_come_by_name_with_their_bits(dtype: str, tmp_path: Path) -> None:
+def test_to_names_returns_exact_arrays_by_name(dtype: str, tmp_path: Path) -> None:
     values = np.arange(6, dtype=np.float32).astype(jnp.dtype(dtype)).reshape(2, 3)
     arrays = {"w": values, "a.b": np.asarray(np.int32(3))}
     spec: Any = safetensors.TensorSpec
@@ -42,7 +42,7 @@ def test_arrays_come_by_name_with_their_bits(dtype: str, tmp_path: Path) -> None
 # To names and back
 
 
-def test_leaves_go_by_name_to_other_programs_and_back() -> None:
+def test_leaves_round_trip_by_name_through_other_programs() -> None:
     state = train_state()
     names = to_names(state)
 
@@ -60,23 +60,23 @@ def test_leaves_by_name_are_compared_with_the_tree() -> None:
     with pytest.raises(CheckpointMismatchError, match=r"\['b'\]: not saved, the tree has"):
         from_names({"a": 1}, like={"a": 0, "b": 0})
     with pytest.warns(
-        CheckpointWarning, match=r"its own:\n  c: saved as .*\n  \['b'\]: not saved, the tree has"
+        CheckpointWarning, match=r"its own values:\n  c: saved as .*\n  \['b'\]: not saved, the tree has"
     ) as seen:
         assert from_names({"a": 1, "c": 2}, like={"a": 0, "b": 7}, strict=False) == {"a": 1, "b": 7}
     assert seen[0].filename == __file__
     assert_same(from_names({"a": 1}, like={"a": jnp.float32(0)}, allow_cast=True), {"a": jnp.float32(1)})
 
 
-def test_wrong_values_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"from_names takes arrays by name\. Of a file: from_names\(read_names\(path\)"):
+def test_from_names_rejects_invalid_values() -> None:
+    with pytest.raises(TypeError, match=r"from_names needs a dict of arrays by name\. To load a file: from_names"):
         from_names("path", like=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with pytest.raises(CheckpointError, match="The value named 'a' is str 'x', not an array or a number"):
         from_names({"a": "x"}, like={"a": 1.0})
-    with pytest.raises(CheckpointError, match="No leaf of the checkpoint has a place in the tree"):
+    with pytest.raises(CheckpointError, match="No leaf of the checkpoint matches the tree"):
         from_names({"x": 1.0}, like={"a": 1.0}, strict=False)
 
 
-def test_names_that_collide_are_refused_all_at_once(tmp_path: Path) -> None:
+def test_all_colliding_names_are_listed_in_one_error(tmp_path: Path) -> None:
     tree = {"a": {"b": 1}, "a.b": 2, "text": "x", "c": Static("fine")}
 
     for use in (to_names, lambda tree: save(tmp_path / "x", tree)):
@@ -84,7 +84,7 @@ def test_names_that_collide_are_refused_all_at_once(tmp_path: Path) -> None:
             use(tree)
         assert str(caught.value) == (
             "The tree can't be saved, and nothing was written:\n"
-            "  ['a.b'] would get the name 'a.b', which ['a']['b'] has already\n"
+            "  ['a.b'] and ['a']['b'] would both be named 'a.b'\n"
             "  ['text'] is str 'x', not an array or a number. Make it a static, or wrap it in Static"
         )
     assert not list(tmp_path.iterdir())

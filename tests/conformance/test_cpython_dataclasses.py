@@ -1,9 +1,9 @@
 """CPython's own tests of dataclasses, with `treewright.pytree_dataclass` in place of `dataclasses.dataclass`.
 
-The tests are read from the running interpreter, so they are those of its version, and no line of them is kept here.
-They run twice. The first time `dataclass` is the standard library's, with `frozen=True` unless the test says otherwise:
-what passes then is what a frozen dataclass promises. The second time it is `pytree_dataclass`, which has to pass all of
-that but for `exclusions.toml`, where each exclusion has its reason.
+The tests are read from the running interpreter, so they fit its version and are not copied here. They run twice. The
+first time, `dataclass` is the standard library's, with `frozen=True` unless the test sets it: the tests that pass then
+are the contract of a frozen dataclass. The second time it is `pytree_dataclass`, which must pass the same tests except
+the exclusions in `exclusions.toml`, each with its reason.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(name, parameters[name])
 
 
-def test_a_node_passes_what_a_frozen_dataclass_passes(expected: str) -> None:
+def test_nodes_pass_the_tests_of_frozen_dataclasses(expected: str) -> None:
     report = why_it_fails(cases(suite_of(treewright.pytree_dataclass))[expected])
 
     if report:
@@ -227,7 +227,7 @@ def test_an_excluded_test_fails(excluded: str) -> None:
     assert report, f"{excluded} passes, so take it off the list. It says: {EXCLUSIONS[excluded]}"
 
 
-def test_each_exclusion_names_a_test_that_a_frozen_dataclass_passes_and_a_node_passes_as_many_as_before() -> None:
+def test_each_exclusion_names_a_test_that_a_frozen_dataclass_passes() -> None:
     passed = set(passed_by_a_frozen_dataclass())
 
     assert EXCLUSIONS.keys() <= passed

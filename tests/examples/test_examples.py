@@ -1,8 +1,9 @@
-"""The examples run, and print and draw what the README and the docs say of them."""
+"""The examples run, and print and draw the results shown in README and docs."""
 
 from __future__ import annotations
 
 import argparse
+import html
 import importlib
 import os
 import re
@@ -35,7 +36,7 @@ def broadcasting_of_ranks() -> Iterator[None]:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run an example with arguments and give what it prints."""
+    """Run an example with arguments and return its output."""
 
     def run(name: str, *arguments: object) -> str:
         program: Any = importlib.import_module(f"examples.{name}")
@@ -64,15 +65,25 @@ def test_digits_learns_and_traces_once_for_each_activation(run: Run, tmp_path: P
 
     assert number("test accuracy:", printed) >= 0.96
     # 44 whole batches of 32 in 1438 images; the 30 images that are left would have another shape.
-    assert printed.splitlines()[-3:] == [
+    counts = printed[printed.index("training step:") :]
+    assert re.sub(r"\(2nd .*", "(2nd ...", counts).splitlines()[:8] == [
         "training step: 660 calls, 1 trace",
         "with gelu now: 44 calls, 1 retrace",
+        "update retraced (2nd ...",
+        "    state.params.activation (static): relu -> gelu",
+        "    state.opt_state[0].mu.activation (static): relu -> gelu",
+        "    state.opt_state[0].nu.activation (static): relu -> gelu",
+        "    compared with trace 1",
         "with relu again: 44 calls, 0 retraces",
     ]
+    (bars,) = re.findall(r"loss on unseen images: [\d.]+ (\S+) [\d.]+", printed)
+    assert len(bars) == 16  # before the first epoch, and after each
+    assert (bars[0], min(bars)) == ("█", "▁")
+    assert "next: docs/start.md" in printed
     assert_drawn(tmp_path / "new" / "folder" / "digits.png")
 
 
-def test_digits_that_is_killed_and_resumed_ends_with_the_same_bits_and_only_with_its_settings(
+def test_digits_resumes_after_a_kill_with_the_same_bits(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("orbax.checkpoint")
@@ -109,7 +120,7 @@ def test_digits_that_is_killed_and_resumed_ends_with_the_same_bits_and_only_with
         (["--output", __file__], f"--output: can't write into '{__file__}': File exists"),
     ],
 )
-def test_a_bad_argument_ends_the_demo_with_code_2(
+def test_the_demo_exits_with_code_2_for_bad_arguments(
     arguments: list[str], message: str, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -157,19 +168,19 @@ def test_simulation_traces_once_for_each_setting(run: Run, tmp_path: Path) -> No
     assert_drawn(picture)
 
 
-def test_transformer_learns_is_restored_and_writes(run: Run, tmp_path: Path) -> None:
+def test_transformer_learns_and_is_restored(run: Run, tmp_path: Path) -> None:
     small = ("--width", 32, "--layers", 2, "--context", 32, "--batch-size", 8)
 
     printed = run("transformer", *small, "--steps", 80, "--letters", 40, "--output", tmp_path)
 
     before, after = map(float, re.findall(r"^loss on unseen text: ([\d.]+)", printed, re.MULTILINE))
     assert before > 4.3
-    assert after < 3.3  # of about 4.6 where every character is as likely
+    assert after < 3.3  # The loss is about 4.6 if all characters are equally likely.
     assert " restored, one more step; " in printed
     assert "given: " in printed
 
 
-def test_tree_operations_prints_each(run: Run) -> None:
+def test_tree_operations_prints_each_operation(run: Run) -> None:
     printed = run("tree_operations")
 
     for text in (
@@ -193,7 +204,7 @@ FAULTS = {
 }
 
 
-def test_four_ways_agree_and_three_of_them_are_wrong_in_these_points(run: Run) -> None:
+def test_four_ways_agree_except_for_the_documented_mistakes(run: Run) -> None:
     four_ways: Any = pytest.importorskip("examples.four_ways")
     for _, function in four_ways.RESULTS:
         first, *others = [function(way) for way in four_ways.WAYS]
@@ -213,9 +224,7 @@ def largest_difference(printed: str) -> float:
     return max(map(float, re.findall(DIFFERENCE, printed)))
 
 
-def test_digits_sharded_has_the_parameters_of_one_device_and_is_restored(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_digits_sharded_matches_one_device_and_is_restored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("orbax.checkpoint")
     from examples import digits_sharded
 
@@ -230,7 +239,7 @@ def test_digits_sharded_has_the_parameters_of_one_device_and_is_restored(
 
 
 @pytest.mark.exhaustive
-def test_digits_sharded_that_two_processes_have_saved_is_restored_on_fewer_devices(run: Run, tmp_path: Path) -> None:
+def test_digits_sharded_restores_on_fewer_devices(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("orbax.checkpoint")
 
     saved = run("digits_sharded", "--layout", "tensor", "--processes", 2, "--steps", 4, "--save", tmp_path)
@@ -243,7 +252,7 @@ def test_digits_sharded_that_two_processes_have_saved_is_restored_on_fewer_devic
 
 
 @pytest.mark.exhaustive
-def test_transformer_sharded_has_the_losses_of_one_device(capsys: pytest.CaptureFixture[str]) -> None:
+def test_transformer_sharded_matches_the_losses_of_one_device(capsys: pytest.CaptureFixture[str]) -> None:
     from examples import transformer_sharded
 
     settings = argparse.Namespace(steps=2, compute="float32", restore=None, save=None, report=False)
@@ -254,7 +263,7 @@ def test_transformer_sharded_has_the_losses_of_one_device(capsys: pytest.Capture
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("compute", "most"), [("float32", 1e-4), ("bfloat16", 1e-2)])
-def test_all_layouts_in_four_processes_have_the_results_of_one_device(compute: str, most: float, run: Run) -> None:
+def test_all_layouts_in_four_processes_match_one_device(compute: str, most: float, run: Run) -> None:
     printed = run("transformer_sharded", "--steps", 5, "--processes", 4, "--compute", compute)
 
     assert len(re.findall(DIFFERENCE, printed)) == 6
@@ -262,7 +271,7 @@ def test_all_layouts_in_four_processes_have_the_results_of_one_device(compute: s
     assert largest_difference(run("digits_sharded", "--processes", 4)) <= 1e-5
 
 
-def test_more_processes_than_devices_end_with_code_2(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_processes_than_devices_exit_with_code_2(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         run("digits_sharded", "--processes", 4, "--devices", 2)
 
@@ -270,7 +279,7 @@ def test_more_processes_than_devices_end_with_code_2(run: Run, capsys: pytest.Ca
     assert "4 processes need as many devices, got 2" in capsys.readouterr().err
 
 
-def test_a_process_that_fails_ends_the_program_with_code_1(
+def test_a_failing_process_ends_the_program_with_code_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from examples import digits_sharded
@@ -279,3 +288,21 @@ def test_a_process_that_fails_ends_the_program_with_code_1(
 
     assert digits_sharded.main(["--processes", "2"]) == 1
     assert " ended with code 1" in capsys.readouterr().err
+
+
+def causes_of_retraces(report: str) -> list[str]:
+    """The lines of a report from the first retrace on, without seconds."""
+    lines = re.sub(r"\b\d+(\.\d+)? s\b", "... s", report).partition("Retraces and recompiles")[2].splitlines()
+    return [line.rstrip() for line in lines[1:] if line.strip()]
+
+
+def test_the_terminal_image_shows_the_report_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    pictures: Any = importlib.import_module("pictures")
+    svg = (ROOT / "docs" / "images" / "terminal.svg").read_text(encoding="utf-8")
+    texts = re.findall(r"<text [^>]*clip-path[^>]*>([^<]*)</text>", svg)
+
+    shown = causes_of_retraces(html.unescape("".join(texts)).replace("\xa0", " "))
+
+    assert [line.split(" (")[0] for line in shown if "retraced" in line] == ["step retraced"] * 3
+    assert shown == causes_of_retraces("\n".join(pictures.report_lines()))

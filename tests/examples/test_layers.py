@@ -1,4 +1,4 @@
-"""The layers to copy give the numbers of equinox's, from the same weights, and the page shows them as they are."""
+"""The layers to copy match equinox's layers with the same weights, and the page shows their code."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def same(ours: Any, theirs: Any) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_linear() -> None:
+def test_linear_matches_equinox() -> None:
     theirs, x = eqx.nn.Linear(3, 2, key=KEY), jax.random.normal(OTHER, (3,))
 
     same(replace(layers.Linear(3, 2, key=KEY), **weights_of(theirs))(x), theirs(x))
 
 
-def test_mlp() -> None:
+def test_mlp_matches_equinox() -> None:
     theirs, x = eqx.nn.MLP(3, 2, 8, 2, key=KEY), jax.random.normal(OTHER, (3,))
     ours = layers.MLP((3, 8, 8, 2), key=KEY)
 
@@ -44,7 +44,7 @@ def test_mlp() -> None:
     same(ours(x), theirs(x))
 
 
-def test_embedding() -> None:
+def test_embedding_matches_equinox() -> None:
     theirs = eqx.nn.Embedding(7, 4, key=KEY)
     ours = replace(layers.Embedding(7, 4, key=KEY), table=theirs.weight)
 
@@ -53,7 +53,7 @@ def test_embedding() -> None:
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_conv(stride: int) -> None:
+def test_conv_matches_equinox(stride: int) -> None:
     theirs = eqx.nn.Conv2d(3, 4, 3, stride, padding="SAME", key=KEY)
     ours = replace(
         layers.Conv(3, 4, 3, stride, key=KEY),
@@ -70,7 +70,7 @@ def test_conv(stride: int) -> None:
     [(layers.LayerNorm(6), eqx.nn.LayerNorm(6)), (layers.RMSNorm(6), eqx.nn.RMSNorm(6, eps=1e-6, use_bias=False))],
     ids=["LayerNorm", "RMSNorm"],
 )
-def test_norms(ours: Any, theirs: Any) -> None:
+def test_norms_match_equinox(ours: Any, theirs: Any) -> None:
     x = 3 + 2 * jax.random.normal(OTHER, (6,))
     scale = jnp.arange(6.0)
 
@@ -78,7 +78,7 @@ def test_norms(ours: Any, theirs: Any) -> None:
     assert ours(x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
 
 
-def test_batch_norm() -> None:
+def test_batch_norm_matches_equinox() -> None:
     theirs, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(4, "batch", momentum=0.5, mode="batch")
     ours = replace(layers.BatchNorm(4), momentum=0.5)
     batched = jax.vmap(theirs, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
@@ -95,7 +95,7 @@ def test_batch_norm() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention(causal: bool) -> None:
+def test_attention_matches_equinox(causal: bool) -> None:
     theirs = eqx.nn.MultiheadAttention(2, 8, use_query_bias=True, use_key_bias=True, use_value_bias=True,
                                        use_output_bias=True, key=KEY)  # fmt: skip
     ours = layers.Attention(8, 2, key=KEY)
@@ -108,7 +108,7 @@ def test_attention(causal: bool) -> None:
     same(ours(x, causal=causal), theirs(x, x, x, mask=mask))
 
 
-def test_dropout() -> None:
+def test_dropout_matches_equinox() -> None:
     x = jnp.ones(10_000)
     ours = layers.Dropout(0.25)
 
@@ -116,7 +116,7 @@ def test_dropout() -> None:
     same(ours(x), x)
 
 
-def test_the_page_shows_each_layer_as_it_is_in_the_file() -> None:
+def test_the_page_shows_each_layer_from_the_file() -> None:
     source, page = Path(layers.__file__).read_text(encoding="utf-8"), PAGE.read_text(encoding="utf-8")
 
     for name, value in vars(layers).items():

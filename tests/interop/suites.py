@@ -1,4 +1,4 @@
-"""The tests that other libraries have of their own classes, run on ours; `test_suites.py` holds how many pass.
+"""Other libraries' tests of their classes, run on nodes; `test_suites.py` checks how many pass.
 
 The tests are fetched when they are needed, and no line of them is kept here. An adapter puts ours in the place of the
 library's decorator or base class before the tests are imported, and changes nothing else. Tests of what no node has
@@ -190,7 +190,7 @@ class Suite:
         adapt: What puts ours in the place of the library's.
         floor: How many tests pass at least.
         meant: Tests, by a part of their names, of what no node has, with the reason. They are not counted.
-        otherwise: Tests of what a node does in another way, with the reason. They are counted.
+        otherwise: Tests of behaviour in which nodes differ, with the reason. They are counted.
     """
 
     name: str
@@ -203,7 +203,7 @@ class Suite:
 
 
 MUTABLE = "a node is frozen"
-MAPPING = "a node is no mapping and no tuple"
+MAPPING = "a node is not a mapping or a tuple"
 IDLE = "a __post_init__ that no constructor runs is not warned of, as with dataclasses"
 FIELDS_IN_DICT = "a node keeps its fields in one pair, and not in __dict__"
 
@@ -247,9 +247,10 @@ SUITES = {
             from_source_distribution,
             tuple(f"tests/test_{part}.py" for part in ("dataclass", "serialization", "vmap")),
             adapt_jax_dataclasses,
-            floor=9,
+            floor=8,
             meant={},
             otherwise={
+                "test_serialization": "flax does not know node classes until three lines register them",
                 "test_vmap": "unflatten runs no code of a class",
             },
         ),
@@ -258,7 +259,7 @@ SUITES = {
             from_repository,
             ("tests/test_module.py", "tests/test_abstract.py"),
             adapt_equinox,
-            floor=51,
+            floor=48,
             meant={
                 "test_abstract_attribute": "AbstractVar",
                 "test_abstract_class_attribute": "AbstractVar",
@@ -268,14 +269,16 @@ SUITES = {
             },
             otherwise={
                 "test_check_init": "checks of bases come first",
+                "test_class_attribute_of_static_field": "a field that is also a method is refused",
                 "test_converter_annotations": "the parameter of a converted field is annotated as the field",
                 "test_converter_monkeypatched_postinit": "converters run at the assignment",
                 "test_converter_subclass_post_init": "converters run at the assignment",
                 "test_converter": "converters run at the assignment",
                 "test_inherit_doc": "a generated __init__ has no docstring, as with dataclasses",
+                "test_init_as_abstract": "a method must not hide an inherited field",
                 "test_init_fields": "the words of equinox's own error",
                 "test_jax_transform_warn": "a jitted function in a field is not warned of: it is what it is",
-                "test_method_assignment": "the words of equinox's own error",
+                "test_method_assignment": "a node can't have its own method in a field",
                 "test_no_jax_array_static": "an array in a static is refused, where equinox warns",
                 "test_not_weakrefable": "__slots__ in a class body are refused",
                 "test_orig_class": "Box[int](x) and Box(x) are the same node",
@@ -302,7 +305,7 @@ def fetched(suite: Suite) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """What came of a suite: what passed, what failed and said, and what is not counted and why."""
+    """The results of a suite: tests that passed, failures with messages, and excluded tests with reasons."""
 
     suite: Suite
     passed: tuple[str, ...]

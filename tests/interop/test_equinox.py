@@ -1,4 +1,4 @@
-"""equinox: its transformations and tools take our nodes, and modules of either kind hold the other."""
+"""equinox: its transformations and tools accept our nodes, and modules of each library can contain the other's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def scaled() -> Scaled:
     return Scaled(eqx.nn.Linear(3, 2, key=jax.random.key(0)), jnp.asarray(2.0))
 
 
-def test_filter_jit_takes_a_node_and_traces_again_only_for_another_static() -> None:
+def test_filter_jit_retraces_a_node_only_for_a_different_static() -> None:
     jitted = eqx.filter_jit(counted := count_traces(lambda model, x: model(x)))
 
     for model in (scaled(), scaled(), scaled().replace(name="other")):
@@ -40,7 +40,7 @@ def test_filter_jit_takes_a_node_and_traces_again_only_for_another_static() -> N
     assert counted.count == 2
 
 
-def test_tree_at_changes_children_of_our_nodes_and_of_its_own_inside_them() -> None:
+def test_tree_at_changes_children_of_nested_modules() -> None:
     model = scaled()
 
     changed = eqx.tree_at(lambda model: (model.scale, model.inner.bias), model, (jnp.asarray(5.0), jnp.ones(2)))
@@ -51,7 +51,7 @@ def test_tree_at_changes_children_of_our_nodes_and_of_its_own_inside_them() -> N
     assert float(model.scale) == 2.0
 
 
-def test_our_node_is_a_field_of_an_equinox_module_as_a_child_and_as_a_static() -> None:
+def test_nodes_are_children_and_statics_of_equinox_modules() -> None:
     class Setting(Module):
         width: int = static(default=3)
 

@@ -1,4 +1,4 @@
-"""jaxtyping with beartype: shapes of fields are checked where a node is made, and nowhere else."""
+"""jaxtyping with beartype: shapes of fields are checked only at construction."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_shapes_are_checked_at_construction(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [decorated, module])
-def test_unflatten_and_transformations_are_silent(make: Any) -> None:
+def test_unflatten_and_transformations_skip_shape_checks(make: Any) -> None:
     cls = make()
     linear = cls(jnp.ones((2, 3)), jnp.ones(3))
 
@@ -61,9 +61,7 @@ def test_unflatten_and_transformations_are_silent(make: Any) -> None:
     jax.grad(lambda one: jnp.sum(one.kernel))(linear)
 
 
-def test_jaxtypings_import_hook_checks_modules_as_they_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_jaxtyping_import_hook_checks_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "debug_override" not in inspect.signature(importlib.util.cache_from_source).parameters:
         pytest.skip("the hook calls cache_from_source with an argument that Python 3.15 has removed")
     (tmp_path / "hooked_model.py").write_text(

@@ -1,4 +1,4 @@
-"""optax: each transform that takes a mask or labels takes nodes for them, and gives what it gives for dicts."""
+"""optax: each transform with a mask or labels accepts nodes for them, with the results of dicts."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ ONCE_AS_FUNCTION = ("adamw", "masked", "multi_transform", "partition")
 @pytest.mark.parametrize(
     ("name", "given"), [*[(name, "tree") for name in CASES], *[(name, "function") for name in ONCE_AS_FUNCTION]]
 )
-def test_a_transform_with_a_mask_or_labels_does_for_nodes_what_it_does_for_dicts(name: str, given: str) -> None:
+def test_masked_transforms_treat_nodes_like_dicts(name: str, given: str) -> None:
     if not (hasattr(optax, name) or hasattr(optax.contrib, name)):
         pytest.skip(f"this optax has no {name}")
     make, chosen = CASES[name]
@@ -123,7 +123,7 @@ def test_a_transform_with_a_mask_or_labels_does_for_nodes_what_it_does_for_dicts
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), as_dict(ours), theirs)
 
 
-def test_every_transform_of_optax_that_takes_a_mask_or_labels_is_among_these() -> None:
+def test_every_masked_optax_transform_is_tested() -> None:
     import inspect
 
     def takes_one(function: Any) -> bool:
@@ -142,7 +142,7 @@ def test_every_transform_of_optax_that_takes_a_mask_or_labels_is_among_these() -
 
 
 @pytest.mark.parametrize("name", ["adamw", "masked", "multi_transform", "partition"])
-def test_an_optimiser_with_a_mask_made_anew_traces_only_when_the_mask_changes(name: str) -> None:
+def test_an_optimiser_with_a_recreated_mask_does_not_retrace(name: str) -> None:
     make, chosen = CASES[name]
     traces: list[None] = []
 

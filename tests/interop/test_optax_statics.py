@@ -1,7 +1,7 @@
-"""optax: what a factory makes is the same static when it is built again, and another one with other arguments.
+"""optax: equal arguments of a factory give an equal static, and different arguments a different one.
 
-The factories are read from optax itself, so that a new release is covered. Each is called with what the tables below
-know for its parameters; one that needs more fails the first test.
+The factories are read from optax itself, so that a new release is covered. Each is called with arguments from the
+tables below; a factory that needs more fails the first test.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def same(tx: Any, other: Any) -> bool:
 
 
 def made(build: Callable[[Any], Any], value: Any, changed: Any, names: str) -> dict[str, tuple[Maker, Maker]]:
-    """What parameters of these names are given, and what they are changed to; made anew for each call."""
+    """Arguments for parameters of these names, and changed arguments; recreated for each call."""
     return dict.fromkeys(names.split(), (lambda: build(value), lambda: build(changed)))
 
 
@@ -119,7 +119,7 @@ OBJECTS = {
     **made(lambda seed: optax.contrib.hutchinson_estimator_diag_hessian(seed), 0, 1, "hessian_diagonal_fn"),
     **either(optax.adam, optax.adamax, "inner_factory"),
 }
-# Functions of the user's that read and capture nothing: such a lambda made again is the same static.
+# User functions that read and capture nothing: such a lambda, recreated, is an equal static.
 FUNCTIONS: dict[str, tuple[Maker, Maker]] = {
     "should_transform_fn": (lambda: lambda step: step % 2 == 0, lambda: lambda step: step % 3 == 0),
     "f": (lambda: lambda grads, params: grads, lambda: lambda grads, params: params),
@@ -169,7 +169,7 @@ class Factory:
         return [name for name in given if not self.makers(name)]
 
     def problem(self) -> str | None:
-        """Why it can't be called with what the tables know."""
+        """The reason why the arguments in the tables are not enough."""
         if self.missing():
             return f"needs {', '.join(self.missing())}"
         try:
@@ -183,7 +183,7 @@ class Factory:
         return [p.name for p in self.parameters() if self.makers(p.name) or isinstance(p.default, plain)]
 
     def build(self, *, changed: str = "", only_required: bool = False, given: dict[str, Any] | None = None) -> Any:
-        """What the factory makes, of arguments made anew: all that the tables know, or only what it requires."""
+        """The factory's result for recreated arguments: all those in the tables, or only the required ones."""
         spread: tuple[Any, ...] = ()
         arguments: dict[str, Any] = {}
         for parameter in self.parameters():
@@ -205,13 +205,13 @@ def another(number: Any) -> Any:
 
 
 def optimiser(name: str, value: Any) -> Any:
-    """What a factory made, as an optimiser; a schedule is one's rate."""
+    """A factory's result as an optimiser; a schedule becomes the rate of one."""
     if name.startswith("inject_"):
         return value(learning_rate=0.1)
     if hasattr(value, "init") and hasattr(value, "update"):
         return value
     if not callable(value):
-        raise TypeError(f"{value!r} is no optimiser and no schedule")
+        raise TypeError(f"{value!r} is neither an optimiser nor a schedule")
     return optax.adam(value)
 
 
@@ -242,7 +242,7 @@ ALL = {factory.name: factory for factory in factories()}
 BUILDABLE = [name for name, factory in ALL.items() if not factory.missing()]
 
 
-def test_every_factory_of_optax_can_be_called_with_what_these_tables_know() -> None:
+def test_every_optax_factory_has_arguments_in_the_tables() -> None:
     problems = {name: factory.problem() for name, factory in ALL.items()}
     cure = "Add its arguments to ARGUMENTS, or list it in NOT_FACTORIES with the reason."
     assert [f"optax.{name} {problem}. {cure}" for name, problem in problems.items() if problem] == []
@@ -251,7 +251,7 @@ def test_every_factory_of_optax_can_be_called_with_what_these_tables_know() -> N
 
 
 @pytest.mark.parametrize("name", BUILDABLE)
-def test_a_factory_called_again_with_the_same_arguments_gives_the_same_static(name: str) -> None:
+def test_equal_factory_arguments_return_an_equal_static(name: str) -> None:
     for only_required in (True, False):
         first, again = (ALL[name].build(only_required=only_required) for _ in range(2))
         assert first is not again
@@ -259,7 +259,7 @@ def test_a_factory_called_again_with_the_same_arguments_gives_the_same_static(na
 
 
 @pytest.mark.parametrize("name", BUILDABLE)
-def test_each_argument_of_a_factory_that_changes_gives_another_static(name: str) -> None:
+def test_each_changed_factory_argument_returns_a_different_static(name: str) -> None:
     factory = ALL[name]
     kept = factory.build()
 
@@ -277,7 +277,7 @@ RATES: dict[str, Callable[[float], Any]] = {
 
 
 @pytest.mark.parametrize("kind", RATES)
-def test_each_optimiser_takes_a_schedule_or_an_array_for_its_rate_and_is_still_the_same_static(kind: str) -> None:
+def test_optimisers_with_schedules_or_array_rates_are_equal_statics(kind: str) -> None:
     refusing = {"optimistic_adam", "sm3"} if kind == "schedule" else set[str]()
     found = [ALL[name] for name in BUILDABLE if any(p.name == "learning_rate" for p in ALL[name].parameters())]
     assert len(found) >= 30
@@ -307,24 +307,24 @@ HOLDING = [(name, p) for name in BUILDABLE for p in ALL[name].changeable() if {p
 
 
 @pytest.mark.parametrize(("name", "parameter"), HOLDING)
-def test_a_container_changed_in_place_does_not_come_back_for_its_first_content(name: str, parameter: str) -> None:
+def test_a_mutated_container_is_not_confused_with_its_first_content(name: str, parameter: str) -> None:
     factory, hold = ALL[name], new_holder()
     container = factory.makers(parameter)[0]()
     kept = factory.build(given={parameter: container})
     node = hold(kept)
 
     container.clear()
-    anew = factory.build()
+    rebuilt = factory.build()
 
     assert node.tx is kept
-    other = new_holder()  # which has met neither
-    copied = jax.tree.structure(other(kept)) == jax.tree.structure(other(anew))  # what the change does not reach
-    assert (hold(anew).tx is anew) != copied
-    assert (jax.tree.structure(hold(anew)) == jax.tree.structure(node)) == copied
+    other = new_holder()  # It has compared neither.
+    copied = jax.tree.structure(other(kept)) == jax.tree.structure(other(rebuilt))  # The change does not affect these.
+    assert (hold(rebuilt).tx is rebuilt) != copied
+    assert (jax.tree.structure(hold(rebuilt)) == jax.tree.structure(node)) == copied
 
 
 @pytest.mark.parametrize("name", ["add_decayed_weights", "freeze", "masked"])
-def test_an_optimiser_built_after_its_mask_was_changed_in_place_does_what_it_was_built_for(name: str) -> None:
+def test_an_optimiser_follows_the_mask_at_its_construction(name: str) -> None:
     def build(bias: bool) -> Any:
         return ALL[name].build(given={"mask": {"kernel": True, "bias": bias}})
 
@@ -335,7 +335,7 @@ def test_an_optimiser_built_after_its_mask_was_changed_in_place_does_what_it_was
     node = hold(ALL[name].build(given={"mask": mask}))
     mask["bias"] = False
 
-    anew = hold(build(True))
+    rebuilt = hold(build(True))
 
-    assert updates(anew.tx) == updates(build(True)) != updates(build(False))
+    assert updates(rebuilt.tx) == updates(build(True)) != updates(build(False))
     assert updates(node.tx) == updates(build(False))

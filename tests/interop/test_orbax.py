@@ -1,4 +1,4 @@
-"""orbax: nodes are saved and come back with class, statics, structure and dtype."""
+"""orbax: nodes are restored with class, statics, structure and dtype."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from treewright.checkpoint import CheckpointManager, from_names, to_names
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of its own dependencies
+    warnings.simplefilter("ignore")  # Orbax's dependencies warn.
     orbax = pytest.importorskip("orbax.checkpoint")
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Orbax warns of what it does itself.
+# Orbax warns about its own behaviour.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
@@ -44,7 +44,7 @@ def assert_same(restored: Any, saved: Any) -> None:
     assert [leaf.dtype for leaf in jax.tree.leaves(restored)] == [leaf.dtype for leaf in jax.tree.leaves(saved)]
 
 
-def test_a_training_state_is_saved_and_restored_into_one_of_the_same_structure(tmp_path: Path) -> None:
+def test_orbax_saves_and_restores_a_training_state(tmp_path: Path) -> None:
     saved = state_of(2.0)
     with orbax.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "one", saved)
@@ -64,7 +64,7 @@ def test_a_folder_of_plain_orbax_has_no_manifest(tmp_path: Path) -> None:
         restored = plain.restore(1, args=orbax.args.StandardRestore())
 
     for restore in (CheckpointManager(tmp_path).restore, CheckpointManager(tmp_path).restore_latest_valid):
-        with pytest.raises(CheckpointError, match=r"Step 1 in .* has no manifest: another program") as caught:
+        with pytest.raises(CheckpointError, match=r"Step 1 in .* has no manifest: a different program") as caught:
             restore(like={"a": jnp.ones(1)})
         assert not isinstance(caught.value, CheckpointDamagedError)
     assert from_names(to_names(restored), like={"a": jnp.zeros(1)})["a"].tolist() == [1.0]

@@ -1,4 +1,4 @@
-"""Other libraries' own tests pass on our nodes, as many as `suites.py` says."""
+"""Other libraries' own tests pass on our nodes: the numbers are in `suites.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", SUITES)
-def test_a_library_passes_as_many_of_its_own_tests_as_before(name: str) -> None:
+def test_libraries_pass_their_own_tests_on_nodes(name: str) -> None:
     try:
         results = results_of(name)
     except OfflineError as error:

@@ -1,4 +1,4 @@
-"""What tests and debugging use: chex, hypothesis, treescope, and jax's own export, debug.print and checkify."""
+"""Tools for tests and debugging: chex, hypothesis, treescope, and jax's own export, debug.print and checkify."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def net(scale: float = 1.0) -> Net:
 # chex
 
 
-def test_chex_compares_nodes_and_names_the_place_of_a_difference() -> None:
+def test_chex_compares_nodes_and_names_the_path_of_a_difference() -> None:
     chex = pytest.importorskip("chex")
 
     chex.assert_trees_all_equal(net(), net())
@@ -63,7 +63,7 @@ class Point:
     name: str = static(default="point")
 
 
-def test_hypothesis_shows_the_call_that_makes_the_failing_node() -> None:
+def test_hypothesis_shows_the_call_that_constructs_the_failing_node() -> None:
     @hypothesis.given(st.builds(Point, x=FLOATS, y=st.just(()), name=st.just("p")))
     @hypothesis.settings(database=None, derandomize=True)
     def fails(point: Point) -> None:

@@ -1,11 +1,13 @@
-"""`python -m treewright move`: what it prints, what it writes, and what it refuses."""
+"""`python -m treewright move`: output, written files, and rejected arguments."""
 
 from __future__ import annotations
 
+import difflib
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +30,7 @@ def move(*arguments: str) -> int:
     return main(["move", *arguments])
 
 
-def test_it_prints_a_diff_and_changes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_move_prints_a_diff_and_changes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "a.py").write_text(BEFORE)
 
     status = move("a.py")
@@ -63,7 +65,7 @@ def test_write_changes_the_files_and_keeps_their_permissions_links_and_line_ends
     assert capsys.readouterr().err == "Changed 1 file.\n"
 
 
-def test_the_encoding_of_a_file_is_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_write_keeps_the_encoding_of_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = f"# -*- coding: latin-1 -*-\n# Zürich\n{BEFORE}".rstrip("\n")
     (folder / "a.py").write_bytes(text.encode("latin-1"))
 
@@ -75,7 +77,7 @@ def test_the_encoding_of_a_file_is_kept(folder: Path, capsys: pytest.CaptureFixt
     assert printed.endswith("     x: int\n\\ No newline at end of file\n")
 
 
-def test_folders_are_searched_but_for_hidden_ones_and_environments(folder: Path) -> None:
+def test_move_skips_hidden_folders_and_environments(folder: Path) -> None:
     for name in ("deep/er", ".hidden", "env"):
         (folder / name).mkdir(parents=True)
         (folder / name / "a.py").write_text(BEFORE)
@@ -89,7 +91,7 @@ def test_folders_are_searched_but_for_hidden_ones_and_environments(folder: Path)
     assert changed == {"deep/er/a.py"}
 
 
-def test_only_the_library_that_was_named_moves(folder: Path) -> None:
+def test_move_rewrites_only_the_named_library(folder: Path) -> None:
     (folder / "a.py").write_text(BEFORE)
 
     assert move("--write", "a.py", "--from", "chex") == 0
@@ -105,7 +107,7 @@ def test_only_the_library_that_was_named_moves(folder: Path) -> None:
         (b"import flax\nx = '\xff'\n", "broken.py: this can't be read as Python: "),
     ],
 )
-def test_nothing_is_changed_if_one_file_does_not_parse(
+def test_write_changes_nothing_if_a_file_does_not_parse(
     folder: Path, capsys: pytest.CaptureFixture[str], content: bytes, said: str
 ) -> None:
     (folder / "a.py").write_text(BEFORE)
@@ -133,7 +135,7 @@ def fail_to_rename(monkeypatch: pytest.MonkeyPatch, *names: str, times: int = 1)
     monkeypatch.setattr(Path, "replace", failing)
 
 
-def test_all_files_are_written_or_none(
+def test_write_changes_all_files_or_none(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in "abc":
@@ -146,7 +148,7 @@ def test_all_files_are_written_or_none(
     assert capsys.readouterr().err == "the disk is full: c.py\nNothing has been changed.\n"
 
 
-def test_a_file_that_can_not_be_put_back_is_named(
+def test_write_names_a_file_that_cannot_be_restored(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in "ab":
@@ -164,7 +166,7 @@ def test_a_file_that_can_not_be_put_back_is_named(
     )
 
 
-def test_nothing_of_checkpoints_and_no_file_locks_are_needed(folder: Path) -> None:
+def test_move_imports_no_checkpoint_code(folder: Path) -> None:
     (folder / "a.py").write_text(BEFORE)
     program = (
         "import sys; sys.modules['fcntl'] = None\n"
@@ -178,12 +180,12 @@ def test_nothing_of_checkpoints_and_no_file_locks_are_needed(folder: Path) -> No
     assert (folder / "a.py").read_text() == AFTER
 
 
-def test_a_path_that_leads_nowhere_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_move_rejects_a_missing_path(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert move("nowhere") == 2
     assert capsys.readouterr().err == "nowhere is neither a file nor a folder.\nNothing has been changed.\n"
 
 
-def test_after_write_the_lines_are_those_of_the_new_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_write_reports_line_numbers_of_the_new_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "a.py").write_text(
         "from dataclasses import field\nif 1:\n    from flax import struct\n\n\n@struct.dataclass\nclass A:\n"
         "    x: int = struct.field(pytree_node=False)\n\n    def __post_init__(self):\n        pass\n"
@@ -199,7 +201,45 @@ def test_after_write_the_lines_are_those_of_the_new_file(folder: Path, capsys: p
     assert f"a.py:{line}: A.__post_init__ runs" in capsys.readouterr().err
 
 
-def test_without_libcst_one_line_says_how_to_install_it(
+def test_move_names_notebooks_that_it_skips(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a.ipynb").write_text('{"cells": [{"source": ["from flax import struct"]}]}')
+    (folder / "b.ipynb").write_text('{"cells": [{"source": ["import jax"]}]}')
+
+    status = move(".")
+
+    assert status == 1
+    assert capsys.readouterr().err == (
+        "a.ipynb was skipped, since it is a notebook: export it as a .py file, and move that\n"
+        "Nothing has been changed. --write changes 0 files.\n"
+    )
+
+
+def test_move_reports_the_lines_of_many_similar_classes_in_linear_time(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[int] = []
+    fast = difflib.SequenceMatcher.get_opcodes
+
+    def counted(self: Any) -> list[Any]:
+        compared.append(1)
+        assert self.autojunk  # without, equal lines are compared with each other: quadratic
+        return fast(self)
+
+    monkeypatch.setattr(difflib.SequenceMatcher, "get_opcodes", counted)
+    body = "@chex.dataclass\nclass A{0}:\n    x: int\n\n\n"
+    (folder / "a.py").write_text("import chex\n\n\n" + "".join(body.format(number) for number in range(300)))
+
+    move("--write", "a.py")
+
+    assert len(compared) == 2  # for the diff, and for the lines of the report
+    report = capsys.readouterr().err
+    lines = (folder / "a.py").read_text().splitlines()
+    numbers = [int(line.split(":")[1]) for line in report.splitlines() if "A2" in line]
+    assert all("class A" in lines[number - 1] for number in numbers)
+    assert len(numbers) == 111
+
+
+def test_move_without_libcst_prints_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "libcst", None)
@@ -208,5 +248,5 @@ def test_without_libcst_one_line_says_how_to_install_it(
 
     assert capsys.readouterr().err == (
         "treewright move needs libcst. Install it with: pip install libcst\n"
-        "In a checkout of Treewright, all that goes with it: pip install '.[move]'\n"
+        "In a checkout of Treewright, this installs everything for it: pip install '.[move]'\n"
     )

@@ -1,4 +1,4 @@
-"""Annotations: what a node shows of them, beside what a frozen dataclass shows on the Python that runs."""
+"""Annotations of nodes are those of a frozen dataclass on the running Python."""
 
 import dataclasses
 import inspect
@@ -8,6 +8,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -87,7 +88,7 @@ CASES = [
 
 
 def outcome(look: Callable[[], object]) -> str:
-    """What a look gives or raises, as text without addresses."""
+    """The result or error of an inspection, as text without addresses."""
     try:
         text = repr(look())
     except Exception as error:  # noqa: BLE001  to be compared with the other's
@@ -111,7 +112,7 @@ def docstring(cls: Any) -> str:
 
 
 def looks(cls: Any) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What shows the annotations of a class, by name."""
+    """Functions that show the annotations of a class, by name."""
     yield "fields", lambda: [(one.name, one.type) for one in dataclasses.fields(cls)]
     yield "signature", lambda: str(inspect.signature(cls))
     yield "docstring", lambda: docstring(cls)
@@ -123,15 +124,21 @@ def looks(cls: Any) -> Iterator[tuple[str, Callable[[], object]]]:
     if sys.version_info >= (3, 14):
         import annotationlib
 
+        def signature(kind: annotationlib.Format) -> str:
+            return str(inspect.signature(cls, annotation_format=kind))
+
+        def called(kind: annotationlib.Format) -> object:
+            return cls.__init__.__annotate__(kind)
+
         for kind in annotationlib.Format:
-            yield f"{kind.name} of __init__", lambda kind=kind: annotationlib.get_annotations(cls.__init__, format=kind)
-            yield f"{kind.name} called", lambda kind=kind: cls.__init__.__annotate__(kind)
-            yield f"{kind.name} signature", lambda kind=kind: str(inspect.signature(cls, annotation_format=kind))
-            yield f"{kind.name} of the class", lambda kind=kind: annotationlib.get_annotations(cls, format=kind)
+            yield f"{kind.name} of __init__", partial(annotationlib.get_annotations, cls.__init__, format=kind)
+            yield f"{kind.name} called", partial(called, kind)
+            yield f"{kind.name} signature", partial(signature, kind)
+            yield f"{kind.name} of the class", partial(annotationlib.get_annotations, cls, format=kind)
 
 
 def seen(source: str, node: Callable[..., Any], name: str) -> dict[str, str]:
-    """What the class of a source shows, before and after the later names are defined."""
+    """The annotations of a class from source, before and after the later names are defined."""
     module = sys.modules[name] = types.ModuleType(name)
     vars(module).update(node=node, Module=Module)
     found: dict[str, str] = {}
@@ -168,7 +175,7 @@ def as_modules(source: str) -> str:
 
 
 @pytest.mark.parametrize("source", CASES)
-def test_a_node_and_a_module_show_their_annotations_as_a_frozen_dataclass_does(source: str) -> None:
+def test_nodes_show_annotations_like_a_frozen_dataclass(source: str) -> None:
     expected = seen(source, frozen, "annotated")
 
     assert seen(source, as_node, "annotated") == expected
@@ -176,12 +183,12 @@ def test_a_node_and_a_module_show_their_annotations_as_a_frozen_dataclass_does(s
         assert seen(as_modules(source), Module, "annotated") == expected
 
 
-# What can't be read
+# Unreadable annotations
 
 
 @pytest.mark.parametrize("text", ["1 / 0", "'text'[9]", "list[1 / 0]", "Unknown[1 / 0]", "[].nothing"])
 @since_3_14
-def test_an_annotation_that_cannot_be_read_raises_its_own_error_as_for_a_dataclass(text: str) -> None:
+def test_an_unreadable_annotation_raises_its_own_error(text: str) -> None:
     source = f"@node\nclass C:\n    x: int\n    y: Later = 3\n    z: {text} = 3\n    w: int = 3\n"
     expected = seen(source, frozen, "annotated")["made"]
 
@@ -191,7 +198,7 @@ def test_an_annotation_that_cannot_be_read_raises_its_own_error_as_for_a_datacla
 
 
 @since_3_14
-def test_an_unknown_part_leaves_the_converter_of_an_annotation() -> None:
+def test_an_unknown_name_in_an_annotation_keeps_its_converter() -> None:
     source = (
         "from treewright import Converter\n@node\nclass C:\n    x: Annotated[Later, Converter(float)]\nx = C(3).x\n"
     )

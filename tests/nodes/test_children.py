@@ -1,4 +1,4 @@
-"""Children that are settings: the warning where a node is made, and the note where a method needs the value."""
+"""Children that are settings: the warning at construction, and the note if a method needs the value."""
 
 import dataclasses
 import enum
@@ -42,11 +42,11 @@ class Scale(Module):
         (Callable[..., Any], jax.nn.relu),
     ],
 )
-def test_a_setting_as_a_child_is_warned_of_where_it_is_given(annotation: Any, value: Any) -> None:
+def test_a_setting_in_a_child_field_warns_at_the_line_that_passes_it(annotation: Any, value: Any) -> None:
     net_class: Any = type("Net", (Module,), {"__annotations__": {"setting": annotation}, "__module__": __name__})
 
     with pytest.warns(
-        ChildWarning, match=r"^Net\.setting is a child and holds .*\n.*\n  setting: .* = static\(\)"
+        ChildWarning, match=r"^Net\.setting is a child but holds .*\n.*\n  setting: .* = static\(\)"
     ) as caught:
         net_class(value)
 
@@ -58,13 +58,13 @@ def test_a_setting_as_a_child_is_warned_of_where_it_is_given(annotation: Any, va
     [map(Scale, [2.0]), (Scale(2.0) for _ in "a"), zip("a", "b", strict=True), {"a": 2}.values(), {2}, range(2)],
     ids=["map", "generator", "zip", "values", "set", "range"],
 )
-def test_an_iterable_that_is_not_a_tree_is_warned_of_before_jax_takes_it_for_a_leaf(value: Any) -> None:
+def test_an_iterable_that_is_not_a_tree_warns_before_jax_treats_it_as_a_leaf(value: Any) -> None:
     net_class: Any = type("Net", (Module,), {"__annotations__": {"layers": list[Any]}, "__module__": __name__})
 
-    with pytest.warns(ChildWarning, match=r"^Net\.layers is a child and holds a") as caught:
+    with pytest.warns(ChildWarning, match=r"^Net\.layers is a child but holds a") as caught:
         net_class(value)
 
-    assert str(caught[0].message).endswith("Make a tuple of it where it is given: layers = tuple(...).")
+    assert str(caught[0].message).endswith("Pass a tuple: layers = tuple(...).")
     assert caught[0].filename == __file__
 
 
@@ -81,7 +81,7 @@ def test_an_iterable_that_is_not_a_tree_is_warned_of_before_jax_takes_it_for_a_l
         (Callable[..., Any], PARTIAL(jnp.dot, jnp.ones(2))),
     ],
 )
-def test_what_has_leaves_or_is_not_declared_as_a_setting_is_not_warned_of(annotation: Any, value: Any) -> None:
+def test_trees_with_leaves_and_untyped_fields_do_not_warn(annotation: Any, value: Any) -> None:
     net_class: Any = type("Net", (Module,), {"__annotations__": {"setting": annotation}, "__module__": __name__})
 
     with warnings.catch_warnings():
@@ -92,7 +92,7 @@ def test_what_has_leaves_or_is_not_declared_as_a_setting_is_not_warned_of(annota
     assert jax.tree.leaves(net) == jax.tree.leaves(value)
 
 
-def test_a_field_that_says_so_is_a_leaf() -> None:
+def test_field_declares_any_value_a_leaf() -> None:
     class Named(Module):
         name: str = field()
 
@@ -115,7 +115,7 @@ class Branching(Module):
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap], ids=["jit", "vmap"])
-def test_the_child_whose_value_a_method_needs_is_named_once(transform: Any) -> None:
+def test_an_error_in_a_traced_method_names_the_child_once(transform: Any) -> None:
     net = jax.tree.map(lambda leaf: jnp.asarray([leaf]) if transform is jax.vmap else leaf, Branching(True, 2))
 
     with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
@@ -126,7 +126,7 @@ def test_the_child_whose_value_a_method_needs_is_named_once(transform: Any) -> N
     assert notes[0].endswith("make it static:\n  training: bool = static()")
 
 
-def test_another_error_of_a_method_is_left_alone() -> None:
+def test_unrelated_errors_in_methods_are_unchanged() -> None:
     with pytest.raises(TypeError) as caught:
         Branching(True, 2).wrong(1)
 
@@ -135,7 +135,7 @@ def test_another_error_of_a_method_is_left_alone() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_layer_of_another_library_that_jit_would_refuse_is_to_be_adopted() -> None:
+def test_a_layer_with_leaves_that_jit_rejects_needs_adopt() -> None:
     eqx = pytest.importorskip("equinox")
     linen = pytest.importorskip("flax.linen")
     mlp, linear = eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0)), eqx.nn.Linear(2, 2, key=jax.random.key(0))

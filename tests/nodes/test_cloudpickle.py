@@ -1,4 +1,4 @@
-"""Classes that a process cannot import: `cloudpickle` sends them by value, and they are whole where they arrive."""
+"""Classes that a process cannot import: `cloudpickle` sends them by value, and they work on arrival."""
 
 import dataclasses
 import inspect
@@ -47,7 +47,7 @@ class Layer:
 
     def __check_init__(self):
         if self.kernel.ndim > 0:
-            raise ValueError("kernel is no number")
+            raise ValueError("kernel is not a number")
 
     def __call__(self, x):
         return self.activation(x * self.kernel)
@@ -101,7 +101,7 @@ things = {
     **{cls.__name__: cls for cls in (Point, Layer, Net, NamedNet, Box, Shape, Square)},
 }
 
-# Each of these is read by itself, so that nothing depends on what was read before it.
+# Each of these is loaded separately, so that none depends on an earlier one.
 
 @pytree_dataclass
 class Plain:
@@ -146,7 +146,7 @@ with open(sys.argv[1], "wb") as file:
 
 @pytest.fixture(scope="module")
 def pickles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What a script pickled by value, by name; `all` is everything at once."""
+    """Pickles of a script by value, by name; `all` contains everything."""
     folder = tmp_path_factory.mktemp("sender")
     (folder / "sender.py").write_text(SENDER, encoding="utf-8")
     run = subprocess.run(
@@ -166,13 +166,13 @@ def sent(pickles: dict[str, bytes]) -> Any:
     return type("Things", (), things)
 
 
-def test_anything_arrives_by_itself(pickles: dict[str, bytes]) -> None:
+def test_each_pickle_loads_independently(pickles: dict[str, bytes]) -> None:
     for name, data in pickles.items():
         if name != "all":
             assert repr(pickle.loads(data)) == name
 
 
-def test_nodes_arrive_by_value(sent: Any) -> None:
+def test_nodes_are_sent_by_value(sent: Any) -> None:
     assert type(sent.layer) is sent.Layer
     assert one_line(sent.layer) == (
         "Layer(kernel=f32(3.0), bias=[0.0], mean=0.5, total=7.0, name='first', activation=doubled)"
@@ -183,7 +183,7 @@ def test_nodes_arrive_by_value(sent: Any) -> None:
     assert sent.square.draw() == "3.0 x 3.0"
 
 
-def test_nodes_that_arrived_flatten_like_those_built_here(sent: Any) -> None:
+def test_received_nodes_flatten_like_local_nodes(sent: Any) -> None:
     for here, there in [(sent.Net(2), sent.net), (sent.Point(2.0), sent.point), (sent.Square(3.0), sent.square)]:
         assert jax.tree.leaves(here) == jax.tree.leaves(there)
         assert jax.tree.structure(here) == jax.tree.structure(there)
@@ -192,7 +192,7 @@ def test_nodes_that_arrived_flatten_like_those_built_here(sent: Any) -> None:
     assert jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path(sent.net)[0][0]) == ".layers[0].kernel"
 
 
-def test_nodes_that_arrived_are_transformed_and_share_traces_with_those_built_here(sent: Any) -> None:
+def test_received_nodes_share_traces_with_local_nodes(sent: Any) -> None:
     counted = count_traces(lambda net: net(1.0))
     apply = jax.jit(counted)
     assert apply(sent.net) == apply(sent.Net(2)) == apply(replace(sent.net)) == 8.0
@@ -202,7 +202,7 @@ def test_nodes_that_arrived_are_transformed_and_share_traces_with_those_built_he
     assert jax.grad(lambda net: net(1.0))(sent.net).layers[0].kernel == 8.0
 
 
-def test_classes_that_arrived_construct_check_and_freeze(sent: Any) -> None:
+def test_received_classes_construct_check_and_freeze(sent: Any) -> None:
     layer = sent.Layer(2, [1.0], mean=1.0, name="ABC")
     assert one_line(layer) == "Layer(kernel=i32(2), bias=[1.0], mean=1.0, total=7.0, name='abc', activation=doubled)"
     assert sent.Layer(1.0).bias is not sent.Layer(1.0).bias
@@ -210,13 +210,13 @@ def test_classes_that_arrived_construct_check_and_freeze(sent: Any) -> None:
     assert list(inspect.signature(sent.Layer).parameters)[:3] == ["kernel", "bias", "start"]
     with pytest.raises(TypeError, match="abstract"):
         sent.Shape(1.0)
-    with pytest.raises(ValueError, match="kernel is no number"):
+    with pytest.raises(ValueError, match="kernel is not a number"):
         replace(sent.layer, kernel=[1.0])
     with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'depth'"):
         object.__setattr__(sent.net, "depth", 1)
 
 
-def test_what_is_sent_back_is_what_was_there(pickles: dict[str, bytes], sent: Any) -> None:
+def test_a_round_trip_returns_an_equal_node(pickles: dict[str, bytes], sent: Any) -> None:
     nodes = [pickle.loads(data) for name, data in pickles.items() if name.endswith(")") and "Tree" not in name]
     for node in (sent.point, sent.square, sent.Box(item=sent.point), *nodes):
         built = type(node)(item=sent.point) if type(node) is sent.Box else type(node)(jax.tree.leaves(node)[0])

@@ -168,7 +168,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     sys.path.remove(str(folder))
 
 
-def test_statics_go_with_an_exported_program_to_a_new_process(models: Any, tmp_path: Path) -> None:
+def test_an_exported_program_carries_its_statics_to_a_new_process(models: Any, tmp_path: Path) -> None:
     (tmp_path / "program").write_bytes(jax.export.export(jax.jit(models.double))(models.nets()).serialize())
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "7"}
 
@@ -198,13 +198,13 @@ def exported(node: Any) -> bytes:
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, lambda f: (1, f), lambda f: frozenset({f})])
-def test_a_lambda_is_refused_by_class_and_field(wrap: Any) -> None:
+def test_exporting_a_static_lambda_names_class_and_field(wrap: Any) -> None:
     message = r"Holder\.value: <function .*<lambda>.* can't be named in an exported program.*top level"
     with pytest.raises(StaticSerializationError, match=message):
         exported([Holder(1.0, wrap(lambda x: x))])
 
 
-def test_a_lambda_deep_in_a_static_node_is_refused_by_the_outer_class_and_field() -> None:
+def test_exporting_a_lambda_inside_a_static_names_the_outer_class_and_field() -> None:
     with pytest.raises(StaticSerializationError, match=r"^ModuleHolder\.value: <function .*<lambda>"):
         exported(ModuleHolder(1.0, Holder(2.0, lambda x: x)))
 
@@ -240,39 +240,40 @@ UNNAMEABLE = {
     "a tuple of a class of its own": NamedLike((1, 2)),
     "a partial with attributes": with_attribute(functools.partial(print)),
     "a named tuple with attributes": with_attribute(NamedMore(1)),
-    "a dataclass with attributes that are no fields": with_attribute(More(1)),
+    "a dataclass with attributes that are not fields": with_attribute(More(1)),
     "a dtype with metadata": np.dtype("float32", metadata={"unit": "m"}),
     "a frozen array of a dtype with metadata": freeze(np.zeros(2, np.dtype("float32", metadata={"unit": "m"}))),
     "a function under another's name": type("Fake", (), {"__module__": __name__, "__qualname__": "exported"})(),
 }
 
 
+@pytest.mark.filterwarnings("ignore::treewright.errors.StaticWarning")
 @pytest.mark.parametrize("value", UNNAMEABLE.values(), ids=list(UNNAMEABLE))
-def test_what_has_no_name_is_refused_when_it_is_written(value: object) -> None:
+def test_export_rejects_objects_without_an_import_path(value: object) -> None:
     with pytest.raises(StaticSerializationError, match=r"^Holder\.value: .* can't be named in an exported program"):
         exported(Holder(1.0, value))
 
 
-def test_a_function_that_is_gone_is_named_when_it_is_read(monkeypatch: pytest.MonkeyPatch, models: Any) -> None:
+def test_loading_an_exported_program_names_a_missing_function(monkeypatch: pytest.MonkeyPatch, models: Any) -> None:
     program = exported(Holder(1.0, models.twice))
     monkeypatch.delattr(models, "twice")
 
-    message = r"exported_models:twice was not found.*import exported_models before reading"
+    message = r"exported_models:twice was not found.*Import exported_models before reading"
     with pytest.raises(StaticSerializationError, match=message):
         jax.export.deserialize(bytearray(program))
 
 
-def test_a_module_that_is_not_imported_is_not_imported_by_reading(monkeypatch: pytest.MonkeyPatch, models: Any) -> None:
+def test_loading_an_exported_program_imports_no_modules(monkeypatch: pytest.MonkeyPatch, models: Any) -> None:
     program = exported(Holder(1.0, models.Color.RED))
     monkeypatch.delitem(sys.modules, "exported_models")
 
-    with pytest.raises(StaticSerializationError, match=r"exported_models:Color was not found.*import exported_models"):
+    with pytest.raises(StaticSerializationError, match=r"exported_models:Color was not found.*Import exported_models"):
         jax.export.deserialize(bytearray(program))
 
     assert "exported_models" not in sys.modules
 
 
-def test_a_class_with_other_static_fields_is_refused_when_it_is_read() -> None:
+def test_loading_an_exported_program_rejects_a_class_with_different_statics() -> None:
     program = exported(Holder(1.0, 3))
     assert b'{"value": 3}' in program
 
@@ -284,7 +285,7 @@ def test_a_class_with_other_static_fields_is_refused_when_it_is_read() -> None:
 # Nothing runs
 
 
-def test_nothing_is_pickled_or_unpickled(monkeypatch: pytest.MonkeyPatch, models: Any) -> None:
+def test_export_never_uses_pickle(monkeypatch: pytest.MonkeyPatch, models: Any) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a pickle was used")
 
@@ -295,7 +296,7 @@ def test_nothing_is_pickled_or_unpickled(monkeypatch: pytest.MonkeyPatch, models
     assert jax.export.deserialize(bytearray(exported(node))).in_tree == jax.tree.structure(((node,), {}))
 
 
-def test_a_program_takes_and_gives_methods(models: Any) -> None:
+def test_exported_programs_accept_and_return_methods(models: Any) -> None:
     method = models.net("x").times
 
     program: Any = jax.export.deserialize(bytearray(exported([method])))
@@ -315,7 +316,7 @@ def local_class() -> Any:
     return Net
 
 
-def test_two_classes_of_one_name_do_not_clash() -> None:
+def test_export_distinguishes_two_classes_of_the_same_name() -> None:
     nodes = [local_class()(jnp.ones(2)) for _ in range(3)]
 
     read: list[Any] = [jax.export.deserialize(bytearray(exported(node))) for node in nodes]

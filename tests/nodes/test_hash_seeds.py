@@ -118,7 +118,7 @@ def lowered(seed: str, program: Path) -> list[str]:
     return run.stdout.splitlines()
 
 
-def test_programs_of_nodes_are_the_same_under_other_hash_seeds(tmp_path: Path) -> None:
+def test_lowered_programs_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
 

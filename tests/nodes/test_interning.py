@@ -38,7 +38,7 @@ class Running:
         return 1
 
 
-def test_two_classes_whose_values_make_nodes_of_each_other_do_not_lock_each_other_out() -> None:
+def test_interning_does_not_deadlock_on_nested_statics() -> None:
     First, Second = two_classes()  # noqa: N806
     barrier = threading.Barrier(2, timeout=10)
     nodes: list[Any] = []
@@ -66,7 +66,7 @@ def test_two_classes_whose_values_make_nodes_of_each_other_do_not_lock_each_othe
     assert first.setting.number == second.setting.number == 3
 
 
-def test_an_equal_value_that_comes_while_another_is_compared_is_found() -> None:
+def test_interning_finds_a_value_added_during_a_comparison() -> None:
     First, _ = two_classes()  # noqa: N806
     meanwhile: list[Any] = []
 

@@ -99,7 +99,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 @given(nodes())
-def test_every_field_reads_what_it_was_given(made: tuple[Any, dict[str, Any]]) -> None:
+def test_every_field_reads_the_value_passed_to_it(made: tuple[Any, dict[str, Any]]) -> None:
     node, values = made
     for name, value in values.items():
         assert same(getattr(node, name), value)
@@ -146,9 +146,7 @@ def test_treedefs_are_equal_exactly_when_class_and_statics_are(
 
 
 @given(nodes(), st.data())
-def test_replace_then_read_gives_the_new_value_and_leaves_the_rest(
-    made: tuple[Any, dict[str, Any]], data: st.DataObject
-) -> None:
+def test_replace_changes_only_the_named_fields(made: tuple[Any, dict[str, Any]], data: st.DataObject) -> None:
     node, values = made
     for declared in type(node).__node_spec__.fields:
         new = data.draw(STATICS if declared.is_static else LEAVES)
@@ -183,7 +181,7 @@ def test_a_node_has_the_signature_of_the_frozen_dataclass_with_the_same_fields(f
 
 
 @given(nodes(), nodes())
-def test_a_node_in_a_node_is_flattened_through(
+def test_nested_nodes_flatten_to_their_leaves(
     made: tuple[Any, dict[str, Any]], other: tuple[Any, dict[str, Any]]
 ) -> None:
     @pytree_dataclass

@@ -1,4 +1,4 @@
-"""Methods of a Module: a method is a pytree that holds the instance; which is which, and how long it lives."""
+"""Methods of a Module: a method is a pytree with the instance as its child; identity and lifetime."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_method_as_an_argument_of_a_jitted_function_traces_once() -> None:
     assert counted.count == 2
 
 
-def test_a_method_goes_through_vmap_scan_cond_and_grad() -> None:
+def test_methods_work_under_vmap_scan_cond_and_grad() -> None:
     stacked = Linear(jnp.stack([linear().kernel, 2 * linear().kernel]))
 
     np.testing.assert_array_equal(jax.vmap(call, in_axes=(0, None))(stacked.step, X), [[2.0, 40.0], [4.0, 80.0]])
@@ -142,7 +142,7 @@ def test_a_method_can_be_a_child_of_another_node(make: Any) -> None:
 # Methods in the class body
 
 
-def test_a_jitted_method_takes_the_instance_as_an_argument() -> None:
+def test_a_jitted_method_traces_its_instance() -> None:
     cache: Any = Linear.compiled
     cache.clear_cache()
 
@@ -164,7 +164,7 @@ def test_super_calls_the_method_of_the_base() -> None:
     np.testing.assert_array_equal(super(Deep, deep).step(X), [2.0, 40.0])
 
 
-def test_static_methods_class_methods_and_properties_are_what_they_were() -> None:
+def test_static_methods_class_methods_and_properties_are_unchanged() -> None:
     class Net(Module):
         weight: Any
 
@@ -202,7 +202,7 @@ def test_static_methods_class_methods_and_properties_are_what_they_were() -> Non
     assert jax.tree.leaves(net.remembered) == [1.0]
 
 
-def test_a_method_tells_its_name_signature_and_documentation() -> None:
+def test_a_method_has_a_name_signature_and_docstring() -> None:
     method: Any = linear().step
 
     assert method.__name__ == "step"
@@ -219,7 +219,7 @@ def test_a_method_tells_its_name_signature_and_documentation() -> None:
     assert callable(method)
 
 
-def test_a_method_takes_no_attributes() -> None:
+def test_a_method_rejects_attribute_assignment() -> None:
     method: Any = linear().step
 
     with pytest.raises(AttributeError, match="object has no attribute 'count'"):
@@ -257,14 +257,14 @@ ALIKE = {
 
 
 @pytest.mark.parametrize(("first", "second", "x", "expected"), ALIKE.values(), ids=list(ALIKE))
-def test_methods_of_nodes_that_are_only_alike_share_no_program(first: Any, second: Any, x: Any, expected: Any) -> None:
+def test_methods_of_similar_nodes_share_no_program(first: Any, second: Any, x: Any, expected: Any) -> None:
     values = [jax.jit(node.get)(x) for node in (first, second)]
 
     assert [str(value) for value in values] == [str(jnp.asarray(value)) for value in expected]
     assert first.get != second.get
 
 
-def test_methods_are_equal_when_function_and_instance_are() -> None:
+def test_methods_with_equal_functions_and_instances_are_equal() -> None:
     model = linear()
 
     assert model.step == model.step
@@ -293,8 +293,10 @@ class Trainer(Module):
         return self.weight * self.schedule(step)
 
 
-def test_a_method_of_a_traced_node_is_refused_as_a_static() -> None:
-    with pytest.raises(StaticFieldError, match=r"Trainer\.schedule is static but holds .*tracer"):
+def test_a_method_of_a_traced_node_cannot_be_static() -> None:
+    with pytest.raises(
+        StaticFieldError, match=r"Trainer\.schedule is static but reaches a Linear with arrays, through a BoundMethod"
+    ):
         jax.jit(lambda model: Trainer(1.0, model.step).weight)(linear())
 
 
@@ -314,7 +316,7 @@ USES: dict[str, Callable[[Any], Any]] = {
     "looked up": lambda model: model.step(X),
     "as an argument": lambda model: jax.jit(call)(model.step, X),
     "jitted": lambda model: jax.jit(model.step)(X),
-    "jitted inside of a trace": lambda model: jax.jit(lambda x: jax.jit(model.step)(x))(X),
+    "jitted under a trace": lambda model: jax.jit(lambda x: jax.jit(model.step)(x))(X),
     "of a traced model": lambda model: jax.jit(lambda traced: jax.jit(traced.step)(X))(model),
     "mapped": lambda model: jax.vmap(model.step)(jnp.stack([X, X])),
     "in a set": lambda model: {model.step},
@@ -335,7 +337,7 @@ def test_a_model_whose_method_was_used_is_freed() -> None:
     )
 
 
-def test_a_method_that_nobody_hashed_needs_no_garbage_collector() -> None:
+def test_an_unhashed_method_is_freed_by_reference_counting() -> None:
     model = linear()
     model.step(X)
     freed = weakref.ref(model)
@@ -348,7 +350,7 @@ def test_a_method_that_nobody_hashed_needs_no_garbage_collector() -> None:
         gc.enable()
 
 
-def test_methods_used_inside_of_a_trace_leak_no_tracers() -> None:
+def test_methods_used_under_tracing_leak_no_tracers() -> None:
     with jax.checking_leaks():
         for use in USES.values():
             jax.jit(lambda kernel, use=use: (use(Linear(kernel)), kernel)[1])(linear().kernel)

@@ -69,11 +69,13 @@ class Mixed:
 
 
 @pytest.mark.parametrize("make", [lambda: Layer(1.0), lambda: Net(1), lambda: replace(Net(1), name="a")])
-def test_no_way_of_assigning_or_deleting_changes_a_field(make: Any) -> None:
+def test_fields_cannot_be_assigned_or_deleted(make: Any) -> None:
     node = make()
     before = repr(node)
     for name in node.__match_args__:
-        cure = rf"cannot assign to field '{name}' of a \w+, it is frozen: treewright.replace\(node, {name}=...\) gives"
+        cure = (
+            rf"cannot assign to field '{name}' of a \w+, it is frozen: use treewright.replace\(node, {name}=...\) for"
+        )
         for assign in (setattr, object.__setattr__):
             with pytest.raises(dataclasses.FrozenInstanceError, match=cure):
                 assign(node, name, 5)
@@ -87,17 +89,17 @@ def test_no_way_of_assigning_or_deleting_changes_a_field(make: Any) -> None:
     assert copy.copy(node) == node == make()
 
 
-def test_names_that_are_no_fields_are_refused() -> None:
+def test_unknown_names_cannot_be_assigned() -> None:
     for node in (Layer(1.0), Net(2)):
-        with pytest.raises(dataclasses.FrozenInstanceError, match=r"'other' of a .* has no field of this name"):
+        with pytest.raises(dataclasses.FrozenInstanceError, match=r"'other': .* has no field of this name"):
             node.other = 1  # type: ignore[union-attr]  # pyright: ignore[reportAttributeAccessIssue]
-        with pytest.raises(dataclasses.FrozenInstanceError, match=r"'other' of a .* has no field of this name"):
+        with pytest.raises(dataclasses.FrozenInstanceError, match=r"'other': .* has no field of this name"):
             del node.other  # type: ignore[union-attr]  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(AttributeError, match="'Layer' object has no attribute 'other'"):
         _ = Layer(1.0).other  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_a_whole_node_is_not_built_again() -> None:
+def test_calling_init_again_does_not_rebuild_a_node() -> None:
     net = Net(2)
     with pytest.raises(dataclasses.FrozenInstanceError, match=r"__init__.*Net"):
         net.__init__(3)  # type: ignore[misc]
@@ -120,7 +122,7 @@ class Deep:
     scale: float = field(default=2.0, kw_only=True)
 
 
-def test_paths_read_as_users_write_them() -> None:
+def test_key_paths_read_like_attribute_access() -> None:
     deep = Deep([Layer(1.0, 2.0), {"b": Dense(3.0), "a": 4.0}], (5.0, 6.0))
 
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(deep)]
@@ -148,16 +150,18 @@ def test_tree_flatten_and_tree_unflatten_are_public() -> None:
     assert Dense(3.0, 4.0, "tanh").tree_flatten()[1] != aux
 
 
-def test_tree_unflatten_refuses_what_does_not_fit_the_class() -> None:
+def test_tree_unflatten_rejects_invalid_arguments() -> None:
     other: Any = Layer(1.0, 2.0)
     with pytest.raises(ValueError, match=r"Dense has 2 children, kernel, bias, got 1\."):
         Dense.tree_unflatten(Dense(1.0).tree_flatten()[1], (1.0,))
     for wrong in (other.tree_flatten()[1], None, ("tanh",)):
-        with pytest.raises(TypeError, match=r"Dense.tree_unflatten takes the aux_data of a Dense, got .*Take it from"):
+        with pytest.raises(
+            TypeError, match=r"Dense.tree_unflatten needs the aux_data of a Dense, got .*Pass the aux_data"
+        ):
             Dense.tree_unflatten(wrong, (1.0, 2.0))
 
 
-def test_an_unfinished_node_is_not_flattened() -> None:
+def test_an_unfinished_node_cannot_be_flattened() -> None:
     class Early(Module):
         weight: Any
 
@@ -171,10 +175,10 @@ def test_an_unfinished_node_is_not_flattened() -> None:
     assert jax.tree.leaves(Early()) == [1.0]
 
 
-# What a reader sees
+# Signatures and help
 
 
-def test_the_signature_of_a_class_is_that_of_its_constructor() -> None:
+def test_a_class_has_the_signature_of_its_constructor() -> None:
     assert str(inspect.signature(Net)) == "(size: int, *, name: str = 'net') -> None"
     mixed = inspect.signature(Mixed).parameters
     assert list(mixed) == ["first", "second", "third"]
@@ -186,7 +190,7 @@ def test_the_signature_of_a_class_is_that_of_its_constructor() -> None:
 plain = pydoc.plaintext  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # undeclared
 
 
-def test_help_shows_the_signature_the_text_and_the_methods() -> None:
+def test_help_shows_signature_docstring_and_methods() -> None:
     assert "Layer(kernel: Any, bias: Any = None, width: Any = 3)" in pydoc.render_doc(Layer, renderer=plain)
     text = pydoc.render_doc(Net, renderer=plain)
     for part in (
@@ -200,7 +204,7 @@ def test_help_shows_the_signature_the_text_and_the_methods() -> None:
     assert inspect.getdoc(Box) == "Box(value: Any)"
 
 
-def test_a_cached_property_is_computed_once_and_never_part_of_the_node() -> None:
+def test_a_cached_property_is_computed_once_and_not_a_field() -> None:
     computed: list[Any] = []
 
     class Sized(Module):
@@ -243,7 +247,7 @@ def nested(leaf: Any, depth: int = 500) -> Any:
     return leaf
 
 
-def test_nodes_are_nested_500_deep() -> None:
+def test_nodes_can_be_nested_500_deep() -> None:
     node = nested(1.0)
     assert jax.tree.leaves(node) == [1.0]
     assert jax.tree.structure(node) == jax.tree.structure(nested(2.0))
@@ -256,7 +260,7 @@ def test_nodes_are_nested_500_deep() -> None:
     assert copy.copy(node) == node
 
 
-def test_deep_nodes_are_hashed_pickled_and_copied_where_python_may_recurse_as_deep() -> None:
+def test_deep_nodes_can_be_hashed_pickled_and_copied() -> None:
     node = nested(1.0)
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(20_000)  # on 3.11 also the limit of C code, such as pickle's

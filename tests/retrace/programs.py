@@ -18,23 +18,34 @@ import optax
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 
+import treewright
 from tests.retrace.support import fresh
 from treewright import Module, TrainState, freeze, static
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-__all__ = ["AxisType", "SingleDeviceSharding", "TrainState", "freeze", "functools", "jnp", "math", "nnx", "optax"]
+__all__ = [
+    "AxisType",
+    "SingleDeviceSharding",
+    "TrainState",
+    "freeze",
+    "functools",
+    "jnp",
+    "math",
+    "nnx",
+    "optax",
+    "treewright",
+]
 
 OrderedDict, defaultdict = collections.OrderedDict, collections.defaultdict
 Spec: Any = jax.sharding.PartitionSpec  # untyped
 
 
-def run(function: Any, *calls: Any, jit: Any = jax.jit, **options: Any) -> None:
-    """Call a jitted function again and again."""
+def run(function: Any, *calls: Any, jit: Any = jax.jit, **options: Any) -> list[Any]:
+    """The results of a jitted function, called again and again."""
     jitted = jit(fresh(function), **options)
-    for given in calls:
-        jitted(*given) if isinstance(given, tuple) else jitted(given)
+    return [jitted(*given) if isinstance(given, tuple) else jitted(given) for given in calls]
 
 
 def under(setting: Callable[[], Any]) -> None:
@@ -151,9 +162,12 @@ class Config:
     rate: float = 0.1
 
 
-@dataclasses.dataclass(unsafe_hash=True)
+@dataclasses.dataclass
 class Changeable:
     k: float
+
+    def __hash__(self) -> int:
+        return hash(self.k)
 
 
 class Size(enum.Enum):

@@ -1,4 +1,4 @@
-"""What the tests of retraces share."""
+"""Helpers for the tests of retraces."""
 
 from __future__ import annotations
 
@@ -42,16 +42,36 @@ def explained(*calls: Callable[[], object], **options: Any) -> list[RetraceRepor
 
 
 class Program(NamedTuple):
-    """A paragraph of a file: some code, and all that is said of it."""
+    """A paragraph of a file: some code, all that is reported of it, and the code after the cure was followed."""
 
     name: str  # with the heading before it
     line: int
     code: str
-    told: str
+    reports: str
+    cured: str
+
+    def run(self, namespace: dict[str, Any], file: str, *, cured: bool = False) -> Any:
+        """The result of the code, or of the cured code."""
+        code = self.cured if cured else self.code
+        exec(compile("\n" * (self.line - 1) + "def program():\n" + code, file, "exec"), namespace)
+        return namespace["program"]()
+
+
+def rewrite(file: Path, program: Program, reports: str) -> None:
+    """Put other reports into the file."""
+    text, old = file.read_text(), "".join(f"=> {line}" if line[0] != " " else line for line in _lines(program.reports))
+    new = "".join(f"=> {line}" if line[0] != " " else line for line in _lines(reports))
+    start = text.index(program.name.partition(": ")[2] + "\n" + program.code)
+    at = text.index(program.code, start) + len(program.code)
+    file.write_text(text[:at] + new + text[at + len(old) :])
+
+
+def _lines(text: str) -> list[str]:
+    return text.splitlines(keepends=True)
 
 
 def programs_in(file: Path) -> list[Program]:
-    """The paragraphs of a file under its headings, which begin with `#`; what is told begins with `=>`."""
+    """The paragraphs of a file under its headings, which begin with `#`, reports with `=>`, cures with `cured:`."""
     return list(_programs(file.read_text()))
 
 
@@ -62,6 +82,7 @@ def _programs(text: str) -> Iterator[Program]:
         if first.startswith("# "):
             heading = first[2:]
         elif heading:
-            code, arrow, told = rest.partition("=> ")
+            before, _, cured = rest.partition("cured:\n")
+            code, arrow, reports = before.partition("=> ")
             line = text.count("\n", 0, paragraph.start()) + 1
-            yield Program(f"{heading}: {first}", line, code, (arrow + told).replace("=> ", ""))
+            yield Program(f"{heading}: {first}", line, code, (arrow + reports).replace("=> ", ""), cured)

@@ -1,4 +1,4 @@
-"""`python -m treewright retraces` and `pytest --retraces`: what they say of a program, which runs as it does alone."""
+"""`python -m treewright retraces` and `pytest --retraces`: reports on programs, which run as they do under python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 SOURCE = Path(__file__).parents[2] / "src"
 RETRACES = ("-m", "treewright", "retraces")
-# What a program can tell about itself.
+# Facts that a program prints about itself
 ABOUT = """
 import atexit, os, signal, sys
 atexit.register(lambda: print("atexit", flush=True))
@@ -69,7 +69,7 @@ def run(*arguments: str, folder: Path, **options: Any) -> subprocess.CompletedPr
 
 
 def both(*arguments: str, folder: Path) -> tuple[Any, ...]:
-    """What a program prints, says and returns, by itself and under the command, without the report."""
+    """The output and exit status of a program, by itself and under the command, without the report."""
     alone, watched = (run(*before, *arguments, folder=folder) for before in ((), RETRACES))
     said = watched.stderr.partition("\ntreewright retraces: ")[0]
     return tuple(
@@ -92,13 +92,13 @@ def program(folder: Path, text: str = COMPILING) -> str:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_program_runs_and_ends_as_it_does_by_itself(ending: str, tmp_path: Path) -> None:
+def test_the_command_runs_a_program_like_python(ending: str, tmp_path: Path) -> None:
     alone, watched = both(program(tmp_path, f"{ABOUT}{ENDINGS[ending]}\n"), "--json", "x y", folder=tmp_path)
 
     assert watched == alone
 
 
-def test_a_module_and_a_folder_run_as_they_do_by_themselves(tmp_path: Path) -> None:
+def test_the_command_runs_modules_and_folders_like_python(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
     (tmp_path / "package" / "__main__.py").write_text(ABOUT)
@@ -109,7 +109,7 @@ def test_a_module_and_a_folder_run_as_they_do_by_themselves(tmp_path: Path) -> N
     assert run(*RETRACES, "package", "x", folder=tmp_path).returncode == 0
 
 
-def test_processes_that_the_program_starts_are_its_own(tmp_path: Path) -> None:
+def test_child_processes_of_the_program_are_unaffected(tmp_path: Path) -> None:
     text = """
 import multiprocessing, os, pickle, sys
 
@@ -137,7 +137,7 @@ if __name__ == "__main__":
     assert watched == alone
 
 
-def test_file_descriptors_that_the_program_inherits_stay_open(tmp_path: Path) -> None:
+def test_inherited_file_descriptors_stay_open(tmp_path: Path) -> None:
     name = program(tmp_path, "import os, sys\nprint(os.read(int(sys.argv[1]), 10))\n")
     reading, writing = os.pipe()
     os.write(writing, b"inherited")
@@ -152,13 +152,13 @@ def test_file_descriptors_that_the_program_inherits_stay_open(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["missing.py"], "there is no file 'missing.py'; an installed module runs with -m missing.py"),
+        (["missing.py"], "file 'missing.py' not found; to run an installed module, use -m missing.py"),
         ([], "no program to run"),
-        (["--json", "missing/folder.json", "x"], "there is no folder"),
+        (["--json", "missing/folder.json", "x"], "not found"),
         (["--html", "x"], "unrecognized arguments: --html"),
     ],
 )
-def test_a_wrong_command_line_is_refused(arguments: Sequence[str], message: str, tmp_path: Path) -> None:
+def test_the_command_rejects_invalid_arguments(arguments: Sequence[str], message: str, tmp_path: Path) -> None:
     refused = run(*RETRACES, *arguments, folder=tmp_path)
 
     assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr
@@ -167,7 +167,7 @@ def test_a_wrong_command_line_is_refused(arguments: Sequence[str], message: str,
 # The report
 
 
-def test_a_run_is_reported_as_text_as_json_and_as_a_timeline_and_fails_where_it_retraces_too_often(
+def test_the_command_reports_text_json_and_a_timeline(
     tmp_path: Path,
 ) -> None:
     options = ("--json", "report.json", "--trace", "trace.json", "--max-retraces", "0")
@@ -178,28 +178,28 @@ def test_a_run_is_reported_as_text_as_json_and_as_a_timeline_and_fails_where_it_
     text = ended.stderr
     lines = text.splitlines()
     assert "\ntreewright retraces: program.py ran for " in text
-    assert "function                   traces  compilations  tracing  compiling" in lines
-    assert any(line.startswith("step (program.py:6)             2             2") for line in lines)
-    assert any(line.startswith("operations outside of jit") for line in lines)
-    assert "Traced or compiled again: 1 time, " in text
+    assert "function                traces  compilations  tracing  compiling" in lines
+    assert any(line.startswith("step (program.py:6)          2             2") for line in lines)
+    assert any(line.startswith("operations outside jit") for line in lines)
+    assert "Retraces and recompiles: 1, " in text
     assert "step retraced (2nd trace, " in text
     assert "called from program.py:12 in main\n    x: float64[32] -> float64[31]\n" in text
     assert "    program.py:13 in main: 4 programs (broadcast_in_dim 2 times, multiply, add)" in text
-    assert re.search(r"    missed and not kept: \d+ programs, ", text)
-    assert "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 (it is 1) would save up to " in text
-    assert (ended.returncode, "1 retrace, and --max-retraces allows 0" in text) == (3, True)
+    assert re.search(r"    missed and not stored: \d+ programs, ", text)
+    assert "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 (now 1) would save up to " in text
+    assert (ended.returncode, "1 retrace, but --max-retraces allows 0" in text) == (3, True)
     report, timeline = (json.loads((tmp_path / name).read_text()) for name in ("report.json", "trace.json"))
     assert [(each["function"], each["number"]) for each in report["retraces"]] == [("step", 2)]
     [difference] = report["retraces"][0]["differences"]
     assert difference["kind"] == "shape"
-    assert difference["remedy"] == "if this is a last, smaller batch, drop or pad it"
+    assert difference["fix"] == "if this is the smaller last batch of an epoch, drop or pad it"
     assert {row["function"]: row["traces"] for row in report["functions"]}["step (program.py:6)"] == 2
     events = timeline["traceEvents"]
     assert [event["ph"] for event in events] == ["X"] * len(events)
     assert {"trace step", "lower step", "compile step"} <= {event["name"] for event in events}
 
 
-def test_what_the_persistent_cache_kept_and_gave_is_said_and_a_status_of_the_program_stays(tmp_path: Path) -> None:
+def test_the_command_reports_hits_of_the_persistent_cache(tmp_path: Path) -> None:
     name = program(tmp_path, f"{COMPILING}\nraise SystemExit(4)\n")
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
@@ -210,7 +210,7 @@ def test_what_the_persistent_cache_kept_and_gave_is_said_and_a_status_of_the_pro
         run(*RETRACES, "--max-retraces", limit, name, folder=tmp_path, environment=cache) for limit in ("0", "1")
     )
 
-    assert re.search(r"    missed and kept: [1-9]\d* programs, ", filling.stderr)
+    assert re.search(r"    missed and stored: [1-9]\d* programs, ", filling.stderr)
     assert re.search(r"    read: [1-9]\d* programs, .*, which saved ", reading.stderr)
     assert (filling.returncode, reading.returncode) == (4, 4)
     assert "--max-retraces allows" not in reading.stderr
@@ -243,7 +243,7 @@ def test_it():
 @pytest.mark.parametrize(
     "command", [(*RETRACES, "-m", "pytest", "-q"), ("-m", "pytest", "-q", "--retraces")], ids=["command", "flag"]
 )
-def test_a_run_of_pytest_is_reported_by_the_command_and_by_a_flag(command: Sequence[str], tmp_path: Path) -> None:
+def test_the_command_and_the_flag_report_a_pytest_run(command: Sequence[str], tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     plugin = ("-p", "treewright.testing.plugin", "--disable-plugin-autoload", "-p", "no:cacheprovider")
 

@@ -1,4 +1,4 @@
-"""`explain`: the report of a retrace that has not happened; and what reports remember of a call."""
+"""`explain`: the report of a retrace that has not happened; and the parts of a call that reports remember."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def double(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf * 2, tree)
 
 
-def test_every_difference_is_named_and_nothing_is_run() -> None:
+def test_explain_names_every_difference_and_runs_nothing() -> None:
     report = explain(
         jax.jit(step),
         ({"model": Layer(jnp.ones(2))}, jnp.ones((32, 784))),
@@ -48,12 +48,12 @@ def test_every_difference_is_named_and_nothing_is_run() -> None:
         "step would retrace",
         "    state['model'].setting (static): 'relu' -> 'gelu'",
         "    batch: float32[32,784] -> float32[31,784]",
-        "        axis 0: 32 -> 31; if this is a last, smaller batch, drop or pad it",
+        "        axis 0: 32 -> 31; if this is the smaller last batch of an epoch, drop or pad it",
     ]
     assert (report.event, report.is_retrace) == ("would trace", False)
 
 
-def test_a_call_that_needs_no_trace_is_told_from_one_that_compiles_again() -> None:
+def test_explain_distinguishes_cached_calls_from_recompiles() -> None:
     old, new = jnp.ones(2), jax.device_put(jnp.ones(2), jax.devices()[1])
 
     same = explain(step, (old, old), (old, jnp.zeros(2)))
@@ -61,13 +61,13 @@ def test_a_call_that_needs_no_trace_is_told_from_one_that_compiles_again() -> No
 
     assert str(same) == "step would not retrace"
     assert str(moved).splitlines() == [
-        "step would be compiled again, without a trace",
+        "step would recompile, without a trace",
         f"    batch (placement): uncommitted -> committed to {jax.devices()[1]}",
-        "        put it there once, before the loop: jax.device_put",
+        "        move it once, before the loop: jax.device_put",
     ]
 
 
-def test_static_arguments_of_the_jitted_function_are_known() -> None:
+def test_explain_recognises_static_arguments() -> None:
     jitted = jax.jit(step, static_argnames="train")
 
     report = explain(jitted, (1, 2), (1, 2), old_kwargs={"train": True}, new_kwargs={"train": False})
@@ -79,7 +79,7 @@ def test_static_arguments_of_the_jitted_function_are_known() -> None:
 @pytest.mark.parametrize(
     "function", [Net(1.0).apply, jax.jit(Net(1.0).apply), eqx.filter_jit(lambda x: x), jax.jit(lambda x: x), max]
 )
-def test_functions_go_by_their_own_names_of_their_arguments(function: Any) -> None:
+def test_explain_uses_the_functions_parameter_names(function: Any) -> None:
     struct: Any = jax.ShapeDtypeStruct
 
     line = details(explain(function, (struct((2,), jnp.float32),), (jnp.ones(3),)))[0]
@@ -98,17 +98,21 @@ def in_memory(kind: str) -> Any:
 
 
 PLACES: list[tuple[Any, Any, str]] = [
-    (jnp.ones(2), under_a_mesh(), "made under no mesh, and now under a mesh of data=2, model=2 (Auto); make it under"),
-    (in_memory("device"), in_memory("pinned_host"), "the memory that it lies in is part of the type"),
+    (
+        jnp.ones(2),
+        under_a_mesh(),
+        "created under no mesh, and now under a mesh of data=2, model=2 (Auto); create it",
+    ),
+    (in_memory("device"), in_memory("pinned_host"), "the memory space is part of the type"),
 ]
 
 
 @pytest.mark.parametrize(("old", "new", "reason"), PLACES)
-def test_a_place_that_is_part_of_the_type_is_named(old: Any, new: Any, reason: str) -> None:
+def test_explain_names_a_device_that_is_part_of_the_type(old: Any, new: Any, reason: str) -> None:
     assert details(explain(double, (old,), (new,)))[1].startswith(f"    {reason}")
 
 
-def test_a_tree_too_deep_for_pythons_stack_is_remembered_in_outline() -> None:
+def test_explain_outlines_trees_too_deep_for_the_stack() -> None:
     def nested(tree: Any) -> Any:
         for _ in range(300):
             tree = Net(tree)
@@ -118,7 +122,7 @@ def test_a_tree_too_deep_for_pythons_stack_is_remembered_in_outline() -> None:
     assert not explain(double, (nested(1.0),), (nested(2.0),)).differences
 
 
-# What is remembered
+# Remembered calls
 
 
 def gone(*references: weakref.ref[Any]) -> bool:
@@ -128,7 +132,7 @@ def gone(*references: weakref.ref[Any]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", [lambda f, x: f(x), lambda f, x: f.lower(x), jax.eval_shape])
-def test_no_array_is_kept_alive(run: Callable[[Any, Any], object]) -> None:
+def test_reports_keep_no_array_alive(run: Callable[[Any, Any], object]) -> None:
     jitted = jax.jit(fresh(double))
     references: list[weakref.ref[Any]] = []
 
@@ -145,7 +149,7 @@ def test_no_array_is_kept_alive(run: Callable[[Any, Any], object]) -> None:
     assert gone(*references)
 
 
-def test_no_static_that_goes_by_identity_is_kept_alive() -> None:
+def test_reports_keep_no_identity_static_alive() -> None:
     class Big: ...
 
     old, new, array = Big(), Big(), np.ones(3)
@@ -158,7 +162,7 @@ def test_no_static_that_goes_by_identity_is_kept_alive() -> None:
     assert gone(*references)
 
 
-def test_a_list_that_changes_later_does_not_rewrite_history() -> None:
+def test_later_mutations_do_not_change_recorded_calls() -> None:
     jitted: Any = jax.jit(lambda tree: tree.weight)
     sizes, options, names = [1, 2], {"a": [1]}, {"x"}
 

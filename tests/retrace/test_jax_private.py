@@ -1,4 +1,4 @@
-"""What reports lose where JAX lacks something private: what `jax_private.py` says, and never in silence."""
+"""Reports if JAX lacks something private: they lose what `jax_private.py` documents, never silently."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ def what_jax_shows_is_looked_up_in_each_test() -> Iterator[None]:
 
 def _forgotten() -> Iterator[None]:
     remembered: list[Any] = [
-        jax_private.reads_calls,
-        jax_private.tells_of_compilations,
+        jax_private.can_read_calls,
+        jax_private.can_observe_compilations,
+        jax_private.can_read_batches,
         jax_private._names_of_settings,
     ]
     for function in remembered:
@@ -61,18 +62,17 @@ def _forgotten() -> Iterator[None]:
         function.cache_clear()
 
 
-def test_in_this_version_of_jax_nothing_is_missing() -> None:
+def test_this_jax_version_has_everything_needed() -> None:
     jitted: Any = jax.jit(fresh(double))
     jitted(1.0)
 
-    assert jax_private.reads_calls()
-    assert jax_private.tells_of_compilations()
-    if jax.__version_info__ >= (0, 10):
-        assert jax_private.count_held(jitted.__wrapped__) == 1
+    assert jax_private.can_read_calls()
+    assert jax_private.can_observe_compilations()
+    assert jax_private.can_read_batches()
 
 
 @pytest.mark.slow
-def test_a_watch_whose_own_look_is_the_first_trace_of_jax_ends_and_needs_no_device() -> None:
+def test_watching_before_any_trace_needs_no_device() -> None:
     program = """
 import jax, treewright
 from jax._src import xla_bridge
@@ -87,12 +87,12 @@ with treewright.explain_retraces():
     assert run.stdout == "False\n"
 
 
-def test_looking_does_not_depend_on_the_trace_and_the_settings_around_it() -> None:
+def test_inspection_ignores_the_surrounding_trace_and_settings() -> None:
     seen: list[Any] = []
 
     def look(x: Any) -> Any:
-        jax_private.reads_calls.cache_clear()
-        seen.append(jax_private.reads_calls())
+        jax_private.can_read_calls.cache_clear()
+        seen.append(jax_private.can_read_calls())
         return x
 
     with jax.disable_jit():
@@ -103,14 +103,14 @@ def test_looking_does_not_depend_on_the_trace_and_the_settings_around_it() -> No
     assert seen == [True] * 3
 
 
-def test_without_its_options_a_jitted_function_is_explained_with_a_reservation() -> None:
+def test_explain_without_jit_options_adds_a_caveat() -> None:
     jitted: Any = jax.jit(power, static_argnums=1)
     assert details(treewright.explain(jitted, (1.0, 2), (1.0, 3)))[0] == "exponent (static): 2 -> 3"
 
     jitted._jit_info = SimpleNamespace()
 
     report = treewright.explain(jitted, (1.0,), (2.0,))
-    unseen = f"which arguments are static can't be read in JAX {jax.__version__}: a change of one is not seen"
+    unseen = f"the static arguments can't be read in JAX {jax.__version__}: changes of them are not reported"
     assert details(report) == [unseen]
     assert str(report).startswith("power would not retrace, as far as can be seen")
 
@@ -118,39 +118,41 @@ def test_without_its_options_a_jitted_function_is_explained_with_a_reservation()
 # Events
 
 
-def test_without_the_event_of_traces_a_block_says_that_it_sees_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_without_trace_events_reports_that_it_sees_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "JAXPR_TRACE_EVENT", "/renamed")
 
     with pytest.warns(
-        RetraceWarning, match="can't be read in JAX .*: traces are only counted, .* if JAX tells of them"
+        RetraceWarning, match="can't be read in JAX .*: at most, traces are counted by the function's name"
     ) as told:
         explained()
     assert told[0].filename.endswith("support.py")  # where the block is
     for count in (lambda: treewright.max_traces(1).__enter__(), lambda: treewright.max_traces(1)(fresh(double))):
         with pytest.raises(
-            RuntimeError, match=r"max_traces can't count: JAX .* does not tell of traces, or .* Update Treewright"
+            RuntimeError, match=r"max_traces can't count in JAX .*: its traces, or .* can't be read. Update Treewright"
         ):
             count()
 
 
-def test_without_the_event_of_compilations_a_block_says_what_it_did_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_without_compilation_events_reports_the_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "BACKEND_COMPILE_EVENT", "/renamed")
     jitted: Any = jax.jit(fresh(double))
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not explained(lambda: None)
-    lost = "does not tell of compilations .*: neither recompiles nor traces under grad or vmap alone were seen"
+    lost = (
+        "reports no compilations that Treewright can read: recompiles, and traces that occur only under .* not observed"
+    )
     with pytest.warns(RetraceWarning, match=lost) as told:
         reports = explained(*lengths(jitted, 2, 3))
 
     assert told[0].filename.endswith("support.py")  # where the block is
     assert [report.event for report in reports] == ["trace"]
-    with pytest.raises(RuntimeError, match=r"can't count: JAX .* or of compilations for recompiles="):
+    with pytest.raises(RuntimeError, match=r"can't count in JAX .*, or its compilations for recompiles="):
         treewright.max_traces(1, recompiles=0).__enter__()
 
 
-def test_a_block_that_ends_while_jax_tells_of_a_trace_makes_no_other_miss_it() -> None:
+def test_a_block_that_ends_during_an_event_hides_it_from_no_other_block() -> None:
     outer, jitted = treewright.explain_retraces(on_report=str), jax.jit(fresh(double))
     reports: list[RetraceReport] = []
 
@@ -166,7 +168,7 @@ def test_a_block_that_ends_while_jax_tells_of_a_trace_makes_no_other_miss_it() -
 # Settings, pmap, and what became of a call
 
 
-def test_without_the_names_of_settings_a_change_of_one_is_told_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_setting_without_a_name_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "trace_context_names", lambda: (), raising=False)
     jitted: Any = jax.jit(fresh(double))
     [call] = lengths(jitted, 2)
@@ -183,28 +185,31 @@ def test_without_the_names_of_settings_a_change_of_one_is_told_without_a_name(mo
 
     assert details(named)[0] == "jax.config.jax_default_matmul_precision (setting): None -> 'float32'"
     assert len(named.differences) == 1
-    assert details(unnamed)[0].startswith(f"a setting that JAX {jax.__version__} gives no name[")
+    assert details(unnamed)[0].startswith(f"an unnamed setting of JAX {jax.__version__}[")
 
 
-def test_without_the_calls_that_jax_holds_those_from_before_a_block_are_not_seen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    skip_before_jax(0, 10)  # which has no such cache
-    cached = pjit._infer_params_cached
-    monkeypatch.setattr(pjit, "_infer_params_cached", lambda *given: cached(*given))  # without keys to look through
+def test_a_block_without_vmap_frames_reports_missing_batch_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax_private, "BATCH_FRAME", "renamed")
     jitted: Any = jax.jit(fresh(double))
-    jitted(jnp.ones(2))
 
-    assert not explained(*lengths(jitted, 3))
+    def batches() -> None:
+        for size in (2, 3):
+            jax.vmap(jitted)(np.ones((size, 2), np.float32))
+
+    with pytest.warns(
+        RetraceWarning, match="The batch sizes of vmap can't be read in JAX .* were not observed"
+    ) as warned:
+        reports = explained(batches)
+
+    assert not reports
+    assert warned[0].filename.endswith("support.py")  # where the block is
 
 
 # Frames
 
 
 @pytest.mark.parametrize("name", ["_trace_for_jit", "fun", "args", "kwargs", "ji", "jaxpr", "dbg"])
-def test_without_its_frames_or_their_locals_traces_are_counted_and_that_is_said(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_without_frames_only_counts_traces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_before_jax(0, 10)
     traces: Any = inspect.unwrap(pjit._trace_for_jit)
     code = traces.__code__
@@ -216,7 +221,10 @@ def test_without_its_frames_or_their_locals_traces_are_counted_and_that_is_said(
     monkeypatch.setattr(traces, "__code__", code.replace(co_name=function, **renamed))
     jitted: Any = jax.jit(fresh(power), static_argnums=1)
 
-    with pytest.warns(RetraceWarning, match=r"can't be read in JAX .*: traces are only counted, .* nor traces under"):
+    with pytest.warns(
+        RetraceWarning,
+        match=r"can't be read in JAX .*: at most, traces are counted .* and traces that occur only under",
+    ):
         [report] = explained(*(functools.partial(jitted, jnp.ones(2), exponent) for exponent in (2, 3)))
 
     assert (report.event, report.function, report.number) == ("count", "power", 2)
@@ -227,9 +235,7 @@ def test_without_its_frames_or_their_locals_traces_are_counted_and_that_is_said(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "others"), [("equinox", "static[1][1]"), ("flax", "model._graphdef")])
-def test_without_the_wrappers_of_equinox_and_flax_reports_are_in_the_words_of_these(
-    name: str, others: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reports_without_wrappers_use_library_names(name: str, others: str, monkeypatch: pytest.MonkeyPatch) -> None:
     nnx = pytest.importorskip("flax.nnx")
 
     def apply(model: Any, x: jax.Array) -> Any:

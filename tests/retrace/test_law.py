@@ -1,4 +1,4 @@
-"""The law: of two calls of any function with any trees, a report names exactly what has changed, whatever else ran."""
+"""The law: for two calls of any function with any trees, a report names exactly the changes, whatever else ran."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Named(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A place that can change: what it was, what it is then, and what is added to its path in a report."""
+    """A path that can change: the old value, the new value, and the suffix of its path in a report."""
 
     old: Callable[[], Any]
     new: Callable[[], Any]
@@ -86,7 +86,7 @@ class Tree:
     setting: int = 0
 
     def places(self, path: str = "") -> Iterator[str]:
-        """Where it can change, by what a report says of the place."""
+        """Possible changes, by the words of a report."""
         if self.below is None:
             yield path + LEAVES[self.kind].below
             return
@@ -153,7 +153,7 @@ class Program:
         return {place for place in self.changed if self.kind_of(place) == "placement"}
 
     def kind_of(self, place: str) -> str:
-        """What can change at a place."""
+        """The changes possible at a path."""
         leaves = {path: tree.leaf for name, tree in self.arguments.items() for path in tree.places(name)}
         return "static" if place.endswith(".setting") else leaves[place]
 
@@ -176,7 +176,7 @@ def function_of(names: tuple[str, ...]) -> Any:
 
 
 def paths(differences: tuple[Difference, ...]) -> list[str]:
-    """The places of a report, those inside of a static by the static."""
+    """The paths in a report; paths inside a static count as the static."""
     return sorted({jax.tree_util.keystr(difference.path) for difference in differences})
 
 
@@ -197,7 +197,7 @@ def run_between(program: Program, jitted: Any) -> None:
 
 @pytest.mark.slow
 @given(program=programs())
-def test_a_report_names_exactly_what_has_changed(program: Program) -> None:
+def test_a_report_names_exactly_the_changes(program: Program) -> None:
     told: list[RetraceReport] = []
 
     def tell(report: RetraceReport) -> None:

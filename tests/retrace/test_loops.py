@@ -1,4 +1,4 @@
-"""Retraces of a loop's step: told by the names and paths of the user, and held to a limit, as those of any function."""
+"""Retraces of a loop's step: reported by the user's names and paths, and limited like those of any function."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def count(state: Any) -> tuple[Any, Any]:
     return state + 1, None
 
 
-def test_a_retrace_is_reported_by_the_paths_of_the_state_and_of_the_inputs() -> None:
+def test_retraces_of_a_loop_are_reported_by_state_and_input_paths() -> None:
     def train() -> None:
         run = loop(training_step, train_state())
         for size in (3, 3, 1):
@@ -73,7 +73,7 @@ def test_max_traces_counts_the_step_of_a_loop() -> None:
     assert run.state == 1.0
 
 
-def test_errors_of_jax_name_the_place_in_the_state() -> None:
+def test_jax_errors_name_the_path_in_the_state() -> None:
     def step(state: Any, x: Any) -> tuple[Any, Any]:
         return state, float(state["net"].kernel[0])
 
@@ -81,7 +81,7 @@ def test_errors_of_jax_name_the_place_in_the_state() -> None:
         loop(step, {"net": Net(jnp.ones(3))})(1.0)
 
 
-def test_a_state_that_lies_elsewhere_is_compiled_for_and_nothing_else_is_said() -> None:
+def test_a_state_on_a_different_device_is_reported_as_a_recompile() -> None:
     def move() -> None:
         run = loop(count, jnp.zeros(2))
         for place in (0, 1):

@@ -1,30 +1,41 @@
-"""What is said of whole programs, which stand in `programs.txt`."""
+"""Reports on whole programs: `programs.txt` by kind of change, `code_bases.txt` as users write them.
+
+`UPDATE_SNAPSHOTS=1 pytest tests/retrace/test_programs.py` rewrites the reports: read the diff.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import jax
+import numpy as np
 import pytest
 
 import treewright
 from tests.conftest import skip_before_jax
 from tests.retrace import programs
-from tests.retrace.support import Program, programs_in
+from tests.retrace.support import Program, programs_in, rewrite
+from treewright.retrace import report as report_module
 
 if TYPE_CHECKING:
     from treewright import RetraceReport
 
 pytestmark = [
+    pytest.mark.filterwarnings("ignore::treewright.errors.StaticWarning"),
     pytest.mark.filterwarnings("ignore:Some donated buffers were not usable"),
     pytest.mark.filterwarnings("ignore:.with mesh.. context manager has been deprecated:DeprecationWarning"),
 ]
-FILE = Path(__file__).with_name("programs.txt")
-PROGRAMS = programs_in(FILE)
+FILES = [Path(__file__).with_name(name) for name in ("programs.txt", "code_bases.txt")]
+PROGRAMS = [(file, program) for file in FILES for program in programs_in(file)]
+CURED = [(file, program) for file, program in PROGRAMS if program.cured]
 VARYING = (
     (r", [\d.e-]+ s\), called from .*", ")"),  # seconds and the caller
-    (r"((programs|_\w+)\.(py|txt)):\d+", r"\1"),
+    (r"((programs|code_bases|_\w+)\.(py|txt)):\d+", r"\1"),
     (r"\n    compared with trace \d+", ""),
     (r"TFRT_CPU_(\d)", r"cpu:\1"),  # before JAX 0.10
     (r"P(artitionSpec)?\(('\w+')?,?\)", r"P(\2)"),
@@ -40,21 +51,57 @@ def written(report: RetraceReport) -> str:
     return f"{text}\n"
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=[program.name for program in PROGRAMS])
-def test_a_program_is_told_what_happened_and_nothing_else(program: Program) -> None:
+def result_and_reports(file: Path, program: Program, *, cured: bool = False) -> tuple[Any, str]:
+    reports: list[RetraceReport] = []
+    with treewright.explain_retraces(on_report=reports.append):
+        result = program.run(dict(vars(programs)), file.name, cured=cured)
+    return result, "".join(map(written, reports))
+
+
+def names(programs_of_files: list[tuple[Path, Program]]) -> list[str]:
+    return [program.name for _, program in programs_of_files]
+
+
+@pytest.mark.parametrize(("file", "program"), PROGRAMS, ids=names(PROGRAMS))
+def test_each_program_produces_exactly_its_reports(file: Path, program: Program) -> None:
     since = re.search(r"since JAX ([\d.]+)", program.name)
     if since:
         skip_before_jax(*map(int, since[1].split(".")))
-    names = dict(vars(programs))
-    head = "\n" * (program.line - 1) + "def program():\n"
-    exec(compile(head + program.code, FILE.name, "exec"), names)
-    reports: list[RetraceReport] = []
 
-    with treewright.explain_retraces(on_report=reports.append):
-        names["program"]()
+    _, reports = result_and_reports(file, program)
 
-    assert "".join(map(written, reports)) == program.told
+    if "UPDATE_SNAPSHOTS" in os.environ:
+        rewrite(file, program, reports)
+    else:
+        assert reports == program.reports
 
 
-def test_the_file_was_read_whole() -> None:
-    assert len(PROGRAMS) >= 100
+@pytest.mark.parametrize(("file", "program"), CURED, ids=names(CURED))
+def test_the_fixed_program_does_not_retrace_and_computes_the_same(file: Path, program: Program) -> None:
+    with jax.disable_jit():
+        expected = program.run(dict(vars(programs)), file.name)
+
+    result, reports = result_and_reports(file, program, cured=True)
+
+    assert reports == ""
+    assert jax.tree.leaves(expected), "the program returns its numbers"
+    jax.tree.map(np.testing.assert_allclose, result, expected)
+
+
+def cures() -> list[str]:
+    """The sentences of `treewright.retrace.report` that say what to do."""
+    tree = ast.parse(inspect.getsource(report_module))
+    tables = [part for part in tree.body if "FIXES" in ast.unparse(part) and not isinstance(part, ast.FunctionDef)]
+    others = [part for part in tree.body if re.match(r"(def )?_(of|OF|OTHER)_", ast.unparse(part))]
+    texts = [each.value for part in (*tables, *others) for each in ast.walk(part) if isinstance(each, ast.Constant)]
+    return sorted({text for text in texts if isinstance(text, str) and text.count(" ") > 2} - {*report_module.FIXES})
+
+
+@pytest.mark.parametrize("cure", cures())
+def test_each_fix_has_a_program(cure: str) -> None:
+    assert any(cure in program.reports for _, program in CURED)
+
+
+def test_the_program_tables_are_read_completely() -> None:
+    assert len(PROGRAMS) >= 200
+    assert len(CURED) >= 30

@@ -47,7 +47,7 @@ def test_a_notebook_shows_the_text_of_a_report() -> None:
     assert html.unescape(report._repr_html_()) == f"<pre>{report}</pre>"
 
 
-def test_by_default_a_report_goes_to_standard_error(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_go_to_standard_error_by_default(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     logger.handlers.clear()
     retrace()
 
@@ -57,7 +57,7 @@ def test_by_default_a_report_goes_to_standard_error(logger: logging.Logger, caps
     assert written.err.count("x: float32[2] -> float32[3]") == 1
 
 
-def test_it_goes_where_the_logging_writes(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_follow_the_logging_configuration(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     file = io.StringIO()
     logger.addHandler(logging.StreamHandler(file))
 
@@ -67,14 +67,14 @@ def test_it_goes_where_the_logging_writes(logger: logging.Logger, capsys: pytest
     assert capsys.readouterr().err == ""
 
 
-def test_handlers_above_the_logger_are_heard(caplog: pytest.LogCaptureFixture) -> None:
+def test_reports_reach_handlers_of_parent_loggers(caplog: pytest.LogCaptureFixture) -> None:
     retrace()
 
     [record] = [one for one in caplog.records if one.name == "treewright.retrace"]
     assert (record.levelno, record.getMessage().startswith("double retraced")) == (logging.WARNING, True)
 
 
-def test_a_logger_that_is_off_is_quiet(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_disabled_logger_prints_no_report(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     logger.setLevel(logging.ERROR)
 
     retrace()

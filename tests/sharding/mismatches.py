@@ -1,4 +1,4 @@
-"""What can differ between processes: for each kind the value of one of them, that of the others, and the message.
+"""Differences between processes: for each kind one process's value, the others' value, and the message.
 
 A case is a function of `odd`, which is true in one process, and the texts that the message has to hold, with `{odd}`
 and `{rest}` for the names of the processes.
@@ -37,7 +37,7 @@ class Twin(Net): ...
 
 
 class Silent:
-    """Its repr tells nothing of what it holds."""
+    """Its repr shows nothing of its contents."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -113,7 +113,7 @@ def of_program(function: Callable[[bool], Any], *texts: str) -> Case:
     def check(odd: bool) -> None:
         assert_same_on_all_processes(jax.jit(function(odd)).lower(kernel()))
 
-    return check, ("  The tree itself\n", *(texts or ("{odd}: ", "{rest}: ")))
+    return check, ("have different programs:\n  the program, line ", *(texts or ("{odd}: ", "{rest}: ")))
 
 
 def of_init(make: Callable[[bool], Any], *texts: str, rules: Callable[[bool], Any] = lambda _: RULES) -> Case:
@@ -202,7 +202,7 @@ TREES: dict[str, Case] = {
     ),
     "a split": of_tree(lambda: [spread(4, "data")], lambda: [spread(4, None, "data")], "P('data',)", "P(None, 'data')"),
     "a mesh": of_tree(lambda: [spread(8, "data")], lambda: [spread(4, "data")], "{'data': 8}", "{'data': 4}"),
-    "more places than are shown": of_tree(lambda: [*range(25)], lambda: [*range(1, 26)], "  and 5 places more\n"),
+    "more places than are shown": of_tree(lambda: [*range(25)], lambda: [*range(1, 26)], "  and 5 more paths\n"),
     "the version of optax": with_version(optax, lambda: state(optax.adam(0.1))),
     "the version of JAX": with_version(jax, lambda: Net(1)),
 }
@@ -216,7 +216,7 @@ PROGRAMS: dict[str, Case] = {
     "another check": (
         another_check,
         (
-            "The processes are not at the same place of the program:\n",
+            "The processes are at different points of the program:\n",
             "{odd}: sharded_init\n",
             "{rest}: assert_same_on_all_processes\n",
         ),
@@ -226,7 +226,7 @@ INITS: dict[str, Case] = {
     "a seed": of_init(lambda odd: (random_net, jax.random.key(odd)), "  argument 0\n", "{odd}: key<fry>[]"),
     "a table of numpy": of_init(lambda odd: (Net, np.full((8, 8), 1.0 + odd)), "  argument 0\n"),
     "a seed that only the init reads": of_init(
-        lambda odd: (lambda: random_net(jax.random.key(odd)),), "  the program\n", "{odd}: "
+        lambda odd: (lambda: random_net(jax.random.key(odd)),), "  the program, line ", "{odd}: "
     ),
     "an argument that becomes a static": of_init(
         lambda odd: (lambda act: Net(kernel(), act), "gelu" if odd else "relu"),
@@ -245,7 +245,7 @@ INITS: dict[str, Case] = {
             lambda key: Net((jax.random.uniform if odd else jax.random.normal)(key, (8, 8))),
             jax.random.key(0),
         ),
-        "  the program\n",
+        "  the program, line ",
         "{odd}: ",
         "{rest}: ",
     ),
@@ -259,7 +259,7 @@ A_FEW = ("trees: a text", "trees: how many layers", "programs: a global", "progr
 
 
 def equal() -> None:
-    """What may differ between processes, or only looks as if it did. Each process has hashes of its own."""
+    """Differences that are allowed or only apparent. Each process has a different hash seed."""
     log = f"process {jax.process_index()}"
     assert_same_on_all_processes(
         [

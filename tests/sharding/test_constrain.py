@@ -55,7 +55,7 @@ def mesh_of(kinds: tuple[AxisType, ...]) -> Mesh:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_one_model_trains_alike_without_a_mesh_and_on_any(name: str) -> None:
+def test_a_model_trains_equally_with_and_without_a_mesh(name: str) -> None:
     kinds = KINDS[name]
     x, key = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32), jax.random.key(0)
     step = jax.jit(
@@ -107,7 +107,7 @@ def test_values_are_split_inside_jit_and_outside(name: str, jitted: bool) -> Non
     assert x.addressable_shards[0].data.shape == (1, 2, 3)
 
 
-def test_of_two_kinds_of_mesh_axes_on_one_axis_the_explicit_ones_are_sure() -> None:
+def test_explicit_mesh_axes_win_over_auto_axes() -> None:
     seen: list[Any] = []
 
     with jax.set_mesh(mesh_of((EXPLICIT, AUTO))):
@@ -125,16 +125,16 @@ def test_an_explicit_mesh_types_the_value() -> None:
     assert seen[0].sharding.spec == P(None, "tensor")
 
 
-def test_out_sharding_is_none_but_under_explicit_axes() -> None:
+def test_out_sharding_is_none_without_explicit_axes() -> None:
     assert out_sharding("fsdp", None) is None
     with jax.set_mesh(mesh_of((AUTO, AUTO))):
         assert out_sharding("fsdp", None) is None
     with jax.set_mesh(mesh_of((EXPLICIT, EXPLICIT))):
-        assert out_sharding("gone", "fsdp") == P(None, "fsdp")
+        assert out_sharding("gone", "fsdp", rules={"gone": "absent", "fsdp": "fsdp"}) == P(None, "fsdp")
         assert out_sharding(("fsdp", "tensor")) == P(("fsdp", "tensor"))
 
 
-def test_axes_that_shard_map_took_over_are_left_alone() -> None:
+def test_constrain_ignores_axes_that_shard_map_maps() -> None:
     mesh = mesh_of((AUTO, AUTO))
 
     @jax.jit
@@ -145,7 +145,7 @@ def test_axes_that_shard_map_took_over_are_left_alone() -> None:
         assert doubled(jnp.ones(4)).tolist() == [2.0] * 4
 
 
-def test_trees_are_gathered_and_split_by_the_names_of_their_fields() -> None:
+def test_constrain_tree_gathers_and_splits_by_field_names() -> None:
     mesh = mesh_of((AUTO, AUTO))
     model = jax.device_put(make(jax.random.key(0)), shardings(make(jax.random.key(0)), mesh, KEPT))
 
@@ -165,24 +165,22 @@ def test_trees_are_gathered_and_split_by_the_names_of_their_fields() -> None:
         (("a", None), {"b": "fsdp"}, r"constrain\(f32\[3,4\]\) with the names \('a', None\): no rule for 'a'."),
     ],
 )
-def test_names_that_are_wrong_anywhere_are_refused_everywhere(
-    meshed: bool, names: Any, rules: Any, message: str
-) -> None:
+def test_invalid_names_are_rejected_with_and_without_a_mesh(meshed: bool, names: Any, rules: Any, message: str) -> None:
     context = jax.set_mesh(mesh_of((AUTO, AUTO))) if meshed else contextlib.nullcontext()
     with context, pytest.raises(ShardingError, match=message):
         constrain(jnp.ones((3, 4)), *names, rules=rules)
 
 
-def test_a_length_that_does_not_divide_is_refused_where_it_matters() -> None:
+def test_an_indivisible_length_is_rejected_under_a_mesh() -> None:
     constrain(jnp.ones((3, 4)), "fsdp", None)
     with (
         jax.set_mesh(mesh_of((AUTO, AUTO))),
-        pytest.raises(ShardingError, match=r"axis 0 \('fsdp', length 3\) does not divide by 'fsdp' \(2\)"),
+        pytest.raises(ShardingError, match=r"axis 0 \('fsdp', length 3\) is not divisible by mesh axis 'fsdp' \(2\)"),
     ):
         constrain(jnp.ones((3, 4)), "fsdp", None)
 
 
-def test_rules_of_a_block_hold_for_all_that_is_given_none_and_trace_once_each() -> None:
+def test_use_rules_sets_default_rules_and_traces_once_for_each() -> None:
     jitted = jax.jit(counted := count_traces(lambda x: constrain(x * 2, "batch", None)))
     mesh = mesh_of((AUTO, AUTO))
     x = jnp.ones((4, 4))
@@ -199,10 +197,10 @@ def test_rules_of_a_block_hold_for_all_that_is_given_none_and_trace_once_each() 
     assert counted.count == 3
 
 
-def test_rules_of_a_block_say_how_trees_are_used_and_kept() -> None:
+def test_use_rules_sets_compute_and_storage_rules() -> None:
     mesh, model = mesh_of((AUTO, AUTO)), make(jax.random.key(0))
 
-    with jax.set_mesh(mesh), use_rules(USED, kept=KEPT):
+    with jax.set_mesh(mesh), use_rules(USED, storage_rules=KEPT):
         used = jax.jit(lambda model: constrain_tree(model))(model)
         gradient = jax.jit(jax.grad(lambda model: jnp.sum(constrain_tree(model).up ** 2)))(model)
 
@@ -212,29 +210,60 @@ def test_rules_of_a_block_say_how_trees_are_used_and_kept() -> None:
         assert out_sharding("batch", None) == P("fsdp")
 
 
-def test_without_rules_a_tree_is_left_alone_where_no_mesh_is_set_and_refused_where_one_is() -> None:
+def test_use_rules_warns_if_no_block_is_entered() -> None:
+    with pytest.warns(ShardingWarning, match=r"^use_rules\(\.\.\.\) has no effect without a block\. Write") as caught:
+        use_rules({"batch": "fsdp"})
+
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_a_name_that_is_not_a_mesh_axis_warns_without_rules() -> None:
+    def doubled(x: jax.Array) -> jax.Array:
+        return constrain(x * 2, "batch", None)
+
+    assert doubled(jnp.ones((4, 2))).shape == (4, 2)  # without a mesh, nothing is to be split
+    with jax.set_mesh(mesh_of((AUTO, AUTO))):
+        with pytest.warns(ShardingWarning, match=r"^constrain\(.*\): without rules, names are mesh axes"):
+            jax.jit(doubled)(jnp.ones((4, 2)))
+        with use_rules({"batch": "absent"}):
+            assert jax.jit(doubled)(jnp.ones((4, 2))).sharding.is_fully_replicated
+    with jax.set_mesh(jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])):
+        doubled(jnp.ones((4, 2)))
+
+
+def test_constrain_rejects_arrays_under_an_abstract_mesh() -> None:
+    x = jnp.ones((4, 2))
+    with jax.sharding.use_abstract_mesh(mesh_of((EXPLICIT, EXPLICIT)).abstract_mesh):
+        assert jax.eval_shape(lambda: constrain(jnp.ones((4, 2)), "fsdp", None)).shape == (4, 2)
+        with pytest.raises(ShardingError, match=r"is set as an abstract mesh, which has no devices .* jax\.eval_shape"):
+            constrain(x, "fsdp", None)
+
+
+def test_constrain_tree_without_rules_is_rejected_only_under_a_mesh() -> None:
     model = make(jax.random.key(0))
 
     assert constrain_tree(model) is model
     with jax.set_mesh(mesh_of((AUTO, AUTO))), pytest.raises(TypeError, match="constrain_tree has no rules"):
         constrain_tree(model)
-    with pytest.raises(TypeError, match="rules= is a mapping"):
+    with pytest.raises(TypeError, match="rules= must be a mapping"):
         use_rules("fsdp")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-def test_a_mesh_that_is_set_in_the_old_way_is_a_warning() -> None:
+def test_a_mesh_set_by_the_old_context_manager_warns() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of JAX
+        warnings.simplefilter("ignore", DeprecationWarning)  # JAX deprecates it.
         old: Any = mesh_of((AUTO, AUTO))
         with (
             old,
-            pytest.warns(ShardingWarning, match=r"`with mesh:` does not reach .* a mesh of fsdp=2, tensor=2") as caught,
+            pytest.warns(
+                ShardingWarning, match=r"a mesh of fsdp=2, tensor=2 .* is set by `with mesh:`, which has no effect on"
+            ) as caught,
         ):
             constrain(jnp.ones((4, 4)), "fsdp", None)
     assert caught[0].filename == __file__
 
 
-def test_a_mesh_axis_that_is_misspelt_is_refused() -> None:
+def test_constrain_rejects_a_misspelt_mesh_axis() -> None:
     with jax.set_mesh(mesh_of((AUTO, AUTO))), pytest.raises(ShardingError, match=r"'tensro' \(did you mean 'tensor'"):
         constrain(jnp.ones((4, 4)), "tensro", None)
 

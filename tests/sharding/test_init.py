@@ -58,7 +58,7 @@ def allclose(left: Any, right: Any) -> bool:
     )
 
 
-def test_the_values_are_those_of_one_device_and_lie_in_parts() -> None:
+def test_sharded_init_matches_one_device() -> None:
     mesh = mesh_of()
 
     made = sharded_init(Net, [8, 16, 4], jax.random.key(1), "gelu", mesh=mesh, rules=RULES)
@@ -92,7 +92,7 @@ def test_statics_that_compare_by_identity_pass_and_an_init_is_traced_once() -> N
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("is_set", [True, False])
-def test_any_mesh_is_taken_whatever_mesh_is_set(kind: AxisType, is_set: bool) -> None:
+def test_sharded_init_uses_its_mesh_over_the_current_one(kind: AxisType, is_set: bool) -> None:
     mesh = mesh_of(kind)
 
     with jax.set_mesh(mesh) if is_set else contextlib.nullcontext():
@@ -110,7 +110,7 @@ def test_numpy_arrays_among_the_arguments_are_traced() -> None:
     assert made["w"].tolist() == [2.0] * 4
 
 
-def test_arguments_on_a_mesh_are_taken_where_they_are() -> None:
+def test_sharded_arguments_are_not_moved() -> None:
     table = jax.device_put(jnp.ones((4, 4)), NamedSharding(mesh_of(AxisType.Explicit), P("fsdp")))
 
     made = sharded_init(lambda table: {"twice": table * 2}, table, mesh=mesh_of(AxisType.Explicit), rules={})
@@ -126,7 +126,7 @@ def test_arguments_by_name_reach_the_function() -> None:
     assert allclose(made.layers, jax.jit(lambda key: Net([8, 4], key))(jax.random.key(1)).layers)
 
 
-def test_the_abstract_state_is_what_the_live_one_would_be() -> None:
+def test_abstract_state_matches_the_live_state() -> None:
     mesh = mesh_of()
 
     def make(key: jax.Array) -> TrainState[Net]:
@@ -143,24 +143,40 @@ def test_the_abstract_state_is_what_the_live_one_would_be() -> None:
         assert live.sharding.is_equivalent_to(abstract.sharding, live.ndim)
 
 
-def test_what_does_not_fit_is_known_before_anything_is_made() -> None:
+def test_sharded_init_reports_violations_before_allocating() -> None:
     def make(key: jax.Array) -> Linear:
         return Linear(3, 4, key)
 
-    with pytest.raises(ShardingError, match=r"\.kernel, f32\[3,4\]\(abstract\): axis 0 \('in', length 3\) does not"):
+    with pytest.raises(ShardingError, match=r"\.kernel, f32\[3,4\]\(abstract\): axis 0 \('in', length 3\) is not"):
         sharded_init(make, jax.random.key(0), mesh=mesh_of(), rules=RULES)
     made = sharded_init(make, jax.random.key(0), mesh=mesh_of(), rules=RULES, on_misfit="replicate")
     assert made.kernel.sharding == NamedSharding(mesh_of(), P(None, "tensor"))
 
 
 @pytest.mark.parametrize("make", [sharded_init, abstract_state])
-def test_what_is_neither_an_array_nor_a_number_is_refused_by_its_place(make: Any) -> None:
+def test_sharded_init_rejects_non_array_leaves_by_path(make: Any) -> None:
     nothing: Any = "none"
 
-    with pytest.raises(TypeError, match=r"^dict\['model'\]\.bias is 'none', and the leaves of what is made are arrays"):
+    with pytest.raises(
+        TypeError, match=r"^dict\['model'\]\.bias is 'none', but the leaves of the result must be arrays"
+    ):
         make(
             lambda key: {"model": replace(Linear(4, 4, key), bias=nothing)}, jax.random.key(0), mesh=mesh_of(), rules={}
         )
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.eval_shape, lambda make: jax.vmap(lambda _: make())(jnp.ones(2))])
+@pytest.mark.parametrize("plan", [sharded_init, abstract_state])
+def test_sharded_init_is_rejected_under_tracing(plan: Any, transform: Any) -> None:
+    def make() -> Any:
+        return jax.tree.leaves(plan(Net, [4, 8], key=jax.random.key(0), mesh=mesh_of(AxisType.Auto), rules=RULES))
+
+    def run() -> Any:
+        made = transform(make)
+        return made() if callable(made) else made
+
+    with pytest.raises(ShardingError, match=rf"^{plan.__name__} sets a mesh, so it can't be called inside"):
+        run()
 
 
 @pytest.mark.parametrize("kind", [None, AxisType.Auto, AxisType.Explicit])
@@ -172,11 +188,11 @@ def test_a_plan_needs_no_devices_and_an_init_does(kind: AxisType | None) -> None
         like = abstract_state(Net, [1024, 4096], key=jax.random.key(0), mesh=pod, rules=rules)
 
     assert like.layers[0].kernel.sharding == NamedSharding(pod, P("fsdp"))
-    with pytest.raises(TypeError, match=r"sharded_init makes arrays, and AbstractMesh.* has no devices to hold them"):
+    with pytest.raises(TypeError, match=r"sharded_init creates arrays, but a mesh of .* is abstract.* abstract_state"):
         sharded_init(Net, [8, 4], key=jax.random.key(0), mesh=pod, rules=rules)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-def test_a_head_that_is_tied_to_a_replicated_table_is_no_warning() -> None:
+def test_a_head_tied_to_a_replicated_table_does_not_warn() -> None:
     class Tied(Module):
         table: jax.Array
         head: jax.Array = field(sharding=(None, "out"))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+import subprocess
 import sys
 from typing import Any
 
@@ -45,7 +47,7 @@ def hold_to_the_table(found: list[dict[str, Any]]) -> None:
     odd = len(found) // 2
     rest = {2: "process 0", 4: "processes 0-1, 3"}[len(found)]
     for name in found[0]:
-        messages = {each[name][0].replace("PartitionSpec(", "P(") for each in found}  # as JAX shows it since 0.10
+        messages = {each[name][0].replace("PartitionSpec(", "P(") for each in found}  # the form since JAX 0.10
         assert len(messages) == 1, (name, messages)
         (message,) = messages
         for text in CASES[name][1]:
@@ -68,34 +70,34 @@ def test_every_kind_of_difference_is_named_in_every_process(count: int) -> None:
     hold_to_the_table(found)
 
 
-def test_a_message_has_each_place_each_process_and_the_cure(of_two: Any) -> None:
+def test_the_message_lists_each_path_each_process_and_the_fix(of_two: Any) -> None:
     assert of_two["a_few"][0]["trees: a text"][0] == (
-        "The processes hold different trees:\n"
+        "The processes have different trees:\n"
         "  .act (static)\n"
         "    process 0: 'relu'\n"
         "    process 1: 'gelu'\n"
-        "Give every process the same. A static that may differ, since no program depends on it, is declared "
-        "static(local=True). A program differs where it reads something that does: a global or environment variable, "
-        "the order of a set."
+        "All processes must have the same tree. If no program depends on a static, declare it static(local=True) to "
+        "let it differ. Programs differ if they read something that differs: a global or environment variable, the "
+        "order of a set."
     )
 
 
-def test_a_process_that_does_not_come_in_time_is_named_in_all_and_they_can_meet_again(of_two: Any) -> None:
+def test_a_late_process_is_named_in_all_processes(of_two: Any) -> None:
     waiting, late = of_two["late"]
 
     assert waiting["message"] == late["message"]
     assert waiting["message"].startswith(
         "Process 1 did not reach assert_same_on_all_processes within 1 s (process 0 did).\nLook at the log of process 1"
     )
-    assert "allow more time in every process with timeout_seconds=." in waiting["message"]
+    assert "increase timeout_seconds= in every process." in waiting["message"]
     assert late["seconds"] < 2
 
 
-def test_a_state_is_made_over_two_processes_as_over_one_device(of_two: Any) -> None:
+def test_a_state_created_by_two_processes_matches_one_device(of_two: Any) -> None:
     assert of_two["made"] == [{"held": 32, "like": True, "values": True}] * 2
 
 
-def test_a_loop_over_two_processes_gives_what_it_gives_over_one_device(of_two: Any) -> None:
+def test_a_loop_over_two_processes_matches_one_device(of_two: Any) -> None:
     assert of_two["looped"] == [{"kept": True, "step": 3, "traces": 2, "values": True}] * 2
 
 
@@ -107,7 +109,7 @@ def test_a_loop_over_two_processes_gives_what_it_gives_over_one_device(of_two: A
         ("fails", r"(?s)Process 1 ended with code 1.*no luck"),
     ],
 )
-def test_a_process_that_dies_ends_them_all_and_is_named(scenario: str, message: str) -> None:
+def test_a_dying_process_is_named_and_ends_all_processes(scenario: str, message: str) -> None:
     command = [sys.executable, "-m", "tests.sharding.worker", scenario]
     started: list[int] = []
 
@@ -119,15 +121,29 @@ def test_a_process_that_dies_ends_them_all_and_is_named(scenario: str, message: 
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
-def test_the_same_message_reaches_processes_that_end_at_once(count: int) -> None:
+def test_processes_that_end_together_get_the_same_message(count: int) -> None:
     outputs = run([sys.executable, "-m", "tests.sharding.worker", "exits"], count, devices=1, seconds=SECONDS)
 
     messages = [output.partition("result: ")[2] for output in outputs]
-    assert "hold different trees" in messages[0]
+    assert "have different trees" in messages[0]
     assert messages == messages[:1] * count
 
 
-def test_processes_that_hang_are_ended_at_the_limit() -> None:
+@pytest.mark.exhaustive
+def test_an_exchange_grows_no_faster_than_the_number_of_processes() -> None:
+    least = {"256": math.inf, "1024": math.inf}
+    for _ in range(3):  # the machine may do something else meanwhile
+        command = [sys.executable, "benchmarks/many_processes.py", *least]
+        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
+        for count, seconds in re.findall(r"(\d+) processes: ([\d.]+) s", output):
+            least[count] = min(least[count], float(seconds))
+        if least["1024"] < 6 * least["256"]:
+            break
+
+    assert least["1024"] < 6 * least["256"], least
+
+
+def test_hanging_processes_end_at_the_timeout() -> None:
     started: list[int] = []
 
     with pytest.raises(ProcessesFailedError, match=r"(?s)Time is up\. Process 0 was running.*Process 1 was running"):
@@ -137,7 +153,7 @@ def test_processes_that_hang_are_ended_at_the_limit() -> None:
     assert not any(map(is_there, started))
 
 
-def test_one_process_has_nothing_to_compare() -> None:
+def test_a_single_process_has_nothing_to_compare() -> None:
     from treewright.sharding import assert_same_on_all_processes
 
     assert_same_on_all_processes({"w": 1}, timeout_seconds=0)

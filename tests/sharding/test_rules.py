@@ -1,4 +1,4 @@
-"""From names and rules to specs and shardings: live and abstract trees, optimisers, stacks, what does not fit."""
+"""From names and rules to specs and shardings: live and abstract trees, optimisers, stacks, violations."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_shardings_place_each_leaf() -> None:
     assert placed.bias.addressable_shards[0].data.shape == (4,)
 
 
-def test_moments_gradients_and_averages_are_split_like_the_parameters() -> None:
+def test_moments_gradients_and_averages_are_sharded_like_the_parameters() -> None:
     net = Net((linear(), linear()))
     tx = optax.chain(optax.adamw(1e-3), optax.ema(0.9))
 
@@ -96,14 +96,20 @@ def test_moments_gradients_and_averages_are_split_like_the_parameters() -> None:
     assert state.step == adam.count == P()
 
 
-def test_names_hold_for_arrays_in_containers_and_not_inside_nodes() -> None:
+def test_axis_names_apply_to_containers_but_not_to_nodes() -> None:
     @pytree_dataclass
-    class Mixed:
+    class Named:
         parts: Any = field(sharding=("mlp",))
 
-    found = partition_specs(Mixed({"a": [jnp.ones(2)], "b": linear(), "c": None}), None, RULES)
+    found = partition_specs(Named({"a": [jnp.ones(2)], "b": Named(None), "c": None}), None, {"mlp": "tensor"})
 
-    assert found.parts == {"a": [P("tensor")], "b": partition_specs(linear(), None, RULES), "c": None}
+    assert found.parts == {"a": [P("tensor")], "b": Named(None), "c": None}
+    for parts in (linear(), [jnp.ones(2), linear()]):
+        with pytest.raises(
+            ShardingError,
+            match=r"^\.parts(\[1\])? is a Linear, but its field declares sharding=\('mlp',\), which would be ignored",
+        ):
+            shardings(Named(parts), mesh(tensor=2), RULES)
 
 
 def test_a_tree_without_nodes_is_replicated() -> None:
@@ -130,15 +136,15 @@ def test_a_class_computes_its_names_from_its_statics() -> None:
     [
         (
             {"sharding": lambda _: "embed"},
-            r"\.inner\.kernel: the function in sharding= gave 'embed', not a tuple with a name or None",
+            r"\.inner\.kernel: the function in sharding= returned 'embed', not a tuple with a name or None",
         ),
         (
             {"stack": lambda _: 3},
-            r"\.inner\.kernel: the function in stack= gave 3, not the name of an axis or None",
+            r"\.inner\.kernel: the function in stack= returned 3, not the name of an axis or None",
         ),
     ],
 )
-def test_a_function_that_gives_no_names_is_an_error_with_the_path(declared: Any, message: str) -> None:
+def test_a_sharding_function_that_returns_no_names_is_an_error(declared: Any, message: str) -> None:
     class Inner(Module):
         kernel: Any = untyped_field(**declared)
 
@@ -147,11 +153,11 @@ def test_a_function_that_gives_no_names_is_an_error_with_the_path(declared: Any,
 
     with pytest.raises(ShardingError, match=message):
         partition_specs(Outer(Inner(jnp.ones(2))), None, RULES)
-    with pytest.raises(ShardingError, match=r"The tree itself\.kernel: the function"):
+    with pytest.raises(ShardingError, match=r"the tree\.kernel: the function"):
         partition_specs(Inner(jnp.ones(2)), None, RULES)
 
 
-def test_a_stack_is_one_more_leading_axis_of_all_below_it() -> None:
+def test_a_stack_adds_a_leading_axis_to_its_leaves() -> None:
     class Deep(Module):
         blocks: Linear = field(stack="layers")
         stages: Any = field(stack="stage", default=None)
@@ -168,7 +174,7 @@ def test_a_stack_is_one_more_leading_axis_of_all_below_it() -> None:
     assert nested.stages.blocks.kernel == P(None, "pipe", "fsdp", "tensor")
 
 
-def test_mesh_axes_that_are_absent_or_of_one_device_are_dropped() -> None:
+def test_absent_and_single_device_mesh_axes_are_dropped() -> None:
     assert partition_specs(linear(), mesh(tensor=2), RULES).kernel == P(None, "tensor")
     assert partition_specs(linear(), mesh(fsdp=1, tensor=2), RULES).kernel == P(None, "tensor")
     wide = partition_specs(linear(), mesh(data=2, fsdp=2, tensor=2), {"embed": ("data", "fsdp"), "mlp": None})
@@ -182,52 +188,52 @@ def test_mesh_axes_that_are_absent_or_of_one_device_are_dropped() -> None:
             Net((Linear(jnp.ones((4, 7)), jnp.ones(7)),)),
             RULES,
             [
-                ".layers[0].kernel, f32[4,7]: axis 1 ('mlp', length 7) does not divide by 'tensor' (2)",
-                ".layers[0].bias, f32[7]: axis 0 ('mlp', length 7) does not divide by 'tensor' (2)",
+                ".layers[0].kernel, f32[4,7]: axis 1 ('mlp', length 7) is not divisible by mesh axis 'tensor' (2)",
+                ".layers[0].bias, f32[7]: axis 0 ('mlp', length 7) is not divisible by mesh axis 'tensor' (2)",
             ],
         ),
         (
             Single(jnp.ones((4, 4))),
             {"embed": "tensor", "mlp": "tensor"},
-            [".value, f32[4,4]: axis 1 ('mlp', length 4) wants mesh axis 'tensor', which axis 0 has"],
+            [".value, f32[4,4]: axis 1 ('mlp', length 4) needs mesh axis 'tensor', already used by axis 0"],
         ),
         (
             Single(jnp.ones((4, 4))),
             {"embed": ("data", "data"), "mlp": None},
-            [".value, f32[4,4]: axis 0 ('embed', length 4) wants a mesh axis twice: ('data', 'data')"],
+            [".value, f32[4,4]: axis 0 ('embed', length 4) needs a mesh axis twice: ('data', 'data')"],
         ),
         (Single(jnp.ones(6)), RULES, [".value, f32[6]: 2 names ('embed', 'mlp') for 1 axis"]),
         (
             Single(jnp.ones((6, 6))),
             {"embed": ("data", "fsdp"), "mlp": "tensor"},
-            [".value, f32[6,6]: axis 0 ('embed', length 6) does not divide by 'data' (2) x 'fsdp' (2)"],
+            [".value, f32[6,6]: axis 0 ('embed', length 6) is not divisible by mesh axis 'data' (2) x 'fsdp' (2)"],
         ),
     ],
 )
-def test_what_does_not_fit_is_listed_by_path(tree: Any, rules: Rules, places: list[str]) -> None:
+def test_violations_are_listed_by_path(tree: Any, rules: Rules, places: list[str]) -> None:
     with pytest.raises(ShardingError) as caught:
         shardings(tree, mesh(data=2, fsdp=2, tensor=2), rules)
 
     first, *listed, cure = str(caught.value).splitlines()
-    assert first.endswith("leaves can't be split as the rules say:")
+    assert re.match(r"The rules don't fit \d+ of \d+ leaves:", first)
     assert listed == [f"  {place}" for place in places]
-    assert re.match(r'on_misfit="replicate(_rank)?" keeps such an axis, or array, whole on every device\.', cure)
+    assert re.match(r'With on_misfit="replicate(_rank)?", such an axis or array is whole on every device\.', cure)
 
 
-def test_a_name_without_a_rule_is_told_with_the_close_one() -> None:
+def test_a_name_without_a_rule_is_reported_with_the_closest_match() -> None:
     with pytest.raises(ShardingError) as caught:
         partition_specs([Single(jnp.ones((6, 6))), Single(3)], None, {"embed": None, "mpl": "tensor"})
 
     assert str(caught.value).splitlines() == [
-        "2 of 2 leaves can't be split as the rules say:",
+        "The rules don't fit 2 of 2 leaves:",
         "  [0].value, f32[6,6]: no rule for 'mlp' (did you mean mpl?)",
         "  [1].value, 3: no rule for 'mlp' (did you mean mpl?)",
-        "Each name needs a rule; None is the rule for an axis that is not split.",
+        "Add a rule for each name; None is the rule for an axis that is not split.",
     ]
 
 
-def test_at_most_twenty_lines_are_listed_and_equal_layers_are_one() -> None:
-    with pytest.raises(ShardingError, match=r"^25 of 25 leaves (.*\n){21}  and 5 more\n"):
+def test_violations_of_equal_layers_are_merged_and_truncated() -> None:
+    with pytest.raises(ShardingError, match=r"^The rules don't fit 25 of 25 leaves:(.*\n){21}  and 5 more\n"):
         partition_specs(Single([jnp.ones(size) for size in range(2, 27)]), None, RULES)
     with pytest.raises(ShardingError, match=r"\n  \[0-24\]\.value, f32\[6\]: 2 names"):
         partition_specs([Single(jnp.ones(6))] * 25, None, RULES)
@@ -241,7 +247,7 @@ def test_a_stack_counts_among_the_names() -> None:
         partition_specs(Deep(linear()), None, RULES)
 
 
-def test_what_does_not_fit_can_be_replicated_instead() -> None:
+def test_on_misfit_can_replicate_instead() -> None:
     tree = Net((Linear(jnp.ones((4, 7)), jnp.ones((7, 1))),))
 
     found = partition_specs(tree, mesh(fsdp=2, tensor=2), RULES, on_misfit="replicate")
@@ -251,7 +257,7 @@ def test_what_does_not_fit_can_be_replicated_instead() -> None:
         partition_specs(tree, None, {"embed": None}, on_misfit="replicate")
 
 
-def test_an_optimiser_that_factors_its_moments_is_an_error_or_replicated() -> None:
+def test_factored_moments_are_an_error_or_replicated() -> None:
     single = Single(jnp.ones((256, 256)))
     state = jax.eval_shape(lambda: TrainState.create(params=single, tx=optax.adafactor(1e-3)))
 
@@ -265,14 +271,14 @@ def test_an_optimiser_that_factors_its_moments_is_an_error_or_replicated() -> No
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: specs(linear(), None, "tensor"), TypeError, "rules= is a mapping from names to mesh axes"),
-        (lambda: specs(linear(), None, {"mlp": 3}), TypeError, "The rule for 'mlp' is 3. A rule is a mesh axis"),
+        (lambda: specs(linear(), None, "tensor"), TypeError, "rules= must be a mapping from names to mesh axes"),
+        (lambda: specs(linear(), None, {"mlp": 3}), TypeError, "The rule for 'mlp' is 3, but must be a mesh axis"),
         (lambda: specs(linear(), None, {"mlp": (None,)}), TypeError, r"The rule for 'mlp' is \(None,\)"),
-        (lambda: specs(linear(), {"a": 2}, RULES), TypeError, "mesh= is a jax.sharding.Mesh or .*, got {'a': 2}"),
-        (lambda: specs(linear(), None, RULES, on_misfit="skip"), ValueError, "on_misfit= is .*, got 'skip'"),
+        (lambda: specs(linear(), {"a": 2}, RULES), TypeError, "mesh= must be a jax.sharding.Mesh or .*, got {'a': 2}"),
+        (lambda: specs(linear(), None, RULES, on_misfit="skip"), ValueError, "on_misfit= must be .*, got 'skip'"),
     ],
 )
-def test_wrong_arguments_are_refused(call: Any, error: type[Exception], message: str) -> None:
+def test_specs_and_shardings_reject_invalid_arguments(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
 
@@ -284,7 +290,7 @@ def test_wrong_arguments_are_refused(call: Any, error: type[Exception], message:
         {name: st.sampled_from([None, "x", "y", ("x", "y"), ("y", "gone")]) for name in ("a", "b", "c")}
     ),
 )
-def test_whatever_is_replicated_for_a_misfit_jax_takes_the_shardings(
+def test_jax_accepts_shardings_with_replicated_violations(
     shape: list[int], names: list[str | None], rules: Any
 ) -> None:
     class Any1(Module):
@@ -303,7 +309,7 @@ def test_whatever_is_replicated_for_a_misfit_jax_takes_the_shardings(
         assert partition_specs(node, devices, rules).value == leaf.spec
 
 
-def test_other_rules_do_not_trace_again_by_themselves_and_other_shardings_trace_once() -> None:
+def test_only_different_shardings_retrace() -> None:
     devices = jax.make_mesh((2, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     jitted = jax.jit(counted := count_traces(lambda net: net.kernel * 2))
 
@@ -314,7 +320,7 @@ def test_other_rules_do_not_trace_again_by_themselves_and_other_shardings_trace_
     assert counted.count == 1
 
 
-def test_names_leave_the_program_as_it_is() -> None:
+def test_axis_names_do_not_change_the_program() -> None:
     def program_of(**options: Any) -> str:
         class Layer(Module):
             kernel: Any = untyped_field(**options)
@@ -325,7 +331,7 @@ def test_names_leave_the_program_as_it_is() -> None:
     assert program_of(sharding=("embed", "mlp"), stack="layers") == program_of()
 
 
-def test_the_report_says_what_is_split_and_the_bytes_of_each_device() -> None:
+def test_the_report_shows_splits_and_bytes_of_each_device() -> None:
     tree = {"net": Net((Linear(jnp.ones((4, 7)), jnp.ones(7, jnp.bfloat16)),)), "key": jax.random.key(0)}
     rules: Rules = {"embed": ("data", "fsdp"), "mlp": "tensor", "experts": "expert"}
 
@@ -337,8 +343,9 @@ def test_the_report_says_what_is_split_and_the_bytes_of_each_device() -> None:
         "['net'].layers[0].kernel  f32[4,7]    data x fsdp       2  112 B         28 B",
         "['net'].layers[0].bias    bf16[7]     replicated        8   14 B         14 B",
         "['net'].layers[0].scale   1.0         replicated        8    4 B          4 B",
-        "['net'].layers[0].kernel: axis 1 ('mlp', length 7) does not divide by 'tensor' (2)",
-        "['net'].layers[0].bias: axis 0 ('mlp', length 7) does not divide by 'tensor' (2)",
+        "['net'].layers[0].kernel: axis 1 ('mlp', length 7) is not divisible by mesh axis 'tensor' (2)",
+        "['net'].layers[0].bias: axis 0 ('mlp', length 7) is not divisible by mesh axis 'tensor' (2)",
+        "mesh axes that split no leaf: tensor",
         "not in the mesh, so not used: expert",
         "rules for names that no field has: experts",
         "138 B on 8 devices (data 2, fsdp 2, tensor 2): 54 B on each, 26 B of them replicated",
@@ -347,7 +354,7 @@ def test_the_report_says_what_is_split_and_the_bytes_of_each_device() -> None:
     assert html.unescape(report._repr_html_()) == f"<pre>{report}</pre>"
 
 
-def test_equal_layers_are_one_line_of_a_report_and_bytes_have_at_most_four_digits() -> None:
+def test_the_report_merges_equal_layers() -> None:
     tree = jax.eval_shape(lambda: [Net(tuple(linear(64, 2**14) for _ in range(80))), linear(1, 8)])
 
     report = sharding_report(tree, mesh(tensor=4), {"embed": None, "mlp": "tensor"})
@@ -371,34 +378,36 @@ def test_equal_layers_are_one_line_of_a_report_and_bytes_have_at_most_four_digit
         ),
     ],
 )
-def test_a_mesh_axis_that_is_misspelt_is_an_error_with_the_right_one(rules: Rules, close: str) -> None:
+def test_rules_with_a_misspelt_mesh_axis_are_an_error(rules: Rules, close: str) -> None:
     for function in (partition_specs, shardings, sharding_report):
-        with pytest.raises(ShardingError, match=rf"^Unknown mesh {close}.*the mesh has data 2, fsdp 2, tensor 2,"):
+        with pytest.raises(ShardingError, match=rf"^Unknown mesh {close}.*the mesh has data 2, fsdp 2, tensor 2\."):
             function(linear(), mesh(data=2, fsdp=2, tensor=2), rules)
 
 
 @pytest.mark.parametrize("axis", ["dp", "expert", "model", "stage", "data2", "x"])
-def test_a_mesh_axis_of_another_machine_is_none_that_is_misspelt(axis: str) -> None:
+def test_an_absent_mesh_axis_is_not_a_misspelling(axis: str) -> None:
     specs = partition_specs(linear(), mesh(data1=2, fsdp=2, tensor=2, y=2), {"embed": axis, "mlp": "tensor"})
 
     assert specs.kernel == P(None, "tensor")
 
 
-def test_a_rule_that_no_field_uses_is_a_warning_at_the_users_line() -> None:
+def test_an_unused_rule_warns_at_the_users_line() -> None:
     rules: Rules = {**RULES, "experts": "fsdp"}
     for function in (partition_specs, shardings):
-        with pytest.warns(ShardingWarning, match="which split nothing: 'experts'.*in the tree: embed, mlp") as caught:
+        with pytest.warns(
+            ShardingWarning, match="no field of the tree uses: 'experts'.*in the tree are embed, mlp"
+        ) as caught:
             function(linear(), mesh(fsdp=2), rules)
         assert caught[0].filename == __file__
     assert sharding_report(linear(), mesh(fsdp=2), rules).unused == ("experts",)
 
 
-def test_a_mesh_without_any_axis_of_the_rules_is_a_warning_and_a_single_device_is_none() -> None:
+def test_a_mesh_without_any_axis_of_the_rules_warns() -> None:
     rules: Rules = {"embed": "fsdp", "mlp": "tensor"}
     for function in (partition_specs, shardings):
         with pytest.warns(
             ShardingWarning,
-            match=r"none of the axes that the rules name \(fsdp, tensor\), so every .* The mesh has data 2, model 4\.",
+            match=r"none of the axes in the rules \(fsdp, tensor\), so every .* The mesh has data 2, model 4\.",
         ) as caught:
             function(linear(), mesh(data=2, model=4), rules)
         assert caught[0].filename == __file__
@@ -408,7 +417,7 @@ def test_a_mesh_without_any_axis_of_the_rules_is_a_warning_and_a_single_device_i
     assert sharding_report(linear(), mesh(data=8), rules).absent == ("fsdp", "tensor")
 
 
-def test_misfits_are_taken_by_place_or_by_rank_alone() -> None:
+def test_on_misfit_selects_by_path_or_rank() -> None:
     state = jax.eval_shape(lambda: TrainState.create(params=Single(jnp.ones((256, 256))), tx=optax.adafactor(1e-3)))
     odd = jax.eval_shape(lambda: TrainState.create(params=Single(jnp.ones((255, 256))), tx=optax.adafactor(1e-3)))
     on = mesh(fsdp=2, tensor=4)
@@ -423,15 +432,17 @@ def test_misfits_are_taken_by_place_or_by_rank_alone() -> None:
         assert found.opt_state[0].v_row.value == P()
     with pytest.raises(ShardingError, match=r"1 of .*\n  \.params\.value, f32\[255,256\]\(abstract\): axis 0"):
         partition_specs(odd, on, RULES, on_misfit={"opt_state": "replicate"})
-    with pytest.raises(ValueError, match=r"on_misfit= is .* or a mapping from places in the tree to these, got 'skip'"):
+    with pytest.raises(
+        ValueError, match=r"on_misfit= must be .* or a mapping from places in the tree to these, got 'skip'"
+    ):
         partition_specs(state, on, RULES, on_misfit={"opt_state": "skip"})  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]
 
 
-def test_a_part_of_a_stack_is_told_what_is_above_it() -> None:
+def test_specs_of_a_stacked_subtree_need_its_stack() -> None:
     blocks = jax.eval_shape(lambda: jax.vmap(lambda _: linear())(jnp.arange(6)))
 
     assert partition_specs(blocks, None, RULES, stack="layers").kernel == P(None, "fsdp", "tensor")
     assert shardings(blocks, mesh(pipe=2), {**RULES, "layers": "pipe"}, stack=("layers",)).bias.spec == P("pipe")
     assert sharding_report(blocks, mesh(pipe=2), {**RULES, "layers": "pipe"}, stack="layers").leaves[0].copies == 1
-    with pytest.raises(ShardingError, match='stack= names its leading axes, as in stack="layers"'):
+    with pytest.raises(ShardingError, match='name its leading axes, as in stack="layers"'):
         partition_specs(blocks, None, RULES)

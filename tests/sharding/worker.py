@@ -1,4 +1,4 @@
-"""What each process of test_processes.py runs: the scenarios named on the command line."""
+"""A process of test_processes.py: it runs the scenarios named on the command line."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def looped() -> dict[str, Any]:
 
 
 def stops() -> None:
-    """Process 1 does nothing more, without a word, when process 0 waits for it in a check."""
+    """Process 1 silently stops working while process 0 waits for it in a check."""
     multihost_utils.sync_global_devices("all are here")
     if jax.process_index() == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -122,7 +122,7 @@ def stops() -> None:
 
 
 def dies() -> None:
-    """Process 1 is gone, without a word, when process 0 waits for it."""
+    """Process 1 silently exits while process 0 waits for it."""
     multihost_utils.sync_global_devices("all are here")
     if jax.process_index() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -130,7 +130,7 @@ def dies() -> None:
 
 
 def exits() -> None:
-    """All processes hold something else, and end at once when they hear of it, the one with JAX's service too."""
+    """All processes have different trees, and exit immediately on the error, including the one with JAX's service."""
     try:
         assert_same_on_all_processes(Net(1, jax.process_index()))
     except ProcessMismatchError as error:

@@ -7,8 +7,8 @@ import tomllib
 import pytest
 
 import treewright
-from tests.test_house import ROOT
 from tests.test_import_cost import modules_added_by, packages
+from tests.test_repository_rules import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def run(pytester: pytest.Pytester, body: str, *, head: str = HEAD) -> pytest.Run
     return pytester.runpytest_inprocess(*PLUGIN)
 
 
-def test_a_test_that_traces_too_often_fails_with_the_report(pytester: pytest.Pytester) -> None:
+def test_a_test_above_its_limit_fails_with_the_report(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """
@@ -50,10 +50,10 @@ def test_a_test_that_traces_too_often_fails_with_the_report(pytester: pytest.Pyt
     result.assert_outcomes(failed=1)
     result.stdout.re_match_lines(
         [
-            r"step may be traced once here, and is traced once more:",
-            r"step retraced \(2nd trace, \S+ s\), called from test_a_test_that.*\.py:\d+ in test_epoch",
+            r"step was traced twice; the limit is 1:",
+            r"step retraced \(2nd trace, \S+ s\), called from test_a_test_above.*\.py:\d+ in test_epoch",
             r"    batch: float32\[32,4\] -> float32\[31,4\]",
-            r"        axis 0: 32 -> 31; if this is a last, smaller batch, drop or pad it",
+            r"        axis 0: 32 -> 31; if this is the smaller last batch of an epoch, drop or pad it",
             r"    compared with trace 1",
         ],
         consecutive=True,
@@ -78,7 +78,7 @@ def test_tests_within_their_limits_pass(pytester: pytest.Pytester) -> None:
             other(jnp.ones(length))
 
     @pytest.mark.max_traces(1, only=step)
-    def test_a_function_in_place_of_its_name():
+    def test_max_traces_accepts_a_function_for_its_name():
         step(0.0, jnp.ones(6))
         other(jnp.ones(4))
 
@@ -97,7 +97,7 @@ def test_tests_within_their_limits_pass(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=5)
 
 
-def test_a_limit_holds_in_threads_in_tasks_and_where_the_error_is_caught(pytester: pytest.Pytester) -> None:
+def test_limits_apply_in_threads_tasks_and_caught_errors(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """
@@ -131,10 +131,10 @@ def test_a_limit_holds_in_threads_in_tasks_and_where_the_error_is_caught(pyteste
     )
 
     result.assert_outcomes(failed=4)
-    result.stdout.fnmatch_lines(["step may not be traced here, and is:", "other may not be recompiled here, and is:"])
+    result.stdout.fnmatch_lines(["step was traced; the limit is 0:", "other was recompiled; the limit is 0:"])
 
 
-def test_the_closest_of_several_markers_holds(pytester: pytest.Pytester) -> None:
+def test_the_closest_marker_applies(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """
@@ -153,7 +153,7 @@ def test_the_closest_of_several_markers_holds(pytester: pytest.Pytester) -> None
     result.assert_outcomes(passed=1, failed=1)
 
 
-def test_a_marker_without_a_meaning_is_refused(pytester: pytest.Pytester) -> None:
+def test_invalid_markers_are_rejected(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """
@@ -168,26 +168,52 @@ def test_a_marker_without_a_meaning_is_refused(pytester: pytest.Pytester) -> Non
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(
         [
-            "@pytest.mark.max_traces() has no meaning: *limit*. Write @pytest.mark.max_traces(1), say.",
-            "@pytest.mark.max_traces(1, name='step') has no meaning: *name*",
+            "@pytest.mark.max_traces() is invalid: *limit*. Write, for example, @pytest.mark.max_traces(1).",
+            "@pytest.mark.max_traces(1, name='step') is invalid: *name*",
         ]
     )
     result.stdout.no_fnmatch_line("*Traceback*")
 
 
-def test_a_function_that_is_never_traced_is_told(pytester: pytest.Pytester) -> None:
+def test_a_marker_with_a_misspelt_name_fails(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """
-    @pytest.mark.filterwarnings("default")
     @pytest.mark.max_traces(1, only="spte")
     def test_it():
         step(0.0, jnp.ones(41))
         """,
     )
 
-    result.assert_outcomes(passed=1, warnings=1)
-    result.stdout.fnmatch_lines(["*only='spte' has met nothing: *did you mean step?*"])
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*only='spte' matched nothing: *did you mean step?*"])
+
+
+def test_a_marker_for_one_function_replaces_the_general_one_for_it(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+    @pytest.mark.max_traces(2, only="step")
+    @pytest.mark.max_traces(1)
+    class TestSteps:
+        def test_two_of_step(self):
+            for length in (51, 52):
+                step(0.0, jnp.ones(length))
+            other(jnp.ones(51))
+
+        def test_others_in_a_class(self):
+            step(0.0, jnp.ones(53))
+            for length in (53, 54):
+                other(jnp.ones(length))
+
+        @pytest.mark.max_traces(1)
+        def test_the_limit_of_the_test_is_closer(self):
+            for length in (55, 56):
+                step(0.0, jnp.ones(length))
+        """,
+    )
+
+    result.assert_outcomes(passed=1, failed=2)
 
 
 def test_limits_hold_in_a_worker_of_xdist(pytester: pytest.Pytester) -> None:
@@ -209,10 +235,10 @@ def test_limits_hold_in_a_worker_of_xdist(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess("-p", "xdist", "-n", "1", "-p", "no:cacheprovider", "--strict-markers")
 
     result.assert_outcomes(failed=1, passed=1)
-    result.stdout.fnmatch_lines(["step may be traced once here, and is traced once more:"])
+    result.stdout.fnmatch_lines(["step was traced twice; the limit is 1:"])
 
 
-def test_the_fixture_gives_all_reports(pytester: pytest.Pytester) -> None:
+def test_the_fixture_returns_all_reports(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """
@@ -231,7 +257,7 @@ def test_the_fixture_gives_all_reports(pytester: pytest.Pytester) -> None:
 # Loading it
 
 
-def test_the_plugin_adds_a_handful_of_modules_to_pytest() -> None:
+def test_the_plugin_imports_few_modules() -> None:
     added = modules_added_by("import treewright.testing.plugin", after="import pytest")
 
     assert packages(added) == {"treewright"}

@@ -1,4 +1,4 @@
-"""`allclose` and `assert_trees_close`: equal up to rounding, else where and by how much."""
+"""`allclose` and `assert_trees_close`: equality up to rounding, or paths and errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Layer(Module):
         (jax.ShapeDtypeStruct((3,), jnp.float32), jnp.ones(3)),  # type: ignore[no-untyped-call]
     ],
 )
-def test_trees_that_are_close(actual: Any, expected: Any) -> None:
+def test_allclose_accepts_close_trees(actual: Any, expected: Any) -> None:
     found = allclose(actual, expected)
 
     assert found
@@ -50,37 +50,37 @@ def test_trees_that_are_close(actual: Any, expected: Any) -> None:
         (
             Layer(jnp.ones((2, 3))),
             Layer(jnp.ones((2, 3)).at[1, 2].set(1.5).at[0, 0].set(1.25)),
-            ".kernel: 2 of 6 elements are apart, most at [1, 2]: 1.0 and 1.5, by 0.5",
+            ".kernel: 2 of 6 elements are not close, worst at [1, 2]: 1.0 and 1.5, by 0.5",
         ),
         (Layer(1.0), Layer(1.0, "gelu"), ".activation (static): 'relu' -> 'gelu'"),
         (Layer(jnp.ones(2)), Layer(jnp.ones(3)), ".kernel (shape): float32[2] -> float32[3]; axis 0: 2 -> 3"),
         ({"a": 1}, {"b": 1}, "['a'] (removed): 1"),
-        (1.0, 2.0, "the whole tree: 1 of 1 elements are apart, most: 1.0 and 2.0, by 1"),
-        (np.float32(1), 2, "the whole tree: 1 of 1 elements are apart, most: 1.0 and 2.0, by 1"),
+        (1.0, 2.0, "the whole tree: 1 of 1 elements are not close, worst: 1.0 and 2.0, by 1"),
+        (np.float32(1), 2, "the whole tree: 1 of 1 elements are not close, worst: 1.0 and 2.0, by 1"),
         (
             jnp.array([1.0, jnp.nan]),
             jnp.ones(2),
-            "the whole tree: 1 of 2 elements are apart, most at [1]: nan and 1.0, by nan",
+            "the whole tree: 1 of 2 elements are not close, worst at [1]: nan and 1.0, by nan",
         ),
         (
             jnp.array([jnp.inf, 5]),
             jnp.ones(2),
-            "the whole tree: 2 of 2 elements are apart, most at [0]: inf and 1.0, by inf",
+            "the whole tree: 2 of 2 elements are not close, worst at [0]: inf and 1.0, by inf",
         ),
         (
             jnp.array([True]),
             jnp.array([False]),
-            "the whole tree: 1 of 1 elements are apart, most at [0]: 1.0 and 0.0, by 1",
+            "the whole tree: 1 of 1 elements are not close, worst at [0]: 1.0 and 0.0, by 1",
         ),
         ("a", "b", "the whole tree (value): 'a' -> 'b'"),
         (None, 1.0, "the whole tree (class): None -> 1.0"),
     ],
 )
-def test_trees_that_are_not_close_say_where_and_by_how_much(actual: Any, expected: Any, line: str) -> None:
+def test_assert_trees_close_reports_paths_and_errors(actual: Any, expected: Any, line: str) -> None:
     found = allclose(actual, expected)
 
     assert not found
-    assert found.apart[0] == line
+    assert found.mismatches[0] == line
     with pytest.raises(AssertionError) as caught:
         assert_trees_close(actual, expected)
     assert str(caught.value).splitlines()[1].strip() == line
@@ -92,8 +92,8 @@ def test_integers_above_two_to_the_53_are_not_rounded(kind: Any) -> None:
 
     assert allclose(one, other)
     assert allclose(one, other, rtol=0, atol=1)
-    assert allclose(one, other, rtol=0, atol=0).apart == (
-        "the whole tree: 1 of 2 elements are apart, most at [0]: 9007199254740992 and 9007199254740993, by 1",
+    assert allclose(one, other, rtol=0, atol=0).mismatches == (
+        "the whole tree: 1 of 2 elements are not close, worst at [0]: 9007199254740992 and 9007199254740993, by 1",
     )
     assert [difference.reason for difference in diff(one, other)] == ["1 of 2 elements differ, by at most 1"]
     assert not allclose(2**70, 2**70 + 1, rtol=0, atol=0)
@@ -104,9 +104,7 @@ def test_integers_above_two_to_the_53_are_not_rounded(kind: Any) -> None:
     rtol=st.sampled_from([0.0, 1e-5, 0.5]),
     atol=st.sampled_from([0.0, 1e-8, 1.0]),
 )
-def test_floats_are_close_where_numpy_says_so(
-    values: list[tuple[float, float, bool]], rtol: float, atol: float
-) -> None:
+def test_allclose_agrees_with_numpy(values: list[tuple[float, float, bool]], rtol: float, atol: float) -> None:
     actual = np.array([x for x, _, _ in values])
     expected = np.array([x if same else y for x, y, same in values])
     with np.errstate(all="ignore"):
@@ -115,17 +113,17 @@ def test_floats_are_close_where_numpy_says_so(
     assert bool(allclose(actual, expected, rtol=rtol, atol=atol)) == answer
 
 
-def test_many_places_are_listed_up_to_twenty() -> None:
+def test_at_most_twenty_differences_are_listed() -> None:
     found = allclose(list(range(30)), [value + 1 for value in range(30)])
     lines = str(found).splitlines()
 
-    assert len(found.apart) == 30
+    assert len(found.mismatches) == 30
     assert lines[0] == "not close in 30 places:"
     assert lines[-1] == "  and 10 more"
     assert len(lines) == 22
     assert repr(allclose(1, 2)).startswith("<not close in 1 place:\n  the whole tree")
 
 
-def test_traced_values_can_not_be_compared() -> None:
+def test_traced_values_cannot_be_compared() -> None:
     with pytest.raises(TracedComparisonError, match=r"^\.kernel is traced, so == has no value to compare"):
         jax.jit(lambda x: allclose(Layer(x), Layer(x + 1)))(1.0)

@@ -58,7 +58,7 @@ def small_net() -> Net:
     ],
     ids=["child", "None", "buffer", "static", "static of the root", "dict", "named tuple", "by index", "node"],
 )
-def test_every_kind_of_place_can_be_read_and_changed(where: Any, old: Any) -> None:
+def test_at_reads_and_changes_every_kind_of_place(where: Any, old: Any) -> None:
     net = small_net()
     assert at(net, where).get() == old
 
@@ -68,7 +68,7 @@ def test_every_kind_of_place_can_be_read_and_changed(where: Any, old: Any) -> No
     assert at(changed, where).set(old) == net
 
 
-def test_only_the_way_there_is_copied() -> None:
+def test_at_copies_only_ancestors() -> None:
     net = small_net()
     changed = at(net, lambda net: net.layers[0].bias).set(7.0)
 
@@ -77,7 +77,7 @@ def test_only_the_way_there_is_copied() -> None:
     assert changed.table is net.table
 
 
-def test_several_places_change_in_one_go_in_the_structure_that_was_returned() -> None:
+def test_at_changes_several_places_in_one_call() -> None:
     net = small_net()
     both = at(net, lambda net: (net.layers[0].kernel, net.table["a"]))
     named = at(net, lambda net: {"k": [layer.kernel for layer in net.layers]})
@@ -89,7 +89,7 @@ def test_several_places_change_in_one_go_in_the_structure_that_was_returned() ->
     assert at(net, lambda net: [layer.bias for layer in net.layers[:0]]).set([]) is net
 
 
-def test_loops_lengths_slices_and_isinstance_answer_as_the_tree_would() -> None:
+def test_selectors_can_loop_slice_and_use_isinstance() -> None:
     net = Net((Linear(1.0), Linear(2.0), Linear(3.0)), {"x": 4.0, "y": 5.0})
 
     def kernels(where: Any) -> Any:
@@ -129,7 +129,7 @@ class Checked(Module):
             raise ValueError(f"{self.value} is above {self.limit}")
 
 
-def test_converters_and_checks_of_the_nodes_on_the_way_run_once_for_all_places() -> None:
+def test_converters_and_checks_of_ancestors_run_once() -> None:
     tree = [Checked(0.5)]
     ran.clear()
     changed = at(tree, lambda tree: (tree[0].value, tree[0].limit)).set((3, 4))
@@ -141,7 +141,7 @@ def test_converters_and_checks_of_the_nodes_on_the_way_run_once_for_all_places()
     assert tree[0].value == 0.5
 
 
-def test_a_changed_static_traces_once_and_one_that_can_be_none_is_refused() -> None:
+def test_a_static_changed_by_at_retraces_once() -> None:
     net = small_net()
     jitted = jax.jit(counted := count_traces(lambda net: net.layers[0].kernel))
     for activation in ("relu", "gelu", "relu"):
@@ -152,7 +152,7 @@ def test_a_changed_static_traces_once_and_one_that_can_be_none_is_refused() -> N
         at(net, lambda net: net.layers[1].activation).set(["relu"])
 
 
-def test_places_inside_a_static_can_be_changed() -> None:
+def test_at_changes_values_inside_statics() -> None:
     @dataclasses.dataclass(frozen=True)
     class Config:
         width: int
@@ -233,6 +233,38 @@ def test_containers_keep_their_class_and_order(tree: Any, where: Any) -> None:
         assert list(changed) == list(tree)
 
 
+class Sized:
+    weight: Any
+    size: int
+
+    def __init__(self, size: int) -> None:
+        vars(self).update(weight=[0.0] * size, size=size)
+
+
+class ReadOnly:
+    weight: Any
+    size: int
+
+    def __init__(self) -> None:
+        vars(self).update(weight=None)
+
+
+for foreign in (Sized, ReadOnly):
+    dataclasses.dataclass(frozen=True, init=False)(foreign)
+    jax.tree_util.register_dataclass(foreign, data_fields=["weight"], meta_fields=["size"])
+setattr(ReadOnly, "size", property(lambda self: 3))  # noqa: B010  a checker would refuse the assignment
+
+
+def test_at_bypasses_constructors_of_foreign_classes() -> None:
+    sized = Sized(3)
+
+    assert at(sized, lambda sized: sized.size).set(5).size == 5
+    both = at(sized, lambda sized: (sized.weight, sized.size)).set((None, 7))
+    assert (both.weight, both.size, sized.size) == (None, 7, 3)
+    with pytest.raises(TypeError, match=r"^ReadOnly can't be copied with a different size: .* Build one with it"):
+        at(ReadOnly(), lambda tree: tree.size).set(5)
+
+
 # The text of a path
 
 
@@ -254,7 +286,7 @@ def test_containers_keep_their_class_and_order(tree: Any, where: Any) -> None:
         ("right", 5.0),
     ],
 )
-def test_a_path_leads_to_one_place_and_a_pattern_to_many(where: str, found: Any) -> None:
+def test_a_path_matches_one_place_and_a_pattern_many(where: str, found: Any) -> None:
     net = small_net()
     if found == "the tree":
         assert at(net, where).get() is net
@@ -276,7 +308,19 @@ def test_a_pattern_gives_every_place_the_value_and_applies_one_by_one() -> None:
     assert at(net, ".layers[0].bia*").set(9.0).layers[0].bias == 9.0
 
 
-def test_a_name_alone_leads_to_the_one_field_or_dict_entry_of_that_name() -> None:
+def test_a_dict_by_path_sets_each_place_and_any_other_dict_is_a_value() -> None:
+    net = small_net()
+    biases = at(net, "**.bias")
+
+    assert biases.set(biases.get()) == net
+    assert biases.set({".layers[1].bias": 1.0, ".layers[0].bias": 0.0}).layers[1].bias == 1.0
+    assert biases.set({"a": 1}).layers[0].bias == {"a": 1}
+    assert at(net, ".layers[0].bias").set({".layers[0].bias": 1}).layers[0].bias == {".layers[0].bias": 1}
+    with pytest.raises(ValueError, match=r"^set\(\) needs a value for each selected place .*layers\[1\]\.bias' is mis"):
+        biases.set({".layers[0].bias": 1.0, ".layers[2].bias": 2.0})
+
+
+def test_a_bare_name_selects_the_only_field_or_key_of_that_name() -> None:
     params: Any = {"dense": {"bias": 1.0, "kernel": 2.0}, "layers": [Linear(3.0, 4.0)]}
 
     assert at(params, "dense").set(0.0)["dense"] == 0.0
@@ -286,7 +330,7 @@ def test_a_name_alone_leads_to_the_one_field_or_dict_entry_of_that_name() -> Non
     assert at(params, "**['bias']").get() == {"['dense']['bias']": 1.0}
 
 
-def test_the_key_paths_of_jax_lead_to_their_leaves() -> None:
+def test_jax_key_paths_select_their_leaves() -> None:
     net = small_net()
 
     for path, leaf in jax.tree_util.tree_leaves_with_path(net):
@@ -312,7 +356,7 @@ def test_a_predicate_finds_nodes_leaves_and_statics() -> None:
     assert at(net, Named()).get() == {".name": "net"}
 
 
-# What is refused; the slips have the common ones
+# Rejected uses; the slips have the common ones
 
 
 def message(tree: Any, where: Any) -> str:
@@ -324,26 +368,29 @@ def message(tree: Any, where: Any) -> str:
 REFUSED: dict[str, tuple[Any, str]] = {
     "an index from the end": (lambda net: net.layers[-3], "Net.layers (tuple) has no [-3]. It has [0] to [1]."),
     "a dict": (lambda net: net.table["c"], "Net.table (dict) has no ['c']. It has ['b'], ['a']."),
-    "below a leaf": (lambda net: net.layers[0].kernel.x, "Net.layers[0].kernel is 1.0, a leaf, and has no .x."),
+    "below a leaf": (
+        lambda net: net.layers[0].kernel.x,
+        "Net.layers[0].kernel is a leaf, 1.0, without a place .x below it.",
+    ),
     "below None": (lambda net: net.layers[1].bias["x"], "Net.layers[1].bias (None) has no ['x']. It has nothing."),
     "a named tuple": (lambda net: net.table["b"][0][2], "Net.table['b'][0] (Pair) has no [2]. It has .left, .right."),
-    "a loop over a leaf": (lambda net: list(net.name), "Net.name is 'net', which has no entries to go through."),
+    "a loop over a leaf": (lambda net: list(net.name), "Net.name is 'net', which can't be iterated over."),
 }
 
 
 @pytest.mark.parametrize(("where", "said"), REFUSED.values(), ids=REFUSED)
-def test_what_is_no_place_is_refused_with_what_is_there(where: Any, said: str) -> None:
+def test_a_missing_path_lists_existing_ones(where: Any, said: str) -> None:
     assert message(small_net(), where) == said
 
 
-def test_of_many_places_some_are_shown() -> None:
+def test_long_lists_of_places_are_truncated() -> None:
     many = {str(index): index for index in range(20)}
     assert message(many, lambda tree: tree["x"]).endswith("['10'], ['11'], and 8 more.")
     entries = message([{"bias": index} for index in range(9)], "bias")
-    assert entries.startswith("'bias' leads to 9 places in list: [0]['bias'], [1]['bias'], [2]['bias'], ")
-    assert "[4]['bias'], and 4 more. To mean all of them, write \"**['bias']\"; to mean one, " in entries
+    assert entries.startswith("'bias' matches 9 places in list: [0]['bias'], [1]['bias'], [2]['bias'], ")
+    assert "[4]['bias'], and 4 more. To select all of them, write \"**['bias']\"; to select one, " in entries
     both = message({"bias": 1, "layer": Linear(1.0, 2.0)}, "bias")
-    assert 'To mean all of them, write "**[\'bias\']" and "**.bias"; to mean one, write its path.' in both
+    assert 'To select all of them, write "**[\'bias\']" and "**.bias"; to select one, write its path.' in both
 
 
 @pytest.mark.parametrize(
@@ -353,9 +400,9 @@ def test_of_many_places_some_are_shown() -> None:
         *(lambda net: net.layers if net.name else net.table, lambda net: net.name()),
     ],
 )
-def test_values_can_not_be_compared_or_called(where: Any) -> None:
-    assert "runs on places, not on values, so Net.name can't be compared" in message(small_net(), where)
+def test_selector_placeholders_cannot_be_compared_or_called(where: Any) -> None:
+    assert "selects places, so it can't compute with or compare their values" in message(small_net(), where)
 
 
-def test_places_and_selections_print_where_they_are() -> None:
+def test_places_and_selections_print_their_paths() -> None:
     assert repr(at(small_net(), "**.bias")) == "<at Net.layers[0].bias, Net.layers[1].bias>"

@@ -1,4 +1,4 @@
-"""Differences between two trees: complete, in the user's words, and without running anybody's code."""
+"""Differences between two trees: complete, by the user's names, and without running code of classes."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def lines(left: Any, right: Any, **options: Any) -> list[str]:
     return list(map(str, diff(left, right, **options)))
 
 
-# What a difference says
+# Kinds of differences
 
 
-def test_statics_and_leaves_are_named_with_old_and_new() -> None:
+def test_diff_shows_old_and_new_statics_and_leaves() -> None:
     old = Net([Layer(jnp.ones(2)), Layer(jnp.ones(2))])
     new = Net([Layer(jnp.ones(2), activation="gelu"), Layer(jnp.ones((2, 3)))])
 
@@ -88,7 +88,7 @@ def test_statics_and_leaves_are_named_with_old_and_new() -> None:
         (
             [1],
             [jnp.ones((), int)],
-            "[0] (weak_type): 1 -> int32[]; a Python int is weakly typed: its dtype gives way to that of others",
+            "[0] (weak_type): 1 -> int32[]; a Python int is weakly typed: its dtype adapts to other operands",
         ),
         (
             [jnp.asarray(1)],
@@ -107,7 +107,7 @@ def test_statics_and_leaves_are_named_with_old_and_new() -> None:
         ([jnp.ones(2)], [jnp.ones(2, jnp.bfloat16)], "[0] (dtype): float32[2] -> bfloat16[2]"),
     ],
 )
-def test_each_kind_of_difference_has_its_line(left: Any, right: Any, line: str) -> None:
+def test_diff_reports_each_kind_of_difference(left: Any, right: Any, line: str) -> None:
     (found,) = lines(left, right)
 
     assert found.startswith(line.removesuffix("..."))
@@ -129,7 +129,7 @@ def test_traced_leaves_compare_by_type_only_when_asked() -> None:
 # Statics, ours and others'
 
 
-def test_inside_a_static_the_changed_places_are_named() -> None:
+def test_diff_names_changes_inside_statics() -> None:
     @dataclasses.dataclass(frozen=True)
     class Config:
         rates: tuple[float, ...]
@@ -144,13 +144,13 @@ def test_inside_a_static_the_changed_places_are_named() -> None:
     assert list(map(str, frozen)) == [".activation['a'] (static): 1 -> 2"]
 
 
-def test_where_much_of_a_static_has_changed_it_is_one_difference() -> None:
+def test_a_largely_changed_static_is_one_difference() -> None:
     (found,) = diff(Layer(activation=tuple(range(100_000))), Layer(activation=tuple(range(1, 100_001))))
 
     assert str(found) == ".activation (static): (0, 1, 2, 3, 4, 5, ...) -> (1, 2, 3, 4, 5, 6, ...)"
 
 
-def test_statics_of_foreign_classes_go_by_their_fields() -> None:
+def test_statics_of_foreign_classes_are_compared_by_field() -> None:
     assert lines(FLAX_LAYER(1), FLAX_LAYER(1, "gelu")) == [".activation (static): 'relu' -> 'gelu'"]
     assert lines(EqxLayer(1), EqxLayer(1, "gelu")) == [".activation (static): 'relu' -> 'gelu'"]
     assert lines(EqxLayer(1).apply, EqxLayer(2).apply) == [".__self__.kernel (value): 1 -> 2"]
@@ -158,7 +158,7 @@ def test_statics_of_foreign_classes_go_by_their_fields() -> None:
     assert lines(Layer().apply, Layer(size=2).apply) == [".__self__.size (static): 1 -> 2"]
 
 
-def test_what_aux_data_holds_beside_the_named_fields_is_one_difference() -> None:
+def test_unnamed_aux_data_is_one_difference() -> None:
     class Hiding:
         def __init__(self, x: Any, name: str, hidden: int) -> None:
             self.x, self.name, self._hide = x, name, lambda: hidden
@@ -172,18 +172,18 @@ def test_what_aux_data_holds_beside_the_named_fields_is_one_difference() -> None
     assert lines(Hiding(1, "a", 2), Hiding(1, "b", 2)) == [".name (static): 'a' -> 'b'"]
 
 
-def test_containers_of_others_are_matched_by_key() -> None:
+def test_foreign_containers_are_matched_by_key() -> None:
     assert lines(FrozenDict(a=1, b=2), FrozenDict(a=1, c=2)) == ["['b'] (removed): 2", "['c'] (added): 2"]
     assert lines(collections.defaultdict(list, a=1), collections.defaultdict(int, a=1)) == [
         ".<aux_data>[0] (static): list -> int"
     ]
     ordered = collections.OrderedDict
     assert lines(ordered(a=1, b=2), ordered(b=2, a=1)) == [
-        "the whole tree (static): ('a', 'b') -> ('b', 'a'); the same entries in another order"
+        "the whole tree (static): ('a', 'b') -> ('b', 'a'); the same entries in a different order"
     ]
 
 
-def test_treedefs_name_what_they_can() -> None:
+def test_treedef_differences_name_known_fields() -> None:
     def structures(left: Any, right: Any) -> list[str]:
         return lines(jax.tree.structure(left), jax.tree.structure(right))
 
@@ -208,10 +208,10 @@ def test_a_tree_and_a_treedef_compare_by_structure() -> None:
     assert len(diff([jax.tree.structure(1)], [jax.tree.structure([1])])) == 1  # in a tree, a treedef is a leaf
 
 
-# What it costs, and whose code runs
+# Cost, and code that runs
 
 
-def test_an_object_in_both_trees_is_not_looked_at() -> None:
+def test_diff_skips_shared_objects() -> None:
     class Untouchable:
         def __eq__(self, other: object) -> Never:
             raise AssertionError("compared")
@@ -224,7 +224,21 @@ def test_an_object_in_both_trees_is_not_looked_at() -> None:
     assert lines([shared, 1], [shared, 2]) == ["[1] (value): 1 -> 2"]
 
 
-def test_nobodys_unflatten_runs() -> None:
+def test_long_diffs_are_truncated() -> None:
+    left = {"a": [jnp.arange(1000.0) + index for index in range(30)], "config": tuple("x" * 60 for _ in range(3))}
+    found = diff(left, {**left, "a": [jnp.arange(1000.0)] * 30, "config": tuple("y" * 60 for _ in range(3))})
+    lines = str(found).splitlines()
+
+    assert len(found) == 32
+    assert len(lines) <= 41
+    assert max(map(len, lines)) <= 140  # one word may be longer than a line
+    assert lines[0] == "['a'][1] (value): float32[1000] -> float32[1000]; 1000 of 1000 elements differ, by at most 1"
+    assert lines[-1] == "and 12 more differences"
+    assert repr(found[0]) == f"<{found[0]}>"
+    assert str(diff(left, left)) == "no differences"
+
+
+def test_diff_calls_no_unflatten() -> None:
     class Strict:
         def __init__(self, x: Any, name: str) -> None:
             self.x, self.name = x, name
@@ -242,7 +256,7 @@ def test_nobodys_unflatten_runs() -> None:
     assert lines(a, b) == ["[<flat index 0>] (class): * -> list of 1"]
 
 
-def test_trees_500_levels_deep_are_compared() -> None:
+def test_diff_compares_trees_500_levels_deep() -> None:
     def nested(tree: Any) -> Any:
         for _ in range(500):
             tree = Net([tree])

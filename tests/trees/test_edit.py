@@ -1,4 +1,4 @@
-"""`edit`: assignments on a draft, which is a finished node when the block ends, or what the original is."""
+"""`edit`: assignments on a draft that becomes a node when the block ends, or is restored after an error."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def small_net() -> Any:
     return Net([Layer(1.0), Layer(2.0)], {"b": Pair(Layer(3.0), 4.0), "a": (Layer(5.0), [6.0])})
 
 
-def test_assignments_at_any_depth_make_a_changed_copy() -> None:
+def test_edit_returns_a_changed_copy() -> None:
     net = small_net()
     with edit(net) as draft:
         draft.name = "other"
@@ -76,7 +76,7 @@ def test_assignments_at_any_depth_make_a_changed_copy() -> None:
     assert jax.tree.leaves(jax.tree.map(lambda leaf: leaf, draft)) == jax.tree.leaves(draft)
 
 
-def test_after_an_exception_the_draft_is_what_the_original_is_and_frozen() -> None:
+def test_an_exception_restores_and_freezes_the_draft() -> None:
     net = small_net()
     draft: Any = None
     layer: Any = None
@@ -97,7 +97,7 @@ def test_after_an_exception_the_draft_is_what_the_original_is_and_frozen() -> No
         layer.bias = 3.0
 
 
-def test_what_has_not_changed_is_shared_with_the_original() -> None:
+def test_edit_shares_unchanged_parts_with_the_original() -> None:
     net = small_net()
     with edit(net) as draft:
         draft.layers[0].bias = 3.0
@@ -113,7 +113,7 @@ def test_what_has_not_changed_is_shared_with_the_original() -> None:
     assert same.tree_flatten()[1] is net.tree_flatten()[1]
 
 
-def test_converters_run_at_the_assignment_and_checks_once_for_each_changed_node_inner_ones_first() -> None:
+def test_edit_runs_converters_on_assignment_and_checks_at_the_end() -> None:
     @pytree_dataclass
     class Outer:
         inner: Layer
@@ -134,7 +134,7 @@ def test_converters_run_at_the_assignment_and_checks_once_for_each_changed_node_
     assert ran == ["convert", "convert", "check 4.0", "check outer"]
 
 
-def test_a_check_that_fails_at_the_end_undoes_everything() -> None:
+def test_a_failing_check_undoes_the_edit() -> None:
     net = small_net()
     with pytest.raises(ValueError, match=r"^kernel is -1\.0$"), edit(net) as draft:  # noqa: PT012
         draft.name = "other"
@@ -158,7 +158,7 @@ def test_nodes_can_be_moved_swapped_removed_and_put_into_new_containers() -> Non
     assert removed == Layer(1.0, 9.0)
 
 
-def test_a_node_in_two_places_is_two_drafts() -> None:
+def test_a_shared_node_becomes_two_drafts() -> None:
     layer = Layer(1.0)
     with edit(Net([layer, layer])) as draft:
         draft.layers[0].bias = 3.0
@@ -167,9 +167,9 @@ def test_a_node_in_two_places_is_two_drafts() -> None:
     assert draft.layers[1] is layer
 
 
-def test_a_draft_says_that_it_is_one() -> None:
+def test_drafts_are_marked_in_repr_and_errors() -> None:
     with edit(Layer(1.0)) as draft:
-        with pytest.raises(UnfinishedNodeError, match=r"^This is a draft of a Layer: it can be used in full when its "):
+        with pytest.raises(UnfinishedNodeError, match=r"^This is a draft of a Layer: it becomes a node when its edit"):
             draft.tree_flatten()
         with pytest.raises(UnfinishedNodeError, match=r"^This is a draft of a Layer"), edit(draft):
             pass
@@ -177,12 +177,14 @@ def test_a_draft_says_that_it_is_one() -> None:
             jax.tree.leaves(draft)
 
 
-# What is refused
+# Rejected edits
 
 
-def test_a_field_always_has_a_value() -> None:
+def test_edit_cannot_delete_fields() -> None:
     with (
-        pytest.raises(TypeError, match=r"^bias of a draft of a Layer was deleted\. A field always has a value: assig"),
+        pytest.raises(
+            TypeError, match=r"^Can't delete bias from a draft of a Layer: every field needs a value\. Assign"
+        ),
         edit(Layer(1.0)) as draft,
     ):
         del draft.bias
@@ -192,7 +194,7 @@ def test_a_field_always_has_a_value() -> None:
     assert draft.kernel == 2.0
 
 
-def test_statics_are_checked_at_the_end() -> None:
+def test_edit_checks_statics_at_the_end() -> None:
     with (
         pytest.raises(StaticFieldError, match=r"^Layer\.activation is static but holds a list"),
         edit(Layer(1.0)) as draft,
@@ -202,7 +204,7 @@ def test_statics_are_checked_at_the_end() -> None:
     assert draft.activation == "relu"
 
 
-def test_a_node_inside_itself_is_refused() -> None:
-    inside_itself = r"^A draft of a Net was put inside itself, so the Net would contain itself without end\.$"
+def test_edit_rejects_a_node_inside_itself() -> None:
+    inside_itself = r"^A draft of a Net was put inside itself, so the Net would contain itself\.$"
     with pytest.raises(NodeInitError, match=inside_itself), edit(small_net()) as draft:
         draft.layers[0].bias = (draft,)

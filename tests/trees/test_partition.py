@@ -93,7 +93,7 @@ def test_a_spec_has_the_treedef_of_the_tree_and_runs_no_code_of_it() -> None:
         ("", ALL),
     ],
 )
-def test_a_rule_is_for_all_below_its_places(where: Any, places: list[str]) -> None:
+def test_a_rule_applies_to_all_leaves_below_its_places(where: Any, places: list[str]) -> None:
     found = settings_of(spec_like(small_net(), "default", {where: "rule"}))
 
     assert [place for place, setting in found.items() if setting == "rule"] == places
@@ -113,24 +113,24 @@ def test_a_later_rule_wins() -> None:
 
 
 @pytest.mark.parametrize("value", [None, (), "relu", 0.5, (1, 2), len])
-def test_a_static_takes_no_setting_whatever_it_holds(value: Any) -> None:
+def test_spec_like_rejects_statics(value: Any) -> None:
     layer = replace(small_net().layers[0], activation=value)
     places: list[Any] = ["activation", ".activation", lambda layer: layer.activation, "**.activation"]
 
     for where in places:
-        with pytest.raises(ValueError, match=r"^\.activation of a Layer is static\. It is not part of the tree"):
+        with pytest.raises(ValueError, match=r"^\.activation of a Layer is static, so it has no leaf and no setting"):
             spec_like(layer, default=True, where={where: False})
     empty: Any = replace(layer, bias=None)
     assert jax.tree.leaves(spec_like(empty, default=True, where={"bias": False})) == [True]
 
 
 @pytest.mark.parametrize("where", ["bias", ["bias"], lambda _path, _leaf: True])
-def test_a_place_without_a_setting_is_refused(where: Any) -> None:
-    with pytest.raises(TypeError, match=r"takes a mapping from places to settings as where, got .* Write spec_like\("):
+def test_spec_like_rejects_leaves_without_a_setting(where: Any) -> None:
+    with pytest.raises(TypeError, match=r"must be a mapping from places to settings, got .* Write spec_like\("):
         spec_like(small_net(), True, where)
 
 
-def test_what_is_in_a_buffer_is_not_trainable() -> None:
+def test_leaves_in_buffers_are_not_trainable() -> None:
     net = small_net()
     mask = trainable(net)
 
@@ -139,7 +139,7 @@ def test_what_is_in_a_buffer_is_not_trainable() -> None:
     assert jax.tree.leaves(trainable({"a": [1, PARTIAL(len, net.norm)], "b": None})) == [*(True, True, False, False)]
 
 
-def test_optax_takes_the_mask_and_the_function() -> None:
+def test_optax_accepts_masks_and_predicates() -> None:
     net: Any = small_net()
     updates: Any
     for mask in (trainable, trainable(net)):
@@ -173,7 +173,7 @@ def optax_not(mask: Any) -> Any:
         (spec_like(small_net(), False, {".norm": True}), ALL[3:6]),
     ],
 )
-def test_partition_gives_the_chosen_leaves_and_the_others(where: Any, places: list[str]) -> None:
+def test_partition_splits_selected_leaves_from_the_rest(where: Any, places: list[str]) -> None:
     net = small_net()
     chosen, rest = partition(net, where)
 
@@ -187,21 +187,21 @@ def settings_without_none(tree: Any) -> dict[str, Any]:
     return {place: leaf for place, leaf in settings_of(tree).items() if leaf is not None}
 
 
-def test_a_mask_may_be_a_prefix_and_has_to_be_of_bools() -> None:
+def test_a_mask_is_a_prefix_of_bools() -> None:
     assert partition([[1, 2], 3], [True, False]) == ([[1, 2], None], [[None, None], 3])
     with pytest.raises(ValueError, match=r"^where= is not a prefix of the tree\. (pytree structure error|List arity)"):
         partition([1, 2], [True])
-    with pytest.raises(TypeError, match=r"^A mask holds True or False for each leaf, got 1\.$"):
+    with pytest.raises(TypeError, match=r"^A mask needs True or False for each leaf, got 1\.$"):
         partition([1, 2], [True, 1])
-    with pytest.raises(TypeError, match=r"^A mask holds True or False for each leaf, got None\.$"):
+    with pytest.raises(TypeError, match=r"^A mask needs True or False for each leaf, got None\.$"):
         partition([1, 2], [True, None])
 
 
 @pytest.mark.parametrize("answer", [False, True, np.True_])
-def test_a_predicate_of_leaves_alone_is_not_taken_for_a_mask_of_the_tree(answer: Any) -> None:
+def test_a_leaf_predicate_is_not_confused_with_a_mask_function(answer: Any) -> None:
     chosen = "all" if answer else "none"
     with pytest.raises(
-        TypeError, match=rf"^where= returned {bool(answer)} for the whole tree, and would choose {chosen} "
+        TypeError, match=rf"^where= returned {bool(answer)} for the whole tree, which would select {chosen} "
     ):
         partition(small_net(), lambda leaf: answer)
     with pytest.raises(AttributeError) as caught:
@@ -209,24 +209,24 @@ def test_a_predicate_of_leaves_alone_is_not_taken_for_a_mask_of_the_tree(answer:
 
     (note,) = caught.value.__notes__
     assert note == (
-        "partition calls a function of one argument with the whole tree; one of two with the path and each leaf: "
+        "partition calls a function of one argument with the whole tree, and one of two with each path and leaf: "
         "lambda path, leaf: ..."
     )
     assert partition(jnp.ones(2), trainable)[1] is None
 
 
-def test_combine_takes_any_number_of_trees() -> None:
+def test_combine_accepts_any_number_of_trees() -> None:
     net = small_net()
     kernels, rest = partition(net, "**.kernel")
     biases, rest = partition(rest, "**.bias")
 
     assert combine(biases, kernels, rest) == net
     assert combine(None, None) is None
-    with pytest.raises(TypeError, match=r"^combine\(\) takes both trees that partition\(\) has split: first, rest = "):
+    with pytest.raises(TypeError, match=r"^combine\(\) needs both halves returned by partition\(\): first, rest = "):
         combine(net)
 
 
-def test_gradients_are_computed_for_the_chosen_leaves_only() -> None:
+def test_partition_limits_gradients_to_selected_leaves() -> None:
     net = Net((), Norm(jnp.ones(3), jnp.arange(3)))
     weights, rest = partition(net, trainable)
     grads = jax.grad(lambda weights: jnp.sum(combine(weights, rest).norm.scale * net.norm.mean))(weights)

@@ -1,4 +1,4 @@
-"""Paths: their text, what is there, and the patterns that match them."""
+"""Paths: their text, existing paths in errors, and patterns."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ TREE = {"layers": [Layer(1, 2), Layer(3, None)], "rest": (Point(4), {"*": 5}), "
         ("**['*']", ["['rest'][1]['*']"]),
     ],
 )
-def test_a_pattern_leads_to_the_places_that_match(pattern: str, places: list[str]) -> None:
+def test_a_pattern_selects_matching_places(pattern: str, places: list[str]) -> None:
     assert list(at(TREE, pattern).get()) == places
 
 
 @pytest.mark.parametrize(("text", "rest"), [("a b", " b"), ("[x]", "[x]"), (".a..b", "..b"), (".a[", "[")])
-def test_a_text_that_is_no_path_is_refused_at_the_step_that_is_wrong(text: str, rest: str) -> None:
+def test_invalid_paths_are_rejected_at_the_wrong_step(text: str, rest: str) -> None:
     with pytest.raises(ValueError, match="is not a path") as caught:
         at(TREE, text)
 
@@ -59,7 +59,7 @@ def test_a_text_that_is_no_path_is_refused_at_the_step_that_is_wrong(text: str, 
         ("['layers'].*.bias", "['layers'][*].bias"),
     ],
 )
-def test_items_counted_by_dots_are_answered_with_the_path(text: str, meant: str) -> None:
+def test_indices_written_with_dots_suggest_the_right_path(text: str, meant: str) -> None:
     with pytest.raises((ValueError, MissingPlaceError), match=re.escape(f" Did you mean {meant!r}?")):
         at(TREE, text).get()
 
@@ -79,7 +79,7 @@ jax.tree_util.register_pytree_with_keys(
 
 
 @pytest.mark.parametrize("where", ["left", "['left']", "**['left']", lambda tree: tree["left"]])
-def test_a_foreign_key_is_pointed_at_by_its_own_text(where: Any) -> None:
+def test_foreign_keys_are_selected_by_their_text(where: Any) -> None:
     changed = at(Foreign(), where).set(3)
 
     assert (changed.left, changed.right) == (3, 2)

@@ -71,10 +71,10 @@ def changed(node: Any, /, **changes: Any) -> Any:
     return replace(node, **changes)
 
 
-# What it changes and what it keeps
+# Changed and kept fields
 
 
-def test_the_copy_has_the_new_values_and_shares_the_others() -> None:
+def test_replace_sets_new_values_and_shares_the_others() -> None:
     layer = Layer(jnp.ones(3), [1.0], key=jax.random.key(0))
     found = replace(layer, bias=2.0)
     assert type(found) is Layer
@@ -88,13 +88,13 @@ def test_the_copy_has_the_new_values_and_shares_the_others() -> None:
 
 
 @pytest.mark.parametrize("name", ["kernel", "bias", "width"])
-def test_only_the_converters_of_what_changes_run_and_then_the_checks(name: str) -> None:
+def test_replace_runs_converters_of_changed_fields_and_all_checks(name: str) -> None:
     changed(Layer(1.0), **{name: 2})
     assert ran == [name, "__post_init__", "__check_init__"]
 
 
-def test_a_custom_init_does_not_run_and_every_check_of_the_bases_does() -> None:
-    build: Any = DeepNet  # which inherits the `__init__` of Net; type checkers think that it gets one from its fields
+def test_replace_skips_a_custom_init_but_runs_all_checks() -> None:
+    build: Any = DeepNet  # It inherits the `__init__` of Net, but checkers assume a generated one.
     net = build(2)
     found = changed(net, depth=2.0, name="mine")
     assert ran == ["DeepNet.__check_init__"]
@@ -112,7 +112,7 @@ def test_a_custom_init_does_not_run_and_every_check_of_the_bases_does() -> None:
     assert ran == ["__post_init__", "__check_init__", "Checked.__check_init__"]
 
 
-def test_modules_have_it_as_a_method() -> None:
+def test_modules_have_a_replace_method() -> None:
     net = Net(2)
     found = net.replace(name="mine")
     assert (found.name, found.layers, type(found)) == ("mine", net.layers, Net)
@@ -126,7 +126,7 @@ def made_with(body: dict[str, Any], base: type = object) -> Any:
     return pytree_dataclass(type("Odd", (base,), {"__annotations__": {"x": Any}, **body}))
 
 
-def test_a_field_or_method_of_this_name_stays_what_it_is() -> None:
+def test_a_field_or_method_named_replace_is_unchanged() -> None:
     field_of_its_own = made_with({"__annotations__": {"replace": Any, "x": Any}})
     assert field_of_its_own(1, 2).replace == 1
     assert replace(field_of_its_own(1, 2), x=3) == field_of_its_own(1, 3)
@@ -171,7 +171,7 @@ class Measured(Module):
 SPELLINGS: dict[str, Callable[..., Any]] = {
     "treewright.replace": replace,
     "node.replace": lambda node, **changes: node.replace(**changes),
-    "node.__replace__": lambda node, **changes: node.__replace__(**changes),  # which copy.replace calls
+    "node.__replace__": lambda node, **changes: node.__replace__(**changes),  # copy.replace calls it
     "dataclasses.replace": dataclasses.replace,
 }
 if sys.version_info >= (3, 13):
@@ -183,7 +183,7 @@ if sys.version_info >= (3, 13):
 @pytest.mark.parametrize(
     "changes", [{"high": 10.0}, {"low": 2}, {"low": 1, "high": 5}, {"unit": 2.0}, {"low": 0, "unit": 4.0}]
 )
-def test_every_spelling_derives_again_what_post_init_derives(spelling: Any, cls: Any, changes: dict[str, Any]) -> None:
+def test_every_form_of_replace_reruns_post_init(spelling: Any, cls: Any, changes: dict[str, Any]) -> None:
     node = cls(1.0)
     found = spelling(node, **changes)
     assert found == cls(**{"low": 1.0, "high": 2.0, **changes})
@@ -191,16 +191,18 @@ def test_every_spelling_derives_again_what_post_init_derives(spelling: Any, cls:
     assert jax.tree.structure(found) == jax.tree.structure(cls(**{"low": 1.0, **changes}))
 
 
-def test_a_value_that_post_init_would_assign_again_is_refused_with_the_cure() -> None:
+def test_replace_rejects_fields_that_post_init_assigns() -> None:
     interval: Any = Interval(1.0)
-    with pytest.raises(TypeError, match=r"Interval\.width is derived: __post_init__ has .* lost.*treewright\.at\(node"):
+    with pytest.raises(
+        TypeError, match=r"Interval\.width is derived: __post_init__ assigned .* lost.*treewright\.at\(node"
+    ):
         replace(interval, width=3.0)
     with pytest.raises(TypeError, match=r"Interval\.kind is derived"):
         replace(interval, kind="odd", low=0.0)
     assert at(interval, lambda node: node.width).set(3.0).width == 3.0
 
 
-def test_at_and_edit_change_places_and_derive_nothing() -> None:
+def test_at_and_edit_do_not_run_post_init() -> None:
     interval = Interval(1.0)
     assert at(interval, lambda node: node.high).set(10.0).width == 1.0
     with edit(interval) as draft:
@@ -208,7 +210,7 @@ def test_at_and_edit_change_places_and_derive_nothing() -> None:
     assert (draft.high, draft.width) == (10.0, 1.0)
 
 
-def test_an_init_var_without_a_default_has_to_be_said() -> None:
+def test_replace_requires_init_vars_without_default() -> None:
     @pytree_dataclass
     class Scaled:
         x: Any
@@ -218,7 +220,7 @@ def test_an_init_var_without_a_default_has_to_be_said() -> None:
             self.x = self.x * factor
 
     scaled: Any = Scaled(2.0, 3.0)
-    with pytest.raises(TypeError, match=r"Scaled\.__post_init__ takes factor, an InitVar .* replace\(node, factor="):
+    with pytest.raises(TypeError, match=r"Scaled\.__post_init__ needs factor, an InitVar .* replace\(node, factor="):
         replace(scaled, x=1.0)
     with pytest.raises((ValueError, TypeError), match="'factor' must be specified"):  # the latter from 3.13 on
         dataclasses.replace(scaled, x=1.0)
@@ -226,7 +228,7 @@ def test_an_init_var_without_a_default_has_to_be_said() -> None:
     assert replace(scaled) == scaled
 
 
-def test_an_init_of_ones_own_runs_no_post_init_and_neither_does_its_copy() -> None:
+def test_replace_runs_no_post_init_under_a_custom_init() -> None:
     class Own(Module):
         x: Any
         double: Any = field(init=False)
@@ -237,10 +239,10 @@ def test_an_init_of_ones_own_runs_no_post_init_and_neither_does_its_copy() -> No
     assert jax.tree.leaves(replace(Own(1.0), x=5.0)) == [5.0, 2.0]
 
 
-# What is refused
+# Rejected changes
 
 
-def test_names_that_are_no_fields_are_refused_with_the_close_ones_before_anything_runs() -> None:
+def test_replace_rejects_unknown_names_with_close_matches() -> None:
     layer: Any = Layer(1.0)  # for checkers refuse all of this
     ran.clear()
     with pytest.raises(TypeError, match=r"Layer has no field kernal \(did you mean kernel\?\), wide"):
@@ -254,7 +256,7 @@ def test_names_that_are_no_fields_are_refused_with_the_close_ones_before_anythin
 
 
 @pytest.mark.slow
-def test_it_works_inside_transformations() -> None:
+def test_replace_works_under_transformations() -> None:
     def step(layer: Layer, x: Any) -> Layer:
         return replace(layer, kernel=layer.kernel * x, bias=x, width=5)
 

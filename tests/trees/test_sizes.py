@@ -31,7 +31,7 @@ def small_net() -> Net:
     return Net([Layer(jnp.ones((2, 3)), np.zeros(3)), Layer({"a": half, "s": "text", "f": len}, table=(1, 2))])
 
 
-def test_all_numbers_are_counted() -> None:
+def test_count_includes_all_numbers() -> None:
     net = small_net()
 
     assert (count(net), nbytes(net)) == (6 + 3 + 3 + 1, 24 + 24 + 6 + 4)
@@ -51,7 +51,7 @@ def test_sizes_by_field_and_by_class() -> None:
     assert count([net, {"x": 1.0}], by="field") == {"0": 13, "1": 1}
     assert count([net, {"x": 1.0}], by="class") == {"Layer": 12, "Net": 1, "list": 1}
     assert count(jnp.ones(3), by="field") == {"Array": 3}
-    with pytest.raises(ValueError, match=r"""^by= is "field" or "class", got 'path'\.$"""):
+    with pytest.raises(ValueError, match=r"""^by= must be "field" or "class", got 'path'\.$"""):
         count(net, by="path")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
@@ -74,7 +74,7 @@ def test_abstract_arrays_and_tracers_have_sizes() -> None:
 # Aliases
 
 
-def test_one_array_in_several_places_is_found() -> None:
+def test_find_aliases_finds_shared_arrays() -> None:
     array, other = jnp.ones(3), np.ones(3)
     tree = Net([Layer(array, other), Layer(array, other)], array)
 
@@ -96,7 +96,7 @@ def test_two_objects_with_one_buffer_are_one_array() -> None:
     assert find_aliases([sharded, sharded, array]) == [("[0]", "[1]")]
 
 
-def test_arrays_that_are_deleted_or_traced_are_told_apart() -> None:
+def test_deleted_and_traced_arrays_are_distinguished() -> None:
     deleted, other = jnp.ones(3), jnp.ones(3)
     deleted.delete()
     other.delete()

@@ -32,7 +32,7 @@ def layers(count: int = 3) -> list[Layer]:
     return [Layer(jnp.full((2, 2), float(index)), {"b": np.ones(2)}, index) for index in range(count)]
 
 
-def test_stacked_leaves_have_a_first_axis_and_no_code_of_the_class_runs() -> None:
+def test_stack_adds_a_leading_axis_and_runs_no_class_code() -> None:
     stacked = stack(layers())
 
     assert type(stacked) is Layer
@@ -42,7 +42,7 @@ def test_stacked_leaves_have_a_first_axis_and_no_code_of_the_class_runs() -> Non
     assert stacked.activation == "relu"
 
 
-def test_unstack_and_node_at_give_the_nodes_back() -> None:
+def test_unstack_and_node_at_return_the_nodes() -> None:
     nodes = [jax.tree.map(jnp.asarray, layer) for layer in layers()]
     stacked = stack(nodes)
 
@@ -70,21 +70,22 @@ def message(case: Any) -> str:
     return str(caught.value)
 
 
-def test_trees_that_differ_are_refused_with_the_place() -> None:
+def test_stack_rejects_different_trees_by_path() -> None:
     a, b = Layer(jnp.ones((2, 3))), Layer(jnp.ones((2, 3)))
 
-    assert message(lambda: stack([])) == "stack() takes at least one tree: the result has to have a structure."
+    assert message(lambda: stack([])) == "stack() needs at least one tree, for the structure of the result."
     assert message(lambda: stack([a, replace(b, kernel=jnp.ones((2, 4)))])) == (
-        "Layer.kernel is f32[2,4] in tree 1 and f32[2,3] in tree 0. Only leaves of one shape and dtype can be stacked."
+        "Layer.kernel is f32[2,4] in tree 1 and f32[2,3] in tree 0. Only leaves with the same shape and dtype can be "
+        "stacked."
     )
     assert message(lambda: stack([a, b, replace(b, kernel=jnp.ones((2, 3), jnp.int32))])).startswith(
         "Layer.kernel is i32[2,3] in tree 2 and f32[2,3] in tree 0."
     )
     assert message(lambda: stack([a, replace(b, activation="gelu")])) == (
-        "Tree 1 is not like tree 0: .activation (static): 'relu' -> 'gelu'."
+        "Tree 1 differs from tree 0: .activation (static): 'relu' -> 'gelu'."
     )
     assert message(lambda: stack([a, replace(b, kernel=jnp.ones((9, 9)), bias=3.0)])).startswith(
-        "Tree 1 is not like tree 0: .bias (class): None -> 3.0"
+        "Tree 1 differs from tree 0: .bias (class): None -> 3.0"
     )
     assert message(lambda: stack([{"f": len}, {"f": len}])) == (
         "['f'] is len, which is not an array and has no axes. If it is the same in all trees, make it a static."
@@ -92,31 +93,32 @@ def test_trees_that_differ_are_refused_with_the_place() -> None:
 
 
 @pytest.mark.parametrize("index", [True, np.bool_(1), 1.0, jnp.array(True), jnp.array([1]), np.array(1.0), slice(1)])
-def test_what_is_not_the_number_of_a_tree_is_refused_traced_or_not(index: Any) -> None:
+def test_node_at_rejects_invalid_indices(index: Any) -> None:
     stacked = stack(layers())
 
-    with pytest.raises(TypeError, match=r"^node_at\(tree, index\) takes the number of a tree, got "):
+    with pytest.raises(TypeError, match=r"^The index of node_at\(tree, index\) must be an integer, got "):
         node_at(stacked, index)
     if not isinstance(index, slice):
-        with pytest.raises(TypeError, match=r"^node_at\(tree, index\) takes the number of a tree, got "):
+        with pytest.raises(TypeError, match=r"^The index of node_at\(tree, index\) must be an integer, got "):
             jax.jit(node_at)(stacked, index)
 
 
-def test_leaves_without_a_common_first_axis_are_refused_with_the_places() -> None:
+def test_unstack_rejects_leaves_without_a_common_leading_axis() -> None:
     assert message(lambda: unstack({"a": jnp.ones((2, 1)), "b": jnp.ones(3)})) == (
-        "The leaves of a stacked tree have a first axis of one length, but dict['a'] is f32[2,1], dict['b'] is f32[3]."
+        "All leaves of a stacked tree must have the same first-axis length, but dict['a'] is f32[2,1], dict['b'] is "
+        "f32[3]."
     )
     assert message(lambda: node_at({"a": jnp.ones(()), "b": jnp.ones(3)}, 0)) == (
-        "The leaves of a stacked tree have a first axis of one length, but dict['a'] is f32[]."
+        "All leaves of a stacked tree must have the same first-axis length, but dict['a'] is f32[]."
     )
-    assert message(lambda: unstack(())) == "tuple has no leaves, so it does not say how many trees it holds."
+    assert message(lambda: unstack(())) == "tuple has no leaves, so the number of trees in it is unknown."
     for index in (3, -4):
         assert message(lambda index=index: node_at(stack(layers()), index)) == (
-            f"There is no tree at {index}: Layer holds 3, at 0 to 2."
+            f"Index {index} is out of range: Layer holds 3 trees, 0 to 2."
         )
 
 
-def test_each_leaf_gets_a_key_of_its_own() -> None:
+def test_each_leaf_gets_a_separate_key() -> None:
     layer = layers()[0]
     for key in (jax.random.key(0), jax.random.PRNGKey(0)):
         keys = split_key_like(key, layer)

@@ -12,7 +12,7 @@ import pytest
 
 from treewright import Module, Static, buffer, count, nbytes, spec_like, stack, static, summary
 
-PARTITION: Any = jax.P  # which has no types
+PARTITION: Any = jax.P  # untyped
 Row: Any = type(summary(1.0).rows[0])
 
 
@@ -68,7 +68,7 @@ def test_every_leaf_and_static_has_a_row() -> None:
     )
 
 
-def test_the_totals_are_those_of_count_and_nbytes_at_every_depth() -> None:
+def test_totals_equal_count_and_nbytes_at_every_depth() -> None:
     net = small_net()
     for depth in (None, 1, 2, 3):
         table = summary(net, depth=depth)
@@ -77,7 +77,7 @@ def test_the_totals_are_those_of_count_and_nbytes_at_every_depth() -> None:
         assert table.total == summary(net).total
 
 
-def test_below_the_depth_all_is_summed_up() -> None:
+def test_rows_below_the_depth_are_summed() -> None:
     assert summary(small_net(), depth=1).rows == (
         Row(".layers", "tuple", "child, tied", "", "f32", 4128, 16512),
         Row(".norm", "Norm", "child, buffer", "", "f32, float, bf16, int", 38, 144),
@@ -88,7 +88,7 @@ def test_below_the_depth_all_is_summed_up() -> None:
     assert summary([Static(1)], depth=1).rows == (Row("[0]", "Static", "static"),)
     wrong: list[Any] = [0, -1, 1.0, "1"]
     for depth in wrong:
-        with pytest.raises(ValueError, match=rf"^summary\(depth=\.\.\.\) takes 1 or more steps, got {depth!r}\.$"):
+        with pytest.raises(ValueError, match=rf"^depth= must be a positive integer or None, got {depth!r}\.$"):
             summary(small_net(), depth=depth)
 
 
@@ -108,7 +108,7 @@ def test_abstract_stacked_and_traced_trees_and_specs_have_tables() -> None:
     assert summary([jax.random.key(0)]).rows[0].dtype == "key<fry>"
 
 
-def test_shardings_have_a_column_where_there_are_any() -> None:
+def test_sharded_trees_have_a_sharding_column() -> None:
     mesh = jax.make_mesh((4,), ("x",))
     spread = jax.device_put(jnp.ones((8, 2)), jax.NamedSharding(mesh, PARTITION("x")))
     other = jnp.ones(4)
@@ -133,7 +133,7 @@ def test_a_notebook_shows_a_table() -> None:
 # Python numbers as children
 
 
-def test_of_python_numbers_that_are_children_it_is_said_that_they_are_trained_or_traced() -> None:
+def test_summary_notes_python_numbers_among_the_children() -> None:
     class Model(Module):
         w: Any
         temperature: float = 2.0
@@ -153,7 +153,7 @@ def test_of_python_numbers_that_are_children_it_is_said_that_they_are_trained_or
     assert [summary(tree).notes for tree in nowhere] == [()] * 4
 
 
-def test_a_table_shows_the_tree_as_it_was_when_it_was_asked_for() -> None:
+def test_a_table_is_a_snapshot_of_the_tree() -> None:
     layers = [Linear(jnp.ones(2))]
     table, expected = summary(layers), summary([Linear(jnp.ones(2))])
     layers.append(Linear(jnp.ones(3)))
@@ -163,7 +163,7 @@ def test_a_table_shows_the_tree_as_it_was_when_it_was_asked_for() -> None:
     assert table != summary(layers)
 
 
-def test_a_table_made_under_jit_keeps_no_tracer() -> None:
+def test_a_table_created_under_jit_keeps_no_tracer() -> None:
     tables: list[Any] = []
     with jax.checking_leaks():
         jax.jit(lambda x: tables.append(summary([x])))(jnp.ones(2))

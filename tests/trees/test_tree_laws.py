@@ -100,9 +100,17 @@ def by_function(path: str) -> Any:
 
 
 @given(trees_and_places(), st.data())
-def test_after_a_set_the_place_has_what_was_set_and_no_other_place_has_changed(
-    made: tuple[Any, Place], data: st.DataObject
-) -> None:
+def test_setting_what_a_predicate_gets_is_the_identity(made: tuple[Any, Place], data: st.DataObject) -> None:
+    tree, place = made
+    paths = {place.path, *data.draw(st.sets(st.sampled_from([other.path for other in places_in(tree)])))}
+    selected = at(tree, lambda path, _: path in paths)
+
+    assert diff(tree, selected.set(selected.get())) == []
+    assert diff(tree, selected.set(dict(reversed(selected.get().items())))) == []
+
+
+@given(trees_and_places(), st.data())
+def test_set_changes_only_the_selected_place(made: tuple[Any, Place], data: st.DataObject) -> None:
     tree, place = made
     first, second = new_value(data, place), new_value(data, place)
     changed = at(tree, place.path).set(first)
@@ -118,7 +126,7 @@ def test_after_a_set_the_place_has_what_was_set_and_no_other_place_has_changed(
 
 
 @given(trees_and_places(), st.data())
-def test_a_draft_does_what_at_does(made: tuple[Any, Place], data: st.DataObject) -> None:
+def test_edit_matches_at(made: tuple[Any, Place], data: st.DataObject) -> None:
     tree, place = made
     value = new_value(data, place)
     outer = Outer(tree, None)
@@ -149,7 +157,7 @@ def patched(tree: Any, differences: list[Any]) -> Any:
 
 
 @given(trees_and_places(), st.data())
-def test_the_differences_put_into_one_tree_make_it_the_other(made: tuple[Any, Place], data: st.DataObject) -> None:
+def test_applying_a_diff_turns_one_tree_into_the_other(made: tuple[Any, Place], data: st.DataObject) -> None:
     tree, place = made
     other = at(tree, place.path).set(new_value(data, place))
     for one in reversed(places_in(tree)):  # what is inside first
@@ -163,7 +171,7 @@ def test_the_differences_put_into_one_tree_make_it_the_other(made: tuple[Any, Pl
 
 
 @given(trees(), trees())
-def test_treedefs_differ_exactly_where_jax_says_so(left: Any, right: Any) -> None:
+def test_treedef_differences_agree_with_jax(left: Any, right: Any) -> None:
     a, b = jax.tree.structure(left), jax.tree.structure(right)
 
     assert (diff(a, b) == []) == (a == b)
@@ -184,7 +192,7 @@ def test_a_spec_has_the_treedef_of_its_tree(tree: Any) -> None:
 
 
 @given(trees_and_places())
-def test_a_rule_is_for_the_leaves_below_its_place_and_no_others(made: tuple[Any, Place]) -> None:
+def test_a_rule_applies_only_to_leaves_below_its_place(made: tuple[Any, Place]) -> None:
     tree, place = made
     assume(not place.is_static)
     spec = spec_like(tree, "other", {place.path: "here"})
@@ -207,7 +215,7 @@ def test_combine_after_partition_is_the_identity(tree: Any, data: st.DataObject)
 
 
 @given(trees(), st.integers(1, 3))
-def test_unstack_after_stack_gives_the_trees_back(tree: Any, copies: int) -> None:
+def test_unstack_after_stack_is_the_identity(tree: Any, copies: int) -> None:
     arrays = jax.tree.map(lambda leaf: jnp.full(2, len(repr(leaf))), tree)
     assume(jax.tree.leaves(arrays))
     several = [jax.tree.map(lambda leaf, step=step: leaf + step, arrays) for step in range(copies)]
@@ -219,7 +227,7 @@ def test_unstack_after_stack_gives_the_trees_back(tree: Any, copies: int) -> Non
 
 
 @given(trees())
-def test_the_parts_add_up(tree: Any) -> None:
+def test_sizes_of_parts_add_up(tree: Any) -> None:
     total = sum(np.size(leaf) for leaf in jax.tree.leaves(tree))
 
     for size in (count, nbytes):

@@ -1,4 +1,4 @@
-"""Six type checkers, asked alike: the lines of a program at which each reports an error."""
+"""Six type checkers behind one interface: the lines of a program at which each reports an error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 SCRIPTS = Path(sys.executable).parent
 INTERPRETER = f"--python-executable={sys.executable}"
-PYTHON = "3.12"  # of which some are told: they understand more of `replace` since 3.13
+PYTHON = "3.12"  # Some checkers get this version: they understand more of `replace` since 3.13.
 
 # The options of each, in strict mode where it has one, and how it begins a line about an error.
 CHECKERS = {

@@ -1,4 +1,4 @@
-"""What an editor shows, as pyright's language server answers: completions that a user may use, and hovers with docs."""
+"""Editors, through pyright's language server: completion offers public names, hovers show docs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Layer:
     """One layer."""
 
     kernel: jax.Array
-    """What is learned."""
+    """The learned parameters."""
     width: int = static(default=3)
 
 
@@ -152,7 +152,7 @@ def public(names: set[str]) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-def test_completion_offers_only_what_a_user_may_use(server: Server) -> None:
+def test_completion_offers_only_public_attributes(server: Server) -> None:
     of_a_module = {"replace", "tree_flatten", "tree_unflatten"}
 
     assert public(server.completions(0)) == {"first", "predict"} | of_a_module
@@ -173,6 +173,6 @@ def test_completion_of_the_package_is_its_public_names(server: Server) -> None:
 def test_hovers_and_signatures_show_fields_types_and_docs(server: Server) -> None:
     assert server.signature(5) == "(kernel: Array, width: int = 3) -> Layer"
     assert "kernel: Array" in server.hover(6)
-    assert "What is learned." in server.hover(6)
+    assert "The learned parameters." in server.hover(6)
     assert "the gradient has the type of the argument" in server.hover(8)
     assert "A copy of `node` with some fields replaced" in server.hover(9)

@@ -1,4 +1,4 @@
-"""ty, pyrefly and zuban understand our programs as docs/types.md says; `make exhaustive` asks basedpyright too."""
+"""ty, pyrefly and zuban understand our programs as docs/types.md states; `make exhaustive` also runs basedpyright."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def promised(library: str, checker: str) -> str:
 
 @pytest.mark.parametrize("library", [name for name in LIBRARIES if name.startswith("treewright")])
 @pytest.mark.parametrize("checker", [*FASTEST, pytest.param("basedpyright", marks=pytest.mark.exhaustive)])
-def test_a_checker_understands_as_much_of_ours_as_the_docs_say(checker: str, library: str, tmp_path: Path) -> None:
+def test_checkers_understand_nodes_as_documented(checker: str, library: str, tmp_path: Path) -> None:
     skip_before_jax(0, 10, 2)  # the checkers read its annotations
 
     assert f"{share(checker, LIBRARIES[library], tmp_path / 'program'):.0%}" == promised(library, checker)
@@ -60,7 +60,7 @@ Shape(2.0)
 
 
 @pytest.mark.parametrize("checker", ["ty", "pyrefly", pytest.param("basedpyright", marks=pytest.mark.exhaustive)])
-def test_an_abstract_module_is_refused_as_at_run_time(checker: str, tmp_path: Path) -> None:
+def test_checkers_reject_instances_of_abstract_modules(checker: str, tmp_path: Path) -> None:
     assert list(errors(checker, ABSTRACT, tmp_path)) == [15]
     with pytest.raises(TypeError, match="abstract"):
         exec(ABSTRACT, {"__name__": __name__})

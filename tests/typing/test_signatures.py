@@ -13,7 +13,7 @@ from treewright import typed
 
 STUB = ast.parse((Path(treewright.__file__).parent / "typed.pyi").read_text(encoding="utf-8"))
 FUNCTIONS = sorted({*typed.__all__} - {"Ref", "WithReplace", "hessian", "jacfwd", "jacrev"})
-# What JAX deprecates, ignores or keeps to itself.
+# Options that JAX deprecates, ignores or keeps private
 LEFT_OUT = {"device", "backend", "concrete", "reduce_axes", "operand", "_split_transpose"}
 # What some supported JAX does not have yet.
 NEWER = {"kind", "memory_space", "pin", "static_argnames", "sum_match", "unroll"}
@@ -43,7 +43,7 @@ def test_a_stub_has_the_options_of_jax(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_what_jax_takes_by_position_the_stub_takes_so(name: str) -> None:
+def test_stubs_accept_the_positional_arguments_of_jax(name: str) -> None:
     parameters = inspect.signature(getattr(typed, name)).parameters.values()
     theirs = [p.name for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}]
     ours = [[argument.arg for argument in (*stub.args.posonlyargs, *stub.args.args)] for stub in definitions(name)]

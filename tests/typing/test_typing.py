@@ -1,4 +1,4 @@
-"""What mypy and pyright say of the files in `cases/`: nothing, where every error is one that a line there announces.
+"""mypy and pyright on the files in `cases/`: each error is announced by a comment on its line.
 
 An announced error that does not come is an error too. The files also run, so that what checkers accept, run time does.
 """
@@ -121,7 +121,7 @@ print(refused)
 
 
 def mypy(*arguments: str, target: str, cwd: Path = ROOT) -> str:
-    """What mypy prints."""
+    """The output of mypy."""
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--python-version", target]
     cache = ["--cache-dir", str(CACHE)]
     run = subprocess.run([*command, *cache, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
@@ -147,12 +147,12 @@ def checked(path: Path, target: str) -> tuple[str, str]:
 # For the Python that runs, `make test` has both check all cases along with everything else.
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("target", [target for target in TARGETS if target != RUNNING])
-def test_both_checkers_accept_and_refuse_what_all_cases_say(target: str) -> None:
+def test_checkers_report_exactly_the_annotated_errors(target: str) -> None:
     skip_before_jax(0, 10, 2)
     assert checked(CASES, target) == ("", "")
 
 
-def test_what_the_checkers_accept_runs() -> None:
+def test_accepted_cases_run() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "error"}
     every = "import runpy, sys\nfor path in sys.argv[1:]:\n    print(path)\n    runpy.run_path(path)"
 
@@ -183,7 +183,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(installed_in(tmp_path_factory.mktemp("venv"), ROOT / "src" / "treewright"))
 
 
-def test_a_users_strict_run_needs_no_settings_and_shows_no_error_of_ours(installed: str, tmp_path: Path) -> None:
+def test_strict_mode_shows_no_errors_in_the_package(installed: str, tmp_path: Path) -> None:
     programs = {"program.py": PROGRAM, "pep_695.py": PEP_695}
     for name, program in programs.items():
         (tmp_path / name).write_text(program, encoding="utf-8")

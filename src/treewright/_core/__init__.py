@@ -1,31 +1,11 @@
-"""A class and its instances: what the rest of the package uses of it."""
+"""Node classes and instances: the interface for the rest of the package."""
 
+from treewright._base.text import is_node_class
 from treewright._core.definition import pytree_dataclass
-from treewright._core.fields import (
-    AnyStatic,
-    FieldSpec,
-    NodeSpec,
-    StaticValue,
-    buffer,
-    field,
-    spec_of,
-    static,
-)
-from treewright._core.freeze import FrozenArray, FrozenMapping, freeze
-from treewright._core.functions import (
-    bound_variables,
-    globals_read,
-    import_path,
-    innermost,
-    is_cached_property,
-    is_library,
-    of_earlier_class,
-    of_python,
-    public,
-    state_of,
-)
+from treewright._core.field_checks import NoExactKeyError, why_it_can_change
+from treewright._core.fields import AnyStatic, StaticValue, buffer, field, static
 from treewright._core.instance import (
-    PAIR,
+    FLAT_FORM,
     Unfinished,
     check,
     flat_form,
@@ -34,44 +14,43 @@ from treewright._core.instance import (
     with_fields,
 )
 from treewright._core.keys import exact_key
+from treewright._core.kinds import CONTAINERS, FAMILIES, KINDS, Kind, kind_of, with_parts
 from treewright._core.methods import leaves_equal
-from treewright._core.misfits import NoExactKeyError
 from treewright._core.module import Module
+from treewright._core.registration import read_aux_data, write_aux_data
+from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics
 
 __all__ = [
-    "PAIR",
+    "CONTAINERS",
+    "FAMILIES",
+    "FLAT_FORM",
+    "KINDS",
     "AnyStatic",
     "FieldSpec",
-    "FrozenArray",
-    "FrozenMapping",
+    "Kind",
     "Module",
     "NoExactKeyError",
     "NodeSpec",
     "StaticValue",
     "Statics",
     "Unfinished",
-    "bound_variables",
     "buffer",
     "check",
     "exact_key",
     "field",
     "flat_form",
-    "freeze",
     "from_flat_form",
-    "globals_read",
-    "import_path",
-    "innermost",
-    "is_cached_property",
-    "is_library",
     "is_node",
+    "is_node_class",
+    "kind_of",
     "leaves_equal",
-    "of_earlier_class",
-    "of_python",
-    "public",
     "pytree_dataclass",
+    "read_aux_data",
     "spec_of",
-    "state_of",
     "static",
+    "why_it_can_change",
     "with_fields",
+    "with_parts",
+    "write_aux_data",
 ]

@@ -1,10 +1,10 @@
-"""Make node classes: the steps from a class as a user wrote it to a registered node class, and `pytree_dataclass`."""
+"""Node classes: the steps from a user's class to a registered node class, and `pytree_dataclass`."""
 
 import abc
 import dataclasses
 import inspect
+import types
 import typing
-import weakref
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, dataclass_transform, overload
@@ -13,10 +13,11 @@ import jax
 import numpy as np
 import typing_extensions
 
+from treewright._base.functions import FrozenValue, is_generated
+from treewright._base.text import annotation_text, short_text, text_with_class
+from treewright._core.field_checks import LAYERS, MAX_CHECKED_NODES
 from treewright._core.fields import (
     MISSING,
-    FieldSpec,
-    NodeSpec,
     buffer,
     converter_of,
     field,
@@ -24,31 +25,34 @@ from treewright._core.fields import (
     specifier_in,
     static,
 )
-from treewright._core.freeze import FrozenArray
 from treewright._core.init import Docstring, make_init
-from treewright._core.instance import PAIR, ChildView, FieldView, StaticView, Unfinished, replace, sealing
+from treewright._core.instance import FLAT_FORM, FieldView, Unfinished, replace, wrap_init
 from treewright._core.methods import METHODS
-from treewright._core.misfits import NODES_TO_SEE, annotation_text
 from treewright._core.registration import refuse_base, register_once
+from treewright._core.spec import FieldSpec, NodeSpec, Sample
 from treewright._core.statics import StaticTable
-from treewright._core.text import short_text
 from treewright.errors import NodeDefinitionError
 
 C = TypeVar("C", bound=type[Any])
 
-# They give each protocol an `__init__` that only looks for the next one.
+# These modules give each protocol an `__init__` that only calls the next one.
 _PLACEHOLDERS = frozenset({typing.__name__, typing_extensions.__name__})
-# Of `dataclasses`: its marks for fields and for InitVars, whose names have stood since 3.7.
+# The marks of `dataclasses` for fields and InitVars; private, but unchanged since Python 3.7.
 _FIELD, _INIT_VAR = getattr(dataclasses, "_FIELD"), getattr(dataclasses, "_FIELD_INITVAR")  # noqa: B009
-# The latest class of each name, to see that one is made again.
-_LATEST: "weakref.WeakValueDictionary[str, type[Any]]" = weakref.WeakValueDictionary()
-_ONE_FORM = "the class would have two forms that could disagree; mark static fields with static()"
+_ONE_FORM = "the class would have two flattened forms that could disagree; static fields are those declared static()"
+_UNSUPPORTED = MappingProxyType(
+    {
+        "frozen": "a node must not change during a transformation",
+        "slots": "a node stores all fields in one attribute",
+        "weakref_slot": "nodes support weak references anyway",
+    }
+)
 _NEVER_OVERRIDDEN = MappingProxyType(
     {
-        "__slots__": "a node keeps its fields in one flattened pair, so slots for them would stay empty",
-        "__setattr__": "it keeps a node frozen; assignments in __init__ work without, and a field's converter= can "
-        "check or change its value",
-        "__delattr__": "it keeps a node frozen",
+        "__slots__": "a node stores all fields in one attribute, so slots for them would stay empty",
+        "__setattr__": "nodes define it to stay frozen. Assignments in __init__ work without it, and a field's "
+        "converter= can check or change its value",
+        "__delattr__": "nodes define it to stay frozen",
         "tree_flatten": _ONE_FORM,
         "tree_unflatten": _ONE_FORM,
     }
@@ -56,22 +60,21 @@ _NEVER_OVERRIDDEN = MappingProxyType(
 
 
 class _Draft(NamedTuple):
-    """A class that is being made: as its user wrote it, and what it inherits."""
+    """A class on its way to a node class: the user's body and the inherited attributes."""
 
     cls: Any
     options: Mapping[str, bool]
     is_module: bool
-    annotations: Mapping[str, Any]  # of its own
+    annotations: Mapping[str, Any]  # annotations in this class body, without inherited ones
     body: Mapping[str, Any]
-    inherited: Mapping[str, Any]  # what Python finds in the bases by name, without calling descriptors
+    inherited: Mapping[str, Any]  # attributes of the bases in MRO order, without calling descriptors
 
 
 def make_node_class(cls: Any, options: Mapping[str, bool], wrap_method: Callable[[Any], Any] | None = None) -> None:
-    """Make `cls` a node class in place. After an error it is not registered, and not to be used.
+    """Turn `cls` into a node class in place. After an error it is not registered, and must not be used.
 
-    Whose method it has is one rule: the body's, else ours, else an inherited one. A Module, which wraps its methods,
-    prefers one that a user wrote in a base to ours, as with any inheritance; a decorated class gets ours, as from
-    `dataclasses`.
+    Methods of the class body come first. For the rest, a decorated class gets ours, as from `dataclasses`; a Module
+    prefers a method that a user wrote in a base class, as with any inheritance.
     """
     is_module = wrap_method is not None
     _refuse_class(cls, options)
@@ -80,11 +83,11 @@ def make_node_class(cls: Any, options: Mapping[str, bool], wrap_method: Callable
         inherited.update(vars(base))
     annotations = typing_extensions.get_annotations(cls, format=typing_extensions.Format.FORWARDREF)
     draft = _Draft(cls, options, is_module, annotations, dict(vars(cls)), inherited)
-    _refuse_slips(draft)
+    _refuse_attributes(draft)
     _read_fields(draft)
     init, keeps_init = _init_of(draft)
     spec, arguments = _node_spec(draft, keeps_init=keeps_init)
-    _install_views(spec, inherited)
+    _install_views(spec)
     if options["init"] and not keeps_init:
         cls.__init__ = make_init(spec, arguments)
     elif cls.__init__ is not init:
@@ -94,79 +97,128 @@ def make_node_class(cls: Any, options: Mapping[str, bool], wrap_method: Callable
     register_once(cls)
 
 
-# 1. What the user wrote
+# 1. The class as the user wrote it
 
 
 def _refuse_class(cls: type[Any], options: Mapping[str, bool]) -> None:
-    """Refuse what no node class can be."""
-    for option in ("frozen", "slots", "weakref_slot"):
+    """Raise for options, bases and attributes that a node class can't have."""
+    for option in _UNSUPPORTED:
         if options[option] != OPTIONS[option]:
             raise NodeDefinitionError(
-                f"{option}={options[option]} for {cls.__qualname__}: a node is frozen, since one that changes in place "
-                f"would change under a running transformation, and keeps its fields in one flattened pair. Drop "
-                f"{option}=...; treewright.replace(node, field=...) gives a changed copy."
+                f"{cls.__qualname__}: {option}={options[option]} is not supported, because {_UNSUPPORTED[option]}. "
+                f"Remove it; use treewright.replace(node, field=...) for a changed copy."
             )
     refuse_base(cls)
+    for base in (*cls.__mro__[:-1], *inspect.getmro(type(cls))[:-1]):
+        package = base.__module__.partition(".")[0]
+        if (package, base.__name__) in LAYERS or (package == "equinox" and issubclass(base, type)):
+            raise NodeDefinitionError(
+                f"{cls.__qualname__} is a node class, but {package}'s {base.__qualname__} registers each subclass as a "
+                f"different kind of pytree. Choose one of the two bases: class {cls.__name__}(treewright.Module). The "
+                f"fields of a node may contain layers of {package}."
+            )
     if "__dataclass_params__" in vars(cls):
         raise NodeDefinitionError(
-            f"{cls.__qualname__} is a dataclass already, and so is every node class. Drop what made it one: another "
-            f"decorator, a base class that decorates its subclasses, or this decorator on a Module, whose options "
-            f"stand in the class statement: class {cls.__name__}(Module, kw_only=True)."
+            f"{cls.__qualname__} is already a dataclass, as every node class is. Remove the extra decorator: another "
+            f"library's, a base class's, or this one on a Module. A Module takes its options in the class statement: "
+            f"class {cls.__name__}(Module, kw_only=True)."
         )
     for name, reason in _NEVER_OVERRIDDEN.items():
         if name in vars(cls):
             raise NodeDefinitionError(f"{cls.__qualname__} defines {name} itself. Remove it: {reason}.")
 
 
-def _refuse_slips(draft: _Draft) -> None:
-    """Refuse names and values of the body that Python takes without a word, and that mean something else."""
+def _refuse_attributes(draft: _Draft) -> None:
+    """Raise for names and values in the body that Python accepts but that don't mean what they look like."""
     for name in draft.annotations:
-        if name in {PAIR, *_NEVER_OVERRIDDEN} or (name == "replace" and draft.is_module) or _is_special(name):
+        if name in {FLAT_FORM, *_NEVER_OVERRIDDEN} or (name == "replace" and draft.is_module) or _is_special(name):
             raise NodeDefinitionError(
-                f"{draft.cls.__qualname__} can't have a field {name}: every node uses this name itself. Rename it."
+                f"{draft.cls.__qualname__} can't have a field named {name}: every node uses this name. Rename the "
+                f"field."
             )
     for name, value in draft.body.items():
-        slip = None if _is_special(name) else _slip_in(draft, name, value)
-        if slip is not None:
-            raise NodeDefinitionError(f"{draft.cls.__qualname__}.{name} {slip}")
+        method = _misspelt(draft.cls, name, value)
+        problem = f"never runs. Did you mean {method}? Write def {method}(self, ...)" if method else None
+        if problem is None and not _is_special(name):
+            problem = _value_problem(draft, name, value)
+        if problem is not None:
+            raise NodeDefinitionError(f"{draft.cls.__qualname__}.{name} {problem}")
+
+
+def _misspelt(cls: type[Any], name: str, value: Any) -> str | None:
+    """The construction method whose name was probably misspelt; None if the name is fine."""
+    if not isinstance(value, types.FunctionType):
+        return None
+    if name in {"__inti__", "__intit__"} or (name == "__int__" and value.__code__.co_argcount > 1):
+        return "__init__"
+    bare = name.removeprefix(f"_{cls.__name__.lstrip('_')}")  # Python adds this prefix to names like `__check_init`.
+    for method in ("__init__", "__post_init__", "__check_init__"):
+        is_similar = bare.endswith("_") or (bare.startswith("__") and method != "__init__")
+        if bare != method and bare.startswith("_") and is_similar and bare.strip("_") == method.strip("_"):
+            return method
+    return None
 
 
 def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
-def _slip_in(draft: _Draft, name: str, value: Any) -> str | None:
-    """What is wrong with a value: it is no field though it looks like one, hides a field, or can be changed in place.
+def _value_problem(draft: _Draft, name: str, value: Any) -> str | None:
+    """Why a value in the body is wrong: it looks like a field but is not, hides a field, or is mutable.
 
-    Numbers, strings and the like without an annotation are constants of the class, as in Python; so is what a base has
-    under the name.
+    Numbers, strings and the like without an annotation are class constants, as in Python. So is a value that replaces
+    one of a base class.
     """
     hidden = draft.inherited.get(name, MISSING)
-    is_shared = isinstance(value, list | dict | set | jax.Array | np.ndarray) and type(value) is not FrozenArray
+    if name in draft.annotations and _is_defined_in(draft.cls, name, value):
+        return "is both a field and a method, so the method would be the field's default. Rename one of them."
+    is_shared = isinstance(value, list | dict | set | jax.Array | np.ndarray) and not isinstance(value, FrozenValue)
     if name in draft.annotations:
         default: Any = value.default if type(value) is dataclasses.Field else value
         specifier = specifier_in(default[0] if type(default) in {tuple, list} and len(default) == 1 else default)
         if specifier is not None:
             return (
-                f"has {specifier} as default, without parentheses or with a comma after them, which would be a leaf.\n"
+                f"has {specifier} as default, but without parentheses or with a comma after them, so it would be a "
+                f"leaf.\n"
                 f"  Write {name}: {annotation_text(draft.annotations[name], draft.cls)} = {specifier}()"
             )
-    elif isinstance(hidden, FieldView) and type(value) is not dataclasses.Field:  # which `dataclasses` refuses
+        if type(default) in {list, dict, set} and specifier_in(value) == "static":
+            return _mutable_default(draft, name, default)
+    elif isinstance(hidden, FieldView) and type(value) is not dataclasses.Field:  # `dataclasses` rejects a Field.
         call = short_text(value) if hidden.field.kind == "child" else _call_text(hidden.field.kind, value)
         line = f"{name}: {annotation_text(hidden.field.type, draft.cls)} = {call}"
-        cure = f"For a new default repeat the annotation:\n  {line}\nFor a constant write {name}: ClassVar = ..."
+        fix = f"For a new default, repeat the annotation:\n  {line}\nFor a constant, write {name}: ClassVar = ..."
         if hasattr(type(value), "__get__"):
-            cure = "Rename it, or let the base declare it as an abstract property or method."
-        return f"would hide an inherited field. {cure}"
+            fix = "Rename it, or declare it in the base class as an abstract property or method."
+        return f"would hide an inherited field. {fix}"
     elif hidden is MISSING and is_shared:
-        kind = "jax.Array" if isinstance(value, jax.Array) else type(value).__qualname__
+        cls = "jax.Array" if isinstance(value, jax.Array) else type(value).__qualname__
         return (
-            f"is {short_text(value)} without an annotation, so it is not a field: all instances share it, and what it "
-            f"holds is a constant in what jit compiles.\n"
-            f"  Write {name}: {kind} = field(default_factory=lambda: ...), or {name}: ClassVar[{kind}] = ... if that "
-            f"is meant."
+            f"= {short_text(value)} has no annotation, so it is not a field: all instances would share it, and jit "
+            f"would compile its contents as constants.\n"
+            f"  Write {name}: {cls} = field(default_factory=lambda: ...), or {name}: ClassVar[{cls}] = ... if this is "
+            f"intended."
         )
     return None
+
+
+def _mutable_default(draft: _Draft, name: str, default: Any) -> str:
+    """Why a mutable default of a static is wrong. The fix has a converter, because the field would reject the value."""
+    line = f"{name}: {annotation_text(draft.annotations[name], draft.cls)} = static("
+    factory = f"default_factory=lambda: {short_text(default)}"
+    return (
+        f"is static, but its default is mutable: {text_with_class(default)}.\n"
+        f"  Write {line}{factory}, converter=treewright.freeze)\n"
+        f"  or, to keep a mutable object, {line}{factory}, identity=True)"
+    )
+
+
+def _is_defined_in(cls: type[Any], name: str, value: Any) -> bool:
+    """Whether a value is a method or property whose `def` is in the class body."""
+    for attribute in ("fget", "func", "__func__", "__wrapped__"):
+        value = getattr(value, attribute, None) or value
+    path = (getattr(value, "__module__", None), getattr(value, "__qualname__", None))
+    return isinstance(value, types.FunctionType) and path == (cls.__module__, f"{cls.__qualname__}.{name}")
 
 
 def _call_text(specifier: str, default: Any) -> str:
@@ -178,24 +230,24 @@ def _call_text(specifier: str, default: Any) -> str:
 
 
 def _read_fields(draft: _Draft) -> None:
-    """Let the standard library read the fields; what it would generate is ours, or is not needed."""
+    """Let the standard library read the fields, without generating methods that we write ourselves."""
     cls, options = draft.cls, draft.options
     for name in draft.annotations:
         base = draft.inherited.get(name)
-        if name not in draft.body and hasattr(type(base), "__get__"):  # a property, or a field that keeps its default
+        if name not in draft.body and hasattr(type(base), "__get__"):  # A property, or a field that keeps its default.
             default = base.field.default if isinstance(base, FieldView) else MISSING
             setattr(cls, name, dataclasses.field(default=default))
     are_frozen = {
         vars(base)["__dataclass_params__"].frozen for base in cls.__mro__ if "__dataclass_params__" in vars(base)
     }
-    cls.__doc__ = "placeholder"  # else dataclasses builds one from the signature, which is made later
+    cls.__doc__ = "placeholder"  # Without it, dataclasses would build one from the signature, which does not exist yet.
     dataclasses.dataclass(
         init=False,
         repr=False,
-        eq=options["order"] and options["eq"],  # which order asks for
+        eq=options["order"] and options["eq"],  # `order` requires it.
         order=options["order"],
         unsafe_hash=options["unsafe_hash"],
-        frozen=True in are_frozen,  # dataclasses asks for what its bases are; where there is none, it only takes time
+        frozen=True in are_frozen,  # Must agree with base dataclasses; without any, True would only be slower.
         match_args=options["match_args"],
         kw_only=options["kw_only"],
     )(cls)
@@ -206,7 +258,7 @@ def _read_fields(draft: _Draft) -> None:
 
 
 def _node_spec(draft: _Draft, *, keeps_init: bool) -> tuple[NodeSpec, list[FieldSpec]]:
-    """The spec of a class that `dataclasses.dataclass` has processed, and what its constructor takes."""
+    """The spec of a class that `dataclasses.dataclass` has processed, and the parameters of its constructor."""
     cls = draft.cls
     children: list[FieldSpec] = []
     statics: list[FieldSpec] = []
@@ -226,41 +278,52 @@ def _node_spec(draft: _Draft, *, keeps_init: bool) -> tuple[NodeSpec, list[Field
         arguments.append(spec)
     fields = tuple([spec for spec in arguments if spec.name not in init_vars])
     names = tuple([spec.name for spec in statics])
-    content = tuple([spec.compare == "content" for spec in statics])
+    identity = tuple([spec.identity for spec in statics])
     node_spec = NodeSpec(
         cls=cls,
         fields=fields,
         by_name={spec.name: spec for spec in fields},
         children=tuple(children),
         statics=tuple(statics),
-        table=StaticTable(cls, names, content, tuple([spec.name for spec in children])),
+        table=StaticTable(cls, names, identity, tuple([spec.name for spec in children])),
         checks=tuple([vars(base)["__check_init__"] for base in cls.__mro__[::-1] if "__check_init__" in vars(base)]),
         has_own_init=keeps_init,
         runs_post_init=draft.options["init"] and not keeps_init and hasattr(cls, "__post_init__"),
         init_vars=init_vars,
         unfinished=Unfinished(cls),
-        unseen=[None] * NODES_TO_SEE,
+        slots=tuple(
+            [
+                name
+                for base in cls.__mro__[:-1]
+                for name, value in vars(base).items()
+                if isinstance(value, types.MemberDescriptorType) and name not in {FLAT_FORM, *cls.__dataclass_fields__}
+            ]
+        ),
+        sample=Sample(MAX_CHECKED_NODES),
     )
     return node_spec, arguments
 
 
 def _field_spec(draft: _Draft, field_: Any) -> FieldSpec:
-    """The spec of a field or an InitVar; that of the base where a node class has the field."""
+    """The spec of a field or an InitVar, taken from a base node class if it is inherited."""
     cls, name = draft.cls, field_.name
-    # The annotation is read where it stands: in this class, or in a dataclass that is not a node.
+    # The annotation is read in the class that contains it: this one, or a base dataclass that is not a node.
     owners = (base for base in reversed(cls.__mro__) if vars(base).get("__dataclass_fields__", {}).get(name) is field_)
     owner: Any = next(owners)
-    known = vars(owner).get("__node_spec__")
-    if known is not None and name in known.by_name:
-        inherited: FieldSpec = known.by_name[name]
+    owner_spec = vars(owner).get("__node_spec__")
+    if owner_spec is not None and name in owner_spec.by_name:
+        inherited: FieldSpec = owner_spec.by_name[name]
         return inherited
     options = options_of(field_)
-    given: dict[str, Any] = {"doc": getattr(field_, "doc", None), "is_plain": not options, **options}
+    values: dict[str, Any] = {"doc": getattr(field_, "doc", None), "is_plain": not options, **options}
     if not isinstance(field_.type, type):  # a class converts nothing
-        given["converter"] = converter_of(owner, field_, options)
-    given |= {slot: getattr(field_, slot) for slot in ("type", "init", "repr", "kw_only", "default", "default_factory")}
+        values["converter"] = converter_of(owner, field_, options)
+    copied = ("type", "init", "repr", "kw_only", "default", "default_factory")
+    values |= {attribute: getattr(field_, attribute) for attribute in copied}
     hashed = field_.compare if field_.hash is None else field_.hash
-    spec = FieldSpec(name=name, index=0, equal=field_.compare, hash=hashed, **given)
+    values["is_static"] = values.get("kind") == "static"
+    values["set_only_in_post_init"] = not field_.init and field_.default is field_.default_factory is MISSING
+    spec = FieldSpec(name=name, index=0, equal=field_.compare, hash=hashed, **values)
     view = draft.inherited.get(name)
     if isinstance(view, FieldView) and name in draft.annotations and not options:
         _refuse_lost_options(cls, spec, view.field)
@@ -268,71 +331,64 @@ def _field_spec(draft: _Draft, field_: Any) -> FieldSpec:
 
 
 def _refuse_lost_options(cls: type[Any], spec: FieldSpec, base: FieldSpec) -> None:
-    """Refuse a field that is annotated again without the specifier of its base, and would be a plain child."""
+    """Raise if a field is annotated again without its base's specifier, and so would become a plain child."""
     if base.kind == "child" and not base.sharding and not base.stack:
         return
     kind = "field" if base.kind == "child" else base.kind
-    lost = "every device would hold it all" if kind == "field" else f"a {kind} field would become a plain child"
+    effect = "store it whole on every device" if kind == "field" else "turn it into a plain child"
     raise NodeDefinitionError(
-        f"{cls.__qualname__}.{spec.name} is annotated anew without {kind}(), so {lost}.\n"
+        f"{cls.__qualname__}.{spec.name} redeclares a {kind}() field without {kind}(), which would {effect}.\n"
         f"  Write {spec.name}: {annotation_text(spec.type, cls)} = {_call_text(kind, spec.default)}, or "
-        f"{_call_text('field', spec.default)} if a child is meant."
+        f"{_call_text('field', spec.default)} for a plain child."
     )
 
 
-# 4. What the class gets
+# 4. The attributes of the finished class
 
 
-def _install_views(spec: NodeSpec, inherited: Mapping[str, Any]) -> None:
-    """The spec, and the views of the fields.
-
-    They read by name in a class that was made before: `%autoreload` gives its instances, with fields in other places,
-    this class.
-    """
-    cls, path = spec.cls, f"{spec.cls.__module__}.{spec.cls.__qualname__}"
-    is_made_again = path in _LATEST
-    _LATEST[path] = cls
+def _install_views(spec: NodeSpec) -> None:
+    """Set the spec, and a view for each field, which reads it by its index in the nodes of this class."""
     for field_ in spec.fields:
-        kind = FieldView if is_made_again else StaticView if field_.is_static else ChildView
-        view = vars(cls).get(field_.name, inherited.get(field_.name))
-        if type(view) is not kind or view.field is not field_:
-            setattr(cls, field_.name, kind(field_, field_.index))
-    cls.__node_spec__ = spec
-    cls.__node_fields__ = spec.by_name
+        setattr(spec.cls, field_.name, FieldView(field_, spec.table))
+    spec.cls.__node_spec__ = spec
+    spec.cls.__node_fields__ = spec.by_name
 
 
 def _init_of(draft: _Draft) -> tuple[Callable[..., None], bool]:
-    """The `__init__` that Python would run, and that seals the node; and whether a user wrote it and it stays."""
+    """The `__init__` that Python would run, wrapped to seal the node; and whether it is a user's, to be kept."""
     for base in draft.cls.__mro__[:-1]:
         init: Any = vars(base).get("__init__")
         if init is None or getattr(init, "__module__", None) in _PLACEHOLDERS:
             continue
-        known = vars(base).get("__node_spec__")
-        if known is not None:
-            return init, draft.is_module and known.has_own_init
-        code = getattr(inspect.unwrap(init), "__code__", None)
-        is_written = code is None or not code.co_qualname.startswith("__create_fn__.")  # by dataclasses
-        return sealing(init), is_written and (base is draft.cls or draft.is_module)
+        spec = vars(base).get("__node_spec__")
+        if spec is not None:
+            return init, draft.is_module and spec.has_own_init
+        return wrap_init(init), not is_generated(inspect.unwrap(init)) and (base is draft.cls or draft.is_module)
     return object.__init__, False
 
 
 def _install_methods(draft: _Draft, wrap_method: Callable[[Any], Any] | None) -> None:
-    """The methods of every node, for comparison those that the options ask for; and the methods of a Module wrapped.
+    """Add the methods of every node, with those for comparison as the options specify, and wrap a Module's methods.
 
-    Abstract methods are as of `abc.ABC`: Python itself refuses the instance, whatever the metaclass of its class.
+    Abstract methods work as with `abc.ABC`: Python itself refuses to create an instance, whatever the metaclass.
     """
     cls, options, body = draft.cls, draft.options, draft.body
-    asked = {"__eq__": options["eq"], "__hash__": options["eq"] or options["unsafe_hash"], "__repr__": options["repr"]}
+    by_option = {
+        "__eq__": options["eq"],
+        "__repr__": options["repr"],
+        "__hash__": options["eq"] or options["unsafe_hash"],
+    }
     for name, ours in METHODS.items():
-        inherited, pythons, is_asked = draft.inherited.get(name), getattr(object, name, None), asked.get(name, True)
-        # Beside an `__eq__`, Python puts `__hash__ = None` into the body by itself, and that says nothing.
-        unsaid = is_asked and name == "__hash__" and "__eq__" in body and body.get(name, name) is None
-        if name in body and not unsaid:
+        inherited, default = draft.inherited.get(name), getattr(object, name, None)
+        is_enabled = by_option.get(name, True)
+        # If the body defines `__eq__`, Python adds `__hash__ = None`, which the user did not write.
+        is_implicit = is_enabled and name == "__hash__" and "__eq__" in body and body.get(name, name) is None
+        if name in body and not is_implicit:
             continue
-        keeps = not (inherited is ours or inherited is pythons or unsaid or _is_of_dataclass(cls, name))
-        keeps = keeps and (draft.is_module or not is_asked)
-        method = inherited if keeps else ours if is_asked else pythons
-        if name in vars(cls):  # by `dataclasses`
+        keeps = not (inherited is ours or inherited is default or is_implicit or _is_of_dataclass(cls, name))
+        keeps = keeps and (draft.is_module or not is_enabled)
+        method = inherited if keeps else ours if is_enabled else default
+        if name in vars(cls):  # `dataclasses` added it.
             delattr(cls, name)
         if inherited is not method:
             setattr(cls, name, method)
@@ -347,7 +403,7 @@ def _install_methods(draft: _Draft, wrap_method: Callable[[Any], Any] | None) ->
 
 
 def _is_of_dataclass(cls: type[Any], name: str) -> bool:
-    """Whether a class inherits a method from a dataclass that is not a node, whose methods read other attributes."""
+    """Whether a class inherits a method from a dataclass that is not a node, so that it reads different attributes."""
     writer = next((base for base in cls.__mro__[1:] if name in vars(base)), object)
     return "__dataclass_params__" in vars(writer) and "__node_spec__" not in vars(writer)
 
@@ -389,29 +445,30 @@ def pytree_dataclass(
     slots: bool = False,
     weakref_slot: bool = False,
 ) -> Any:
-    """Make a class a pytree node: its fields are children, those marked `static()` go to `aux_data`.
+    """Turn a class into a frozen dataclass that is a JAX pytree.
 
-    What `dataclasses.dataclass(frozen=True)` does, and on top of it `tree_flatten`, `tree_unflatten`, key paths by
-    field name, and statics that `jit` compares exactly. The class is registered with JAX and stays the same object.
+    Fields become children; fields declared `static()` go to `aux_data`. In addition to
+    `dataclasses.dataclass(frozen=True)`, it adds `tree_flatten`, `tree_unflatten`, key paths by field name, and statics
+    that `jit` compares exactly. The class is registered with JAX and stays the same object.
 
     Args:
         cls: The class.
-        init: Generate `__init__`. One that the class body defines is kept; it assigns the fields as usual.
+        init: Generate `__init__`, unless the class body defines one, which assigns the fields as usual.
         repr: Generate a short `__repr__`.
-        eq: Generate `__eq__`, which gives a plain `bool` for any leaves, and `__hash__` by value.
-        order: Generate `<`, `<=`, `>` and `>=`, which compare the fields in order, as a tuple of them does. An array of
-            several values has no single answer, and raises: leave such a field out with `field(compare=False)`.
-        unsafe_hash: Generate `__hash__` with `eq=False` too, or beside an `__eq__` of your own.
+        eq: Generate `__eq__`, which returns a plain `bool` for any leaves, and `__hash__` by value.
+        order: Generate `<`, `<=`, `>` and `>=`, which compare the fields in order, like a tuple. Comparing arrays with
+            several elements raises: exclude such fields with `field(compare=False)`.
+        unsafe_hash: Generate `__hash__` even with `eq=False` or with a custom `__eq__`.
         frozen: Always true.
         match_args: Generate `__match_args__`.
-        kw_only: All fields of this class are taken by keyword.
-        slots: Always false: a node keeps its fields in one flattened pair. `dataclasses.make_dataclass` passes it.
-        weakref_slot: Always false: a node can be weakly referenced as it is.
+        kw_only: Make all fields of this class keyword-only.
+        slots: Always false: a node stores all fields in one attribute. `dataclasses.make_dataclass` passes it.
+        weakref_slot: Always false: nodes support weak references anyway.
 
     Raises:
-        NodeDefinitionError: If the class can't be a node; the message names the field or option and the cure.
-        TypeError: If `order` or `unsafe_hash` would overwrite a method of the class body, as `dataclasses` says it.
-        ValueError: If `order` is given without `eq`.
+        NodeDefinitionError: If the class can't be a node; the message names the field or option and the fix.
+        TypeError: If `order` or `unsafe_hash` would overwrite a method of the class body, as in `dataclasses`.
+        ValueError: If `order` is true but `eq` is not.
 
     Examples:
         >>> @pytree_dataclass
@@ -430,7 +487,7 @@ def pytree_dataclass(
 
     def decorate(cls: Any) -> type[Any]:
         if not isinstance(cls, type):
-            raise NodeDefinitionError(f"pytree_dataclass decorates a class, got {short_text(cls)}.")
+            raise NodeDefinitionError(f"pytree_dataclass must decorate a class, got {short_text(cls)}.")
         make_node_class(cls, options)
         return cls
 

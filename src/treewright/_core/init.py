@@ -1,11 +1,12 @@
-"""The generated `__init__`: text that reads like the function it makes, compiled once for each class; and docstrings.
+"""The generated `__init__`: source text that reads like handwritten code, compiled once per class; and docstrings.
 
-The only file that calls `exec`. Names in the text are parameters, which are those of the fields and checked to be
-identifiers, and helpers like `__cls__`, which no field can have.
+This is the only file in `_core` that calls `exec`. Names in the text are parameters, which are the fields' names and
+checked to be identifiers, and helpers like `__cls__`, which can't be field names.
 """
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import keyword
 import linecache
@@ -15,25 +16,28 @@ from typing import Any
 
 from typing_extensions import Format, get_annotations
 
-from treewright._core.fields import MISSING, FieldSpec, NodeSpec
-from treewright._core.instance import PAIR, assign, build, check
+from treewright._core.fields import MISSING
+from treewright._core.instance import FLAT_FORM, assign, check, run_init
+from treewright._core.spec import FieldSpec, NodeSpec, add_field_note
 from treewright.errors import NodeDefinitionError
 
 _NAMES_MAY_BE_UNKNOWN: Any = {"annotation_format": Format.FORWARDREF} if sys.version_info >= (3, 14) else {}
-# In place of a default that a factory makes; prints as `<factory>`.
+# The default of a parameter whose field has a factory; prints as `<factory>`.
 FACTORY: Any = getattr(dataclasses, "_HAS_DEFAULT_FACTORY")  # noqa: B009
 
 
 def make_init(spec: NodeSpec, arguments: Sequence[FieldSpec]) -> Callable[..., None]:
-    """The `__init__` that `dataclasses.dataclass` would give the class, storing the pair instead of attributes.
+    """The `__init__` that `dataclasses.dataclass` would generate, except that it stores the flat form.
 
-    The arguments are the fields and each `InitVar`, as they are declared.
+    The arguments are the fields and `InitVar`s in the order of their declaration.
     """
     cls = spec.cls
-    helpers: dict[str, Any] = {"__cls__": cls, "__factory__": FACTORY, "__build__": build, "__assign__": assign}
+    helpers: dict[str, Any] = {"__cls__": cls, "__factory__": FACTORY, "__build__": run_init, "__assign__": assign}
     for argument in arguments:
         if not argument.name.isidentifier() or keyword.iskeyword(argument.name):
-            raise NodeDefinitionError(f"{cls.__qualname__} has a field {argument.name!r}, which is not an identifier.")
+            raise NodeDefinitionError(
+                f"{cls.__qualname__} has a field named {argument.name!r}, which is not an identifier. Rename it."
+            )
     me = "__self__" if "self" in spec.by_name or "self" in spec.init_vars else "self"
     header = f"  def __init__({', '.join([me, *_parameters(cls, arguments, helpers)])}):"
     body = "\n    ".join([header, *_body(spec, me, helpers)])
@@ -72,8 +76,8 @@ def _parameters(cls: type[Any], arguments: Sequence[FieldSpec], helpers: dict[st
             with_default = name
         elif with_default is not None:
             raise NodeDefinitionError(
-                f"{cls.__qualname__}: non-default argument {name!r} follows default argument {with_default!r}. Give "
-                f"{name} a default, or take it by keyword: field(kw_only=True)."
+                f"{cls.__qualname__}: non-default argument {name!r} follows default argument {with_default!r}. Add a "
+                f"default to {name}, or make it keyword-only: field(kw_only=True)."
             )
     return [*positional, "*", *by_keyword] if by_keyword else positional
 
@@ -81,15 +85,16 @@ def _parameters(cls: type[Any], arguments: Sequence[FieldSpec], helpers: dict[st
 def _body(spec: NodeSpec, me: str, helpers: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     values: list[str] = []
-    is_simple = not spec.runs_post_init
+    creates_node = getattr(spec.cls, "__new__") is object.__new__  # noqa: B009  a user's may return a finished node
+    is_simple = creates_node and not spec.runs_post_init
     for field in spec.fields:
         name = field.name
         if field.default_factory is not MISSING:
-            helpers[f"__make_{name}__"] = field.default_factory
+            helpers[f"__make_{name}__"] = functools.partial(field.make_default, spec.cls)
             lines.append(f"{f'if {name} is __factory__: ' if field.init else ''}{name} = __make_{name}__()")
         elif not field.init and field.default is not MISSING:
             lines.append(f"{name} = __default_{name}__")
-        if field.is_left_open:
+        if field.set_only_in_post_init:
             is_simple = False
         else:
             values.append(f"{name!r}: {name}")
@@ -99,44 +104,45 @@ def _body(spec: NodeSpec, me: str, helpers: dict[str, Any]) -> list[str]:
 
 
 def _storing(spec: NodeSpec, me: str, assigning: str, helpers: dict[str, Any]) -> list[str]:
-    """The lines that store the pair directly; to an instance of a subclass, whose `__init__` runs, they assign."""
-    lines = [f"if __type__({me}) is not __cls__: return {assigning}"]
-    helpers.update(__type__=type, __check__=check, __unseen__=spec.unseen)
+    """The lines that store the flat form directly. If a subclass's `__init__` called this one, they assign instead."""
+    # The first nodes of a class are checked more closely, so they are built like nodes with a `__post_init__`.
+    lines = [f"if __type__({me}) is not __cls__ or __sample__.left: return {assigning}"]
+    helpers.update(__type__=type, __check__=check, __sample__=spec.sample, __Exception__=Exception)
     for field in spec.fields:
         if field.converter is not None:
             helpers[f"__convert_{field.name}__"] = field.converter
-            lines.append(f"{field.name} = __convert_{field.name}__({field.name})")
+            helpers[f"__note_{field.name}__"] = functools.partial(add_field_note, "converter", spec.cls, field.name)
+            lines.append(f"try: {field.name} = __convert_{field.name}__({field.name})")
+            lines.append(f"except __Exception__ as __error__: __note_{field.name}__(__error__, {field.name}); raise")
     children = "".join([f"{field.name}, " for field in spec.children])
     statics = "__statics__"
     if spec.statics:
-        helpers.update(__table__=spec.table, __Exception__=Exception)
+        helpers["__table__"] = spec.table
         names = ", ".join(spec.table.names)
         kinds = ", ".join([f"__type__({name})" for name in spec.table.names])
-        lines.append(f"try: __statics__ = __table__.known[{kinds}, {names}]()")
+        lines.append(f"try: __statics__ = __table__.by_value[{kinds}, {names}]()")
         lines.append("except __Exception__: __statics__ = None")
         statics = f"__statics__ or __table__.intern(({names},))"
     else:
         helpers["__statics__"] = spec.table.empty
-    slot: Any = getattr(spec.cls, PAIR, None)  # a Module has one, and storing past the name is a tenth faster
+    slot: Any = getattr(spec.cls, FLAT_FORM, None)  # A Module has a slot; setting it directly is 10 % faster.
     helpers["__store__"] = object.__setattr__ if slot is None else slot.__set__
-    lines.append(f"__store__({me}, {'' if slot else f'{PAIR!r}, '}(({children}), {statics}))")
-    # Without a check of the user's only the first nodes of the class are looked at.
-    lines.append(f"{'' if spec.checks else 'if __unseen__: '}__check__({me})")
-    return lines
+    lines.append(f"__store__({me}, {'' if slot else f'{FLAT_FORM!r}, '}(({children}), {statics}))")
+    return [*lines, f"__check__({me})"] if spec.checks else lines
 
 
 def _annotate(init: Any, cls: type[Any], types: dict[str, Any]) -> None:
-    """Annotate a generated `__init__` as `dataclasses` does: from 3.14 on when asked, so that later names are found."""
+    """Annotate a generated `__init__` like `dataclasses`: from Python 3.14 on lazily, so that later names resolve."""
     if sys.version_info >= (3, 14):
 
-        def __annotate__(format: Any, /) -> dict[str, Any]:  # noqa: N807  its name in Python
+        def __annotate__(format: Any, /) -> dict[str, Any]:  # noqa: N807  Python's name
             if format not in {Format.VALUE, Format.FORWARDREF, Format.STRING}:
                 raise NotImplementedError(format)
             declared: dict[str, Any] = {}
             for base in reversed(cls.__mro__):
                 declared.update(get_annotations(base, format=format))
-            given = {name: declared[name] for name in types if name in declared}
-            return {**given, "return": "None" if format == Format.STRING else None}
+            parameters = {name: declared[name] for name in types if name in declared}
+            return {**parameters, "return": "None" if format == Format.STRING else None}
 
         __annotate__.__qualname__ = f"{cls.__qualname__}.__init__.__annotate__"
         __annotate__.__module__ = cls.__module__
@@ -147,7 +153,7 @@ def _annotate(init: Any, cls: type[Any], types: dict[str, Any]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Docstring:
-    """The docstring of a class, made when first read: its signature if it has none, and a section for the fields."""
+    """The docstring of a class, built when first read: the user's or the signature, and a section on the fields."""
 
     written: str | None
 
@@ -157,9 +163,11 @@ class Docstring:
             doc = cls.__name__
             with contextlib.suppress(TypeError, ValueError):
                 doc += str(inspect.signature(cls, **_NAMES_MAY_BE_UNKNOWN)).replace(" -> None", "")
-        documented = [field_ for field_ in cls.__node_spec__.fields if field_.doc is not None]
-        if documented:
-            lines = [f"    {one.name}: {inspect.cleandoc(one.doc)}".replace("\n", "\n        ") for one in documented]
+        docs = {
+            field_.name: inspect.cleandoc(field_.doc) for field_ in cls.__node_spec__.fields if field_.doc is not None
+        }
+        if docs:
+            lines = [f"    {name}: {text}".replace("\n", "\n        ") for name, text in docs.items()]
             doc = "\n".join([inspect.cleandoc(doc), "", "Attributes:", *lines])
         cls.__doc__ = doc
         return doc

@@ -1,7 +1,7 @@
 """Node instances: storage, attribute access, construction, `replace`.
 
-An instance holds exactly what `tree_flatten` returns, one attribute `_node = (children, statics)`. Until its `__init__`
-has returned, `_node` holds an `Unfinished` instead and the values wait in the instance's `__dict__`.
+An instance stores exactly what `tree_flatten` returns, in one attribute: `_node = (children, statics)`. Until its
+`__init__` returns, `_node` is an `Unfinished` and the values are in the instance's `__dict__`.
 """
 
 # The definition of `replace` for mypy is not assignable to the one for pyright.
@@ -11,17 +11,28 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from sys import getrefcount
+from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, Protocol, TypeVar
 
-from treewright._core.fields import MISSING, MYPY, FieldSpec, NodeSpec, spec_of
-from treewright._core.functions import class_attribute, is_cached_property, of_earlier_class
-from treewright._core.misfits import check_children, contains_itself
-from treewright._core.statics import Statics
-from treewright._core.text import did_you_mean, with_close_matches
-from treewright.errors import NodeDefinitionError, NodeInitError, UnfinishedNodeError
+from treewright._base.functions import class_attribute, earlier_class_hint, is_cached_property
+from treewright._base.jax_private import jax_trees
+from treewright._base.text import (
+    annotation_text,
+    did_you_mean,
+    is_node_class,
+    short_text,
+    with_article,
+    with_close_matches,
+)
+from treewright._core.field_checks import check_children, self_reference_error
+from treewright._core.fields import MISSING
+from treewright._core.keys import reaches_unfinished
+from treewright._core.spec import FieldSpec, NodeSpec, spec_of
+from treewright._core.statics import Statics, StaticTable
+from treewright.errors import FieldOnClassError, NodeDefinitionError, NodeInitError, UnfinishedNodeError
 
-PAIR = "_node"
-Pair = tuple[tuple[Any, ...], Statics]
+FLAT_FORM = "_node"
+FlatForm = tuple[tuple[Any, ...], Statics]
 
 _new: Any = object.__new__
 _read = object.__getattribute__
@@ -29,7 +40,7 @@ _store = object.__setattr__
 
 
 class Unfinished:
-    """What `_node` holds before a node is sealed, and for good where `__init__` raised. JAX's errors print it."""
+    """The value of `_node` until the node is sealed, or forever if `__init__` raised. JAX's errors print it."""
 
     __slots__ = ("cls", "takes_values", "why")
 
@@ -45,174 +56,220 @@ class Unfinished:
         self.takes_values = takes_values
 
     def values_of(self, node: Any) -> dict[str, Any]:
-        """The values that wait in the node that holds this, to be read, assigned to and deleted.
+        """The values assigned to this node so far, which can be read, assigned and deleted.
 
         Raises:
-            UnfinishedNodeError: If its `__init__` raised.
+            UnfinishedNodeError: If the node's `__init__` raised.
         """
         if not self.takes_values:
-            raise self.error()
+            raise UnfinishedNodeError(f"This is {self}.")
         values: dict[str, Any] = node.__dict__
         return values
-
-    def error(self) -> UnfinishedNodeError:
-        """The error for a use that this node can't stand."""
-        return UnfinishedNodeError(f"This is {self}.")
 
     def __repr__(self) -> str:
         return f"an unfinished {self.cls.__qualname__}: {self.why}"
 
 
-def stored(node: Any) -> Pair | Unfinished:
-    """What `_node` holds, past any `__getattr__` of the user's."""
+def raw_form(node: Any) -> FlatForm | Unfinished:
+    """The value of `_node`, bypassing a user's `__getattr__`."""
     try:
-        form: Pair | Unfinished = _read(node, PAIR)
+        form: FlatForm | Unfinished = _read(node, FLAT_FORM)
     except AttributeError:
-        refuse_undecorated(type(node))
-        return Unfinished(type(node), "no __init__ of a node has run, so it has no values")
+        cls = type(node)
+        refuse_undecorated(cls)
+        why = f"no __init__ has run. Create it by calling the class: {cls.__qualname__}(...)"
+        if cls.__init__ is object.__init__:
+            why = "the class has no __init__. Remove init=False, or write an __init__"
+        return Unfinished(cls, why, takes_values=False)
     return form
 
 
-def flat_form(node: Any) -> Pair:
-    """`(children, aux_data)`: the values of the child fields in order, and the one object of all static fields.
+def flat_form(node: Any) -> FlatForm:
+    """`(children, aux_data)`: the values of the child fields in order, and one object for all static fields.
 
     Raises:
         UnfinishedNodeError: If the node's `__init__` has not returned.
     """
-    form = stored(node)
+    form = raw_form(node)
     if isinstance(form, Unfinished):
-        raise form.error()
+        raise UnfinishedNodeError(f"This is {form}.")
     return form
 
 
-def from_flat_form(cls: type[Any], pair: Pair) -> Any:
-    """A node of this class that holds `pair`; no code of the user's runs."""
+def from_flat_form(cls: type[Any], pair: FlatForm) -> Any:
+    """A node of this class with this flat form; runs none of the user's code."""
     node: Any = _new(cls)
-    _store(node, PAIR, pair)
+    _store(node, FLAT_FORM, pair)
     return node
 
 
 def is_node(value: object) -> bool:
     """Whether a value is an instance of a node class."""
-    return hasattr(type(value), "__node_spec__")
+    return is_node_class(type(value))
 
 
 def refuse_undecorated(cls: type[Any]) -> None:
-    """Refuse the first instance of a subclass of a node class that is no node class itself."""
+    """Raise if a subclass of a node class is not a node class itself."""
     if "__node_spec__" in vars(cls):
         return
-    name, cure = "is not decorated itself", f"Put @pytree_dataclass above class {cls.__name__}"
-    if class_attribute(cls, PAIR) is not None:  # a Module, which makes a node of each subclass
-        name = "was not made a node"
-        cure = "Let each __init_subclass__ of its bases call super().__init_subclass__()"
+    base = next((base.__qualname__ for base in cls.__mro__ if "__node_spec__" in vars(base)), "Module")
+    problem, fix = "not decorated", f"Put @pytree_dataclass above class {cls.__name__}"
+    if class_attribute(cls, FLAT_FORM) is not None:  # Module.__init_subclass__ did not run.
+        problem = "not a node class itself"
+        fix = "Call super().__init_subclass__() in every __init_subclass__ of its bases"
     raise NodeDefinitionError(
-        f"{cls.__qualname__} is a subclass of the node class {spec_of(cls).cls.__qualname__} and {name}, so its own "
-        f"fields would be lost, and JAX would take its instances for leaves. {cure}."
+        f"{cls.__qualname__} is a subclass of the node class {base} but {problem}: its own fields would be lost, and "
+        f"JAX would treat its instances as leaves. {fix}."
     )
 
 
 # Attributes
 
 
-@dataclasses.dataclass(slots=True, eq=False)
-class FieldView:
-    """The attribute of a field, which finds its value by name: in a node of any class of that name.
+class FieldView(property):  # noqa: PLW1641  `__hash__` is one of the uses that it rejects
+    """The descriptor of a field: returns the value on an instance; on the class, using it as a value raises.
 
-    On the class, a field is this view. Tools that make a class again, such as IPython's autoreload, write it into the
-    old class, or make an instance of the old class one of the new.
+    It reads by index in nodes of its own table, and by name in nodes that were built before their class was redefined.
+    Tools that redefine a class, such as IPython's autoreload, copy the new class's attributes to the old one.
     """
 
-    field: FieldSpec
-    index: int
-    # To `dataclasses`, which gives it a name, it is a field: as a default it would be lost, and the class with it.
-    __class__ = property(lambda _: dataclasses.Field)  # pyright: ignore[reportIncompatibleMethodOverride]  # of object
+    # `dataclasses` must take it for a field and assign its `name`, which raises; otherwise it would become a default.
+    __class__ = property(lambda _: dataclasses.Field)  # pyright: ignore[reportIncompatibleMethodOverride]
 
-    @property
-    def name(self) -> str:
-        """That of the field."""
-        return self.field.name
-
-    @name.setter
-    def name(self, name: str) -> None:
-        raise NodeDefinitionError(
-            f"{name} is a field of a node class, and a node class is a dataclass already. Drop @dataclass, or put "
-            f"@pytree_dataclass in its place above a subclass of a decorated class."
+    def __init__(self, field: FieldSpec, table: StaticTable) -> None:
+        name = field.name
+        super().__init__(
+            _reader(field, table),
+            lambda node, value: set_attribute(node, name, value),
+            lambda node: delete_attribute(node, name),
         )
+        self.__doc__ = field.doc
+        self.field = field
+        self.table = table
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.field, self.index))
+        return (FieldView, (self.field, self.table))
 
-    def __get__(self, node: Any, owner: type | None = None) -> Any:
-        if node is None:
-            return FieldView(self.field, self.index)
-        form, name = stored(node), self.field.name
-        if isinstance(form, Unfinished):
-            value = form.values_of(node).get(name, self.field.default)
-            if value is MISSING:
-                raise UnfinishedNodeError(
-                    f"{type(node).__qualname__}.{name} has no value yet: __init__ must assign it before it is read."
-                )
-            return value
-        children, statics = form
-        values = dict(zip((*statics.table.children, *statics.names), (*children, *statics.values), strict=True))
-        if name not in values:
-            raise AttributeError(
-                f"This {type(node).__qualname__} has no field {name}: it was made by an earlier class of that name, "
-                f"with the fields {', '.join(values) or 'none'}. Make the object again."
+    def __repr__(self) -> str:
+        return f"<field {self.table.owner.__qualname__}.{self.field.name}>"
+
+    def __getattr__(self, attribute: str) -> Never:
+        raise AttributeError(self._problem(f"has no {attribute}"), name=None, obj=None)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are views of the same field, also before and after its class was redefined."""
+        if not isinstance(other, FieldView):
+            self.refuse_use()
+        owners = (self.table.owner, other.table.owner)
+        paths = {(cls.__module__, cls.__qualname__) for cls in owners}
+        return len(paths) == 1 and self.field.name == other.field.name
+
+    def refuse_use(self, *_: object, **__: object) -> Never:
+        raise FieldOnClassError(self._problem("has no value"))
+
+    def _problem(self, problem: str) -> str:
+        field, cls = self.field, self.table.owner.__name__
+        constant = "..." if field.default is MISSING else short_text(field.default)
+        line = f"{field.name}: ClassVar[{annotation_text(field.type, self.table.owner)}] = {constant}"
+        return (
+            f"{self.table.owner.__qualname__}.{field.name} is a field, so on the class it {problem}: only instances "
+            f"have one. Read it on an instance. For a class constant, declare a ClassVar:\n"
+            f"  {line.replace('[...]', '')}\n"
+            f"For the default: {{field.name: field.default for field in dataclasses.fields({cls})}}[{field.name!r}]"
+        )
+
+    # `dataclasses` assigns a field's name; nothing reads it.
+    name = property(None, lambda self, name: self._refuse_dataclass(name))
+
+    def _refuse_dataclass(self, name: str) -> Never:
+        raise NodeDefinitionError(
+            f"{name} is a field of a node class, which is already a dataclass. Remove @dataclass, or replace it with "
+            f"@pytree_dataclass if this is a subclass of a decorated class."
+        )
+
+
+# Every operation that would use a view as a value: otherwise `Tiles.WALL == 1` would silently be False.
+for _use in (
+    *("lt", "le", "gt", "ge", "hash", "bool", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil"),
+    *("neg", "pos", "abs", "invert", "len", "iter", "contains", "getitem", "format"),
+    *("array", "array_ufunc", "jax_array"),
+    *(
+        f"{side}{operation}"
+        for operation in (
+            *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow"),
+            *("lshift", "rshift", "and", "or", "xor"),
+        )
+        for side in ("", "r")
+    ),
+):
+    setattr(FieldView, f"__{_use}__", FieldView.refuse_use)
+
+
+def _reader(field: FieldSpec, table: StaticTable) -> Callable[[Any], Any]:
+    """A function that reads a field by its index, in a third of the time of reading by name (benchmarks: node)."""
+    index = field.index
+
+    def read_child(node: Any) -> Any:
+        try:
+            children, statics = node._node
+            if statics.table is table:
+                return children[index]
+        except (TypeError, AttributeError):  # unfinished
+            pass
+        return _read_by_name(node, field)
+
+    def read_static(node: Any) -> Any:
+        try:
+            _, statics = node._node
+            if statics.table is table:
+                return statics.values[index]
+        except (TypeError, AttributeError):  # unfinished
+            pass
+        return _read_by_name(node, field)
+
+    return read_static if field.is_static else read_child
+
+
+def _read_by_name(node: Any, field: FieldSpec) -> Any:
+    """The value of a field in an unfinished node, or in a node of an older definition of its class."""
+    form, name = raw_form(node), field.name
+    if isinstance(form, Unfinished):
+        value = form.values_of(node).get(name, field.default)
+        if value is MISSING:
+            raise UnfinishedNodeError(
+                f"{type(node).__qualname__}.{name} was read before __init__ set it. Assign it first."
             )
-        return values[name]
-
-    def __set__(self, node: Any, value: Any) -> None:
-        set_attribute(node, self.field.name, value)
-
-    def __delete__(self, node: Any) -> None:
-        delete_attribute(node, self.field.name)
-
-
-class ChildView(FieldView):
-    """The attribute of a child, which reads it by its index: a third of the time (benchmarks: node)."""
-
-    __slots__ = ()
-
-    def __get__(self, node: Any, owner: type | None = None) -> Any:
-        try:
-            return node._node[0][self.index]
-        except (TypeError, AttributeError):  # on the class, or unfinished
-            return FieldView.__get__(self, node, owner)
-
-
-class StaticView(FieldView):
-    """The attribute of a static, which reads it by its index."""
-
-    __slots__ = ()
-
-    def __get__(self, node: Any, owner: type | None = None) -> Any:
-        try:
-            return node._node[1].values[self.index]
-        except (TypeError, AttributeError):  # on the class, or unfinished
-            return FieldView.__get__(self, node, owner)
+        return value
+    children, statics = form
+    values = dict(zip((*statics.table.children, *statics.names), (*children, *statics.values), strict=True))
+    if name not in values:
+        raise AttributeError(
+            f"This {type(node).__qualname__} has no field {name}: it belongs to an older definition of the class, "
+            f"with the fields {', '.join(values) or 'none'}. Recreate the object."
+        )
+    return values[name]
 
 
 def set_attribute(node: Any, name: str, value: Any) -> None:
-    """Only while `__init__` runs; afterwards a node is frozen. The value of a field waits in `__dict__`, converted."""
+    """Assign an attribute while `__init__` runs; afterwards the node is frozen. Converters run."""
     try:
-        form = _read(node, PAIR)
+        form = _read(node, FLAT_FORM)
     except AttributeError:
-        form = stored(node)
+        form = raw_form(node)
     if isinstance(form, tuple):
         raise frozen_error(node, name, "assign to")
-    # No call for each `self.x = x` in an `__init__` (benchmarks: node, own __init__).
+    # Inlined, because a call for each `self.x = x` is measurable (benchmarks: node, own __init__).
     values = node.__dict__ if type(form) is Unfinished and form.takes_values else form.values_of(node)
     field: FieldSpec | None = node.__node_fields__.get(name)
     if field is None:
         _store(node, name, value)
     else:
-        values[name] = value if field.converter is None else field.converter(value)
+        values[name] = value if field.converter is None else field.convert(value, type(node))
 
 
 def delete_attribute(node: Any, name: str) -> None:
-    """Only while `__init__` runs; afterwards a node is frozen."""
-    form = stored(node)
+    """Delete an attribute while `__init__` runs; afterwards the node is frozen."""
+    form = raw_form(node)
     if isinstance(form, tuple):
         raise frozen_error(node, name, "delete")
     if form.values_of(node).pop(name, MISSING) is MISSING:
@@ -220,70 +277,77 @@ def delete_attribute(node: Any, name: str) -> None:
 
 
 def frozen_error(node: Any, name: str, verb: str) -> dataclasses.FrozenInstanceError:
-    """The error for an assignment to, or a deletion of, an attribute of a sealed node."""
+    """The error for assigning or deleting an attribute of a sealed node."""
     cls, names = type(node), spec_of(type(node)).by_name
-    cure = (
-        f"treewright.replace(node, {name}=...) gives a changed copy, and `with treewright.edit(node) as draft:` takes "
-        f"assignments"
-    )
     if name not in names:
-        hint = did_you_mean(name, names)
-        cure = f"{cls.__qualname__} has no field of this name{hint}, and takes no other attributes after its __init__"
+        return dataclasses.FrozenInstanceError(
+            f"cannot {verb} {name!r}: {cls.__qualname__} has no field of this name{did_you_mean(name, names)}, and "
+            f"nodes are frozen after __init__."
+        )
     return dataclasses.FrozenInstanceError(
-        f"cannot {verb} field {name!r} of a {cls.__qualname__}, it is frozen: {cure}."
+        f"cannot {verb} field {name!r} of {with_article(cls.__qualname__)}, it is frozen: use "
+        f"treewright.replace(node, {name}=...) for a changed copy, or assign in `with treewright.edit(node) as draft:`."
     )
 
 
 # Construction
 
 
-def sealing(init: Callable[..., None]) -> Callable[..., None]:
-    """A user's `__init__`, after which the node is sealed."""
+def wrap_init(init: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a user's `__init__` so that it seals the node."""
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        return build(self, init, *args, **kwargs)  # Python itself refuses what is not None
+        return run_init(self, init, *args, **kwargs)  # Python rejects a result other than None.
 
     return __init__
 
 
-def build(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) -> object:
-    """Run an `__init__`; the outermost one seals the node when it returns and abandons it when it raises."""
-    try:  # nothing is stored before the outermost one, and `getattr` says so in a third of the time of an exception
-        form = _read(node, PAIR) if hasattr(type(node), "__getattr__") else getattr(node, PAIR, None)
+def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) -> object:
+    """Run an `__init__`; the outermost one seals the node when it returns, or marks it as failed when it raises."""
+    try:  # Before the outermost __init__, `_node` is missing; `getattr` finds out three times faster than `except`.
+        form = _read(node, FLAT_FORM) if hasattr(type(node), "__getattr__") else getattr(node, FLAT_FORM, None)
     except AttributeError:
         form = None
     if isinstance(form, tuple):
-        raise frozen_error(node, "__init__", "assign to")
+        name = type(node).__qualname__
+        raise dataclasses.FrozenInstanceError(
+            f"{name}.__init__ was called on a finished {name}, but nodes are frozen. Call {name}(...) for a new one, "
+            f"or treewright.replace(node, ...) for a changed copy."
+        )
     if form is not None:
         form.values_of(node)
         return init(node, *args, **kwargs)
     spec: NodeSpec = node.__node_spec__
     if spec.cls is not type(node):
         refuse_undecorated(type(node))
-    _store(node, PAIR, spec.unfinished)
+    _store(node, FLAT_FORM, spec.unfinished)
     try:
+        references = getrefcount(node)
         returned = init(node, *args, **kwargs)
-        _seal(node, spec)
+        # Without a new reference to the node, no value can contain it.
+        is_referenced = getrefcount(node) > references
+        _seal(node, spec, is_referenced=is_referenced)
     except BaseException as error:
-        abandon(node, error)
+        mark_failed(node, error)
         if kwargs and isinstance(error, TypeError) and getattr(error.__traceback__, "tb_next", None) is None:
-            error.args = (f"{error}{_keywords_cure(str(error), spec, init, kwargs)}",)  # Python refused the arguments
+            # Python rejected the arguments.
+            error.args = (f"{error}{_keywords_hint(str(error), spec, init, kwargs)}",)
         raise
-    if spec.checks or spec.unseen:
+    if spec.checks or spec.sample.left:
         check(node)
     return returned
 
 
-def _keywords_cure(said: str, spec: NodeSpec, init: Callable[..., object], kwargs: Mapping[str, Any]) -> str:
-    """What to add to Python's error for keywords that an `__init__` does not take."""
+def _keywords_hint(message: str, spec: NodeSpec, init: Callable[..., object], kwargs: Mapping[str, Any]) -> str:
+    """A hint to append to Python's error for unexpected keywords of an `__init__`."""
     if spec.has_own_init and {field.name for field in spec.fields if field.init} <= kwargs.keys():
         return (
-            f". dataclasses.replace gives a constructor all fields, and {spec.cls.__qualname__} has an __init__ of its "
-            f"own, which takes others. treewright.replace(node, ...) and node.replace(...) run no __init__."
+            f". dataclasses.replace passes every field to the constructor, but {spec.cls.__qualname__} has a custom "
+            f"__init__. Use treewright.replace(node, ...) or node.replace(...), which do not call __init__."
         )
     code: Any = getattr(init, "__code__", None)
-    if code is None or "Did you mean" in said:  # from Python 3.13 on
+    if code is None or "Did you mean" in message:  # Python 3.13 and newer
         return ""
     parameters = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
     hints = (did_you_mean(name, parameters) for name in kwargs if name not in parameters)
@@ -291,87 +355,130 @@ def _keywords_cure(said: str, spec: NodeSpec, init: Callable[..., object], kwarg
 
 
 def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
-    """What a generated `__init__` does when there is more to it than storing the pair."""
-    waiting, fields = node.__dict__, node.__node_fields__
+    """Assign the fields from a generated `__init__` that has to do more than store the flat form."""
+    pending, fields = node.__dict__, node.__node_fields__
     for name, value in values.items():
         if name in fields and fields[name].converter is None:
-            waiting[name] = value
+            pending[name] = value
         else:
             set_attribute(node, name, value)
     if post_init is not None:
         node.__post_init__(*post_init)
 
 
-def _seal(node: Any, spec: NodeSpec) -> None:
-    """Check what `__init__` assigned, and store the pair."""
-    waiting, table = node.__dict__, spec.table
-    if not spec.by_name.keys() <= waiting.keys() or len(waiting) > len(spec.fields) + (PAIR in waiting):
-        _complete(spec, waiting)
-    children = tuple([waiting[name] for name in table.children])
-    for child in children:
-        if child is node:  # JAX would not come back from it
-            raise contains_itself(node, next(name for name, value in waiting.items() if value is node))
-    statics = table.find(tuple([waiting[name] for name in table.names]))
-    waiting.clear()
-    _store(node, PAIR, (children, statics))
+def _seal(node: Any, spec: NodeSpec, *, is_referenced: bool) -> None:
+    """Check the assigned values and store the flat form."""
+    pending, table = node.__dict__, spec.table
+    if not spec.by_name.keys() <= pending.keys() or len(pending) > len(spec.fields) + (FLAT_FORM in pending):
+        _complete(spec, pending)
+    children = tuple([pending[name] for name in table.children])
+    if is_referenced:
+        for name, child in zip(table.children, children, strict=True):
+            if _contains_unfinished(child):
+                raise self_reference_error(node, name)
+    for slot in spec.slots:
+        if getattr(node, slot, MISSING) is not MISSING:
+            cls = spec.cls.__qualname__
+            raise NodeInitError(
+                f"{cls}.{slot} was assigned, but it is a slot of a base class, not a field: flattening would lose it. "
+                f"Declare it in {cls} ({slot}: ...)."
+            )
+    statics = table.find(tuple([pending[name] for name in table.names]))
+    pending.clear()
+    _store(node, FLAT_FORM, (children, statics))
 
 
-def _complete(spec: NodeSpec, waiting: dict[str, Any]) -> None:
-    """Fill in the defaults, and refuse fields without a value and names that are no fields."""
+def _contains_unfinished(child: Any) -> bool:
+    """Whether a child contains a node that is being built, in its tree or captured by a function."""
+
+    def is_unfinished(value: Any) -> bool:
+        return is_node(value) and isinstance(raw_form(value), Unfinished)
+
+    try:
+        leaves = jax_trees.tree_leaves(child, is_leaf=is_unfinished)
+    except Exception:  # noqa: BLE001  a dict that JAX can't sort, or a user's flatten function
+        return False
+    return any(is_unfinished(leaf) or (callable(leaf) and reaches_unfinished(leaf)) for leaf in leaves)
+
+
+def _complete(spec: NodeSpec, pending: dict[str, Any]) -> None:
+    """Fill in defaults. Raise for fields without a value and for names that are not fields."""
     for field in spec.fields:
-        if field.name not in waiting and field.default is not MISSING:
-            waiting[field.name] = field.convert(field.default)
-        elif field.name not in waiting and field.default_factory is not MISSING:
-            waiting[field.name] = field.convert(field.default_factory())
-    missing = [name for name in spec.by_name if name not in waiting]
-    # What a cached_property computed of the half-built node is dropped, to be computed again.
-    others = waiting.keys() - {*spec.by_name, PAIR}
-    undeclared = [name for name in waiting if name in others and not is_cached_property(spec.cls, name)]
-    parts = [f"gave no value to {', '.join(missing)}"] if missing else []
+        if field.name not in pending and field.default is not MISSING:
+            pending[field.name] = field.convert(field.default, spec.cls)
+        elif field.name not in pending and field.default_factory is not MISSING:
+            pending[field.name] = field.convert(field.make_default(spec.cls), spec.cls)
+    missing = [name for name in spec.by_name if name not in pending]
+    # Values of a cached_property were computed from an unfinished node: drop them.
+    others = pending.keys() - {*spec.by_name, FLAT_FORM}
+    undeclared = [name for name in pending if name in others and not is_cached_property(spec.cls, name)]
+    method = "__post_init__" if spec.runs_post_init else "__init__"
+    problems = [f"did not set {', '.join(missing)}"] if missing else []
+    fixes = [f"Set every field in {method}."] if missing else []
     if undeclared:
-        parts.append(f"assigned to {with_close_matches(undeclared, spec.by_name)}, which it does not declare")
-    if parts:
-        raise NodeInitError(
-            f"{spec.cls.__qualname__}.__init__ {' and '.join(parts)}. Assign every field in __init__, and declare each "
-            f"in the class body ({(undeclared or missing)[0]}: ...)."
-        )
+        not_fields = "which is not a field" if len(undeclared) == 1 else "which are not fields"
+        problems.append(f"set {with_close_matches(undeclared, spec.by_name)}, {not_fields}")
+        fixes.append(f"Declare new fields in the class body ({undeclared[0]}: ...).")
+    if problems:
+        raise NodeInitError(f"{spec.cls.__qualname__}.{method} {', and '.join(problems)}. {' '.join(fixes)}")
 
 
 def check(node: Any) -> None:
-    """Look at the children of a node that has just been stored, and run every `__check_init__`, bases first."""
-    spec = spec_of(type(node))  # past what the node may pass on, as a generic alias does
+    """Check the children of a new node, and run every `__check_init__`, bases first."""
+    spec: NodeSpec = type(node).__node_spec__  # bypasses a user's `__getattr__`
     try:
-        if spec.unseen:
+        if spec.sample.left:
+            _refuse_class_assignments(spec)
+            for child in flat_form(node)[0]:
+                if type(child) is FieldView:
+                    child.refuse_use()
             check_children(node)
         for own_check in spec.checks:
             if own_check(node) is not None:
                 raise TypeError(
-                    f"{spec.cls.__qualname__}.__check_init__() returned a value, which nobody reads. Let it raise an "
-                    f"error for an instance that must not exist."
+                    f"{spec.cls.__qualname__}.__check_init__() returned a value, which is ignored. Raise an error for "
+                    f"an invalid instance instead."
                 )
     except BaseException as error:
-        abandon(node, error)
+        mark_failed(node, error)
         raise
 
 
-def abandon(node: Any, error: BaseException) -> None:
-    """Leave nothing of a node whose `__init__` raised but the word that it did."""
+def _refuse_class_assignments(spec: NodeSpec) -> None:
+    """Undo an assignment to a field on the class and raise, because every instance would read the value.
+
+    Without a metaclass the assignment itself can't be seen, so the first nodes of each class look for it.
+    """
+    for field in spec.fields:
+        value = vars(spec.cls).get(field.name)
+        if not isinstance(value, FieldView):
+            setattr(spec.cls, field.name, FieldView(field, spec.table))
+            name, line = f"{spec.cls.__qualname__}.{field.name}", f"{spec.cls.__name__}(..., {field.name}=...)"
+            raise NodeDefinitionError(
+                f"{name} = {short_text(value)} was assigned to a field on the class, so every instance would have "
+                f"read this value. The assignment was undone. Pass the value to the constructor, {line}, or change "
+                f"the default in the class body."
+            )
+
+
+def mark_failed(node: Any, error: BaseException) -> None:
+    """Empty a node whose `__init__` raised, so that every use reports the error."""
     node.__dict__.clear()
     why = f"its __init__ raised {type(error).__name__}({error}), so it has no fields to use"
-    _store(node, PAIR, Unfinished(type(node), why, takes_values=False))
+    _store(node, FLAT_FORM, Unfinished(type(node), why, takes_values=False))
 
 
 # Changed copies
 
 
 def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
-    """A copy with other values in some fields and all else as it was: converters and checks run, no constructor."""
+    """A copy with different values in some fields. Converters and checks run, but no constructor."""
     spec, (children, statics) = spec_of(node), flat_form(node)
     _refuse_unknown(spec, changes, spec.by_name)
     new_children, new_statics = list(children), list(statics.values)
     for name, value in changes.items():
         field = spec.by_name[name]
-        (new_statics if field.is_static else new_children)[field.index] = field.convert(value)
+        (new_statics if field.is_static else new_children)[field.index] = field.convert(value, spec.cls)
     if any(map(operator.is_not, new_statics, statics.values)):
         statics = spec.table.find(tuple(new_statics))
     copy = from_flat_form(type(node), (tuple(new_children), statics))
@@ -380,41 +487,41 @@ def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
     return copy
 
 
-def _with_post_init(node: Any, changes: dict[str, Any]) -> Any:
-    """A copy of a node whose constructor runs `__post_init__`, which runs again, so that it derives from the changes.
+def with_post_init(node: Any, changes: dict[str, Any]) -> Any:
+    """A copy with different values in some fields, for which `__post_init__` runs again.
 
-    `dataclasses.replace` does that, which nothing here could change, and all spellings of one thing have to agree.
+    `dataclasses.replace` also runs it, and all spellings of `replace` must agree.
     """
     spec, pair = spec_of(node), flat_form(node)
     _refuse_unknown(spec, changes, (*spec.by_name, *spec.init_vars))
     for name, default in spec.init_vars.items():
         if changes.get(name, default) is MISSING:
             raise TypeError(
-                f"{spec.cls.__qualname__}.__post_init__ takes {name}, an InitVar that no instance keeps. Give it: "
+                f"{spec.cls.__qualname__}.__post_init__ needs {name}, an InitVar that instances do not store. Pass it: "
                 f"replace(node, {name}=..., ...). treewright.at() and edit() change fields without __post_init__."
             )
     variables = [changes.pop(name, default) for name, default in spec.init_vars.items()]
 
     def derive(copy: Any) -> None:
-        waiting: dict[str, Any] = copy.__dict__
-        # What only `__post_init__` gives a value is left open for it, as in the constructor.
-        waiting |= {field.name: field.value_in(pair) for field in spec.fields if not field.is_left_open}
+        pending: dict[str, Any] = copy.__dict__
+        # As in the constructor, a field that only `__post_init__` sets has no value yet.
+        pending |= {field.name: field.value_in(pair) for field in spec.fields if not field.set_only_in_post_init}
         for name, value in changes.items():
             set_attribute(copy, name, value)
-        given = {name: waiting[name] for name in changes if not spec.by_name[name].init}
+        values = {name: pending[name] for name in changes if not spec.by_name[name].init}
         copy.__post_init__(*variables)
-        for name, value in given.items():
-            if waiting[name] is not value:
+        for name, value in values.items():
+            if pending[name] is not value:
                 raise TypeError(
-                    f"{spec.cls.__qualname__}.{name} is derived: __post_init__ has assigned it again, so the value "
-                    f"given to replace() would be lost. Replace what it is derived from; treewright.at(node, lambda "
-                    f"node: node.{name}).set(...) changes it alone, without __post_init__."
+                    f"{spec.cls.__qualname__}.{name} is derived: __post_init__ assigned it again, so the value passed "
+                    f"to replace() would be lost. Replace the fields that it is derived from, or use treewright.at("
+                    f"node, lambda node: node.{name}).set(...) to change only this field, without __post_init__."
                 )
 
     copy = _new(type(node))
-    build(copy, derive)
-    # The same values are the same statics, though their key may have changed: optax's cosine schedule assigns to what
-    # it has captured when it is first called.
+    run_init(copy, derive)
+    # Reuse the statics if all values are the same objects, because their keys may have changed since: optax's cosine
+    # schedule assigns to a captured variable when it is first called.
     children, statics = flat_form(copy)
     if all(map(operator.is_, statics.values, pair[1].values)):
         return from_flat_form(type(node), (children, pair[1]))
@@ -426,29 +533,31 @@ def _refuse_unknown(spec: NodeSpec, changes: Iterable[str], names: Collection[st
     if wrong:
         raise TypeError(
             f"{spec.cls.__qualname__} has no field {with_close_matches(wrong, names)}. "
-            f"Its fields: {', '.join(names) or 'none'}.{of_earlier_class(spec.cls)}"
+            f"Its fields: {', '.join(names) or 'none'}.{earlier_class_hint(spec.cls)}"
         )
 
 
+# mypy assumes that a variable of this name is true; other checkers read False. So mypy can see different definitions.
+MYPY: Literal[False] = False
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 
 
 class HasReplace(Protocol[P, R_co]):
-    """What checkers give every dataclass from Python 3.13 on: a `__replace__` that takes its fields."""
+    """The `__replace__` with a dataclass's fields that checkers synthesise from Python 3.13 on."""
 
     def __replace__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
 
 class ReplaceMethod(Protocol):
-    """`replace` as a method, for checkers: it takes what `__replace__` takes, and gives the class of its node."""
+    """`replace` as a method, for checkers: the parameters of `__replace__`, and the node's class as result."""
 
     def __get__(self, node: HasReplace[P, Any], owner: type[T], /) -> Callable[P, T]: ...
 
 
 if MYPY:
-    # mypy knows this very function, and checks names and types of the fields on every Python version.
+    # mypy has a special case for this function: it checks names and types of fields on every Python version.
     from dataclasses import replace as replace  # type: ignore[unreachable, unused-ignore]  # noqa: PLC0414
 elif TYPE_CHECKING and sys.version_info >= (3, 13):
 
@@ -459,19 +568,19 @@ else:
     def replace(node: T, /, **changes: Any) -> T:
         """A copy of `node` with some fields replaced; everything else is shared, not copied.
 
-        Converters and `__check_init__` run, and so does `__post_init__` where the class has one and its constructor is
-        the generated one: what it derives follows, as with `dataclasses.replace`. An `__init__` of your own does not
-        run. To change a place and nothing else, whatever it is, use `treewright.at`. Changing a static changes the
-        treedef, so jitted functions trace again.
+        Converters and `__check_init__` run. If the class has a generated constructor and a `__post_init__`, that runs
+        too and recomputes derived fields, as with `dataclasses.replace`. A custom `__init__` does not run. To change
+        one value without recomputing derived fields, use `treewright.at`. Changing a static changes the treedef, so
+        jitted functions retrace.
 
         Args:
             node: An instance of a node class.
-            **changes: New values by field name, statics and `init=False` fields among them; also what `__post_init__`
-                takes as an `InitVar`, which it has to be given unless it has a default.
+            **changes: New values by field name, including statics and `init=False` fields. Also the `InitVar`s of
+                `__post_init__`, which are required unless they have a default.
 
         Raises:
-            TypeError: If a name is not a field; the message lists the close ones. If `__post_init__` assigns again what
-                was given, or needs an `InitVar` that was not. Also if `node` is not a node.
+            TypeError: If a name is not a field; the message lists close matches. If `__post_init__` overwrites a
+                passed value, or needs an `InitVar` that was not passed. If `node` is not a node.
 
         Examples:
             >>> @pytree_dataclass
@@ -483,9 +592,9 @@ else:
         """
         if not is_node(node):
             raise TypeError(
-                f"replace() takes an instance of a Module or of a class with @pytree_dataclass, "
+                f"replace() needs an instance of a Module or of a class with @pytree_dataclass, "
                 f"got {type(node).__name__!r}."
             )
-        make: Any = _with_post_init if changes and spec_of(node).runs_post_init else with_fields
+        make: Any = with_post_init if changes and spec_of(node).runs_post_init else with_fields
         copy: T = make(node, changes)
         return copy

@@ -1,306 +1,429 @@
 """Exact keys: when two static values are the same.
 
-`==` is too coarse for a compiled program: `1 == True == 1.0` and `0.0 == -0.0`, yet each traces to another program. It
-is also too fine: `nan != nan`, and an optimiser that is built again differs from the last one. An exact key is equal
-for two values only when no program can tell them apart. Where that can't be known, as of a function that reads a
-global, the key stands for the very object. A key is taken once, when a node is made. What a class holds is part of no
-key: a program that assigns to an attribute of a class, or to what its methods read, is on its own.
+`==` is too coarse for a compiled program: `1 == True == 1.0` and `0.0 == -0.0`, yet each traces to a different program.
+It is also too fine: `nan != nan`, and an optimiser that is built twice does not equal itself. An exact key is equal for
+two values only if no program can tell them apart.
+
+The list of values compared by value is closed: the types of `kinds.py` by exact class, frozen dataclasses, partials,
+closed functions, and classes with a custom `__eq__` or `__hash__`. All others are compared by identity. A key is
+computed once, when a node is created. The same walk raises if a static reaches a node with arrays.
+
+Keys ignore class attributes: a program that assigns to one, or to a global that a method reads, is not protected.
 """
 
-import contextlib
 import dataclasses
 import functools
 import operator
 import types
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._core.functions import (
+from treewright._base.functions import (
     BY_EQUALITY,
+    C_METHODS,
+    METHODS,
     MISSING,
-    ThisObject,
     captured,
     code_key,
     code_reads,
+    has_author,
     import_path,
+    instance_attributes,
     is_cached_property,
+    is_generated,
     is_library,
+    is_library_object,
     is_linen,
+    is_written,
     jit_options,
-    library_object,
     reads_of,
-    state_of,
 )
-from treewright._core.jax_private import numbers_of
+from treewright._base.jax_private import numbers_of
+from treewright._base.text import is_node_class
+from treewright._core.field_checks import (
+    MUTABLE,
+    ArraysReachedError,
+    NoExactKeyError,
+    arrays_reached,
+    comparison_problem,
+    has_arrays,
+    is_nnx,
+    problem_of,
+    unset_field,
+)
 from treewright._core.kinds import DATACLASS, KINDS, NAMEDTUPLE, Kind, fields_of, kind_of
-from treewright._core.misfits import MUTABLE, NoExactKeyError, problem_of, refuse_equality
 
 BY_VALUE = BY_EQUALITY | {type(getattr(functools, "Placeholder", None))}  # a partial's, from Python 3.14 on
-_LARGE = 4096  # elements of an array above which a library's function that captured it goes by identity
+_MAX_ELEMENTS = 4096  # A library's function that captured a larger array is compared by identity.
 _NAMES = operator.attrgetter("__name__", "__qualname__", "__module__", "__doc__")
-_METHODS = frozenset({types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType})
+_PARTIALS = frozenset({functools.partial, jax.tree_util.Partial})
+_BY_CONTENT = frozenset({list, dict, set})  # if a library's function captured them
 
 
-class OpenError(Exception):
-    """A function, partial or method holds something that can change without it."""
-
-
-def exact_key(value: object, *, content: bool = False) -> Hashable:
-    """A key that is equal for two values exactly when `jit` may share one trace between them.
-
-    By `content`, a user's function that captures variables counts by what it captured, not by identity.
+def exact_key(value: object) -> Hashable:
+    """A key that is equal for two values exactly if `jit` may share one trace between them.
 
     Raises:
         NoExactKeyError: If the value, or one inside it, is mutable, an array, a tracer, or not hashable.
     """
-    return Keys(content).key(value)
+    return KeyBuilder().key(value)
 
 
-def by_identity(value: Any) -> Hashable:
-    """The key of this very object; of a method, which is made at each access, that of its function and instance."""
-    is_method = hasattr(type(value), "__func__") and hasattr(type(value), "__self__")
-    return ("identity", *map(ThisObject, (value.__func__, value.__self__) if is_method else (value,)))
+def reaches_unfinished(function: Any) -> bool:
+    """Whether a function, partial or method reaches a node that is being built."""
+    try:
+        KeyBuilder(code="user", is_child=True).key(function)
+    except ArraysReachedError:
+        return True
+    return False
+
+
+def identity_key(value: Any) -> Hashable:
+    """A key for the object itself; for a method, which is created at each access, its function and instance."""
+    if isinstance(value, METHODS):
+        return ("identity", IdentityKey(value.__func__), IdentityKey(value.__self__))
+    return ("identity", value if type(value) in C_METHODS else IdentityKey(value))  # their == compares identities
 
 
 def compared_by_itself(value: object, key: Any) -> bool:
-    """Whether `type` and `==` already are the exact comparison for this value."""
+    """Whether `type` and `==` are already exact for this value."""
     return len(key) == 2 and key[0] is type(value) and key[1] is value
 
 
-@dataclasses.dataclass(slots=True)
-class Keys:
-    """The keys of the parts of one static value.
+class IdentityKey:
+    """A key that compares an object by identity."""
 
-    Outside of functions, what has no exact key stands for itself. Inside a function, a partial or a method it raises
-    OpenError, and the whole stands for itself.
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, IdentityKey) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+@dataclasses.dataclass(slots=True)
+class KeyBuilder:
+    """Builds the exact keys of static values, one after the other.
+
+    A function, partial or method is compared as a whole: by its parts, or by identity if it is open, which means that
+    one of its parts can change.
+
+    Attributes:
+        doubts: Objects that are compared by identity and may be meant as constants; filled if given.
+        visited: Inside a function, partial or method, the objects entered so far, numbered because of cycles.
+        is_open: Whether a part of that function, partial or method can change.
+        code: Whose function captured the value, if any. A library's functions capture only constants.
+        node: The node whose children contain the value.
+        is_child: Whether the value is a child, for which only references to unfinished nodes matter.
     """
 
-    content: bool = False
-    met: dict[int, tuple[int, Any]] | None = None  # inside: what was met, numbered, since there are cycles
-    in_library: bool = False  # what a library's function captured does not change: lists, dicts, small arrays
+    doubts: list[Any] | None = None
+    visited: dict[int, tuple[int, Any]] | None = None
+    is_open: bool = False
+    code: Literal["user", "library"] | None = None
+    node: Any = None
+    is_child: bool = False
 
     def key(self, value: Any) -> Hashable:
         """The exact key of a value, or of one inside it.
 
         Raises:
-            NoExactKeyError: If it can't be a static.
-            OpenError: Inside a function, partial or method, if it has no exact key of its own.
+            NoExactKeyError: If it can't be static. Inside a function, the function becomes open instead.
+            ArraysReachedError: If it reaches a node with arrays, also inside a function.
         """
         cls = type(value)
         if cls in BY_VALUE or (cls is float and value and value == value):  # noqa: PLR0124
             return (cls, value)
         if cls is types.FunctionType:
-            return self.whole(value, Keys.function)
-        if isinstance(value, functools.partial):
-            return self.whole(value, Keys.partial)
+            return self.enter(value, KeyBuilder.function)
+        if cls in _PARTIALS:
+            return self.enter(value, KeyBuilder.partial)
         kind = KINDS.get(cls)
         if kind is not None:
-            return self.of_kind(kind, value)
+            return self.by_parts(kind, value)
         if isinstance(value, type):
-            return by_identity(value)
-        if cls in _METHODS and not library_object(value):
-            return self.whole(value, Keys.method)
-        if hasattr(cls, "_exact_key_"):  # nodes, and methods of nodes
-            return (cls, value._exact_key_(self))
-        return self.by_parts(value)
+            return identity_key(value)
+        if cls in C_METHODS or isinstance(value, METHODS):
+            return identity_key(value) if is_library_object(value) else self.enter(value, KeyBuilder.method)
+        if is_node_class(cls):
+            key: Hashable = value.__node_key__(self)
+            return key
+        return self.by_class(value)
 
-    # By parts, or by `==`
+    def refuse(self, problem: NoExactKeyError) -> None:
+        """Raise for a value that can't be static; inside a function, mark the function as open."""
+        if self.code is None:
+            raise problem
+        self.is_open = True
 
-    def by_parts(self, value: Any) -> Hashable:
-        """The key of a value of a family, or of a class that extends a plain one; any other goes by `==`."""
+    # By parts, by the author's `==`, or by identity
+
+    def by_class(self, value: Any) -> Hashable:
+        """The key of a value whose exact class is not in the table."""
         cls: Any = type(value)
         kind = kind_of(cls)
-        if kind is not None and kind is not NAMEDTUPLE and kind is not DATACLASS:
-            return self.of_kind(kind, value)
-        base = next((base for base in cls.__mro__ if base in KINDS), None)
-        if base is not None and state_of(value):
-            self.of_kind(KINDS[base], value)  # which refuses what can change
-            return self.itself(value)
-        if base is not None and cls.__eq__ is base.__eq__:
-            return (_class_key(cls), self.of_kind(KINDS[base], value))
+        if kind is not None and kind is not DATACLASS:
+            return self.by_parts(kind, value)
+        if kind is not None and is_generated(cls.__eq__) and (self.code is None or not has_arrays(value)):
+            return self.by_fields(value)
         is_frozen_dict = isinstance(value, dict) and cls.__hash__ and cls.__setitem__ is not dict.__setitem__
         if isinstance(value, MUTABLE) and not is_frozen_dict:
-            return self.container(value)
-        by_fields = _is_generated(cls.__eq__) and (cls.__dataclass_params__.frozen or is_linen(cls))
-        return self.dataclass(value) if by_fields else self.hashable(value)
+            return self.mutable(value)
+        if has_arrays(value) and not self.is_child:
+            raise arrays_reached(value)
+        if type(cls) is not type and is_nnx(cls):  # nnx classes have a metaclass.
+            return self.mutable(value)
+        if is_generated(cls.__eq__) and is_linen(cls):
+            return self.by_fields(value)
+        if cls.__eq__ is object.__eq__ and cls.__hash__ is object.__hash__:
+            return self.by_identity(value)
+        return self.by_equality(value)
 
-    def of_kind(self, kind: Kind, value: Any) -> Hashable:
-        """By its class and its parts."""
+    def by_parts(self, kind: Kind, value: Any) -> Hashable:
+        """By class and parts; by identity if the value has more than its parts."""
         cls = type(value)
         if kind.key is not None:
-            return (cls, kind.key(value, self.key))
+            return (cls, kind.key(value))
         parts = kind.parts(value)
         if parts is None:
-            return self.hashable(value)
-        if kind is not KINDS[frozenset]:
-            return (cls, *map(self.key, parts))
-        # Each on a walk of its own: the numbers of what was met before depend on the order.
-        inside = self.met is not None
-        return (cls, frozenset(Keys(self.content, {} if inside else None).key(part) for part in parts))
+            return self.by_identity(value)
+        if cls is frozenset:
+            return (cls, frozenset(map(self.separate_key, parts)))
+        key = (cls, *map(self.key, parts))
+        return _Unchanged(value, key) if kind is NAMEDTUPLE and cls.__dictoffset__ else key
 
-    def dataclass(self, value: Any) -> Hashable:
-        """By the fields that `==` compares, and any attribute that is not a field."""
-        cls, fields = type(value), fields_of(value)
-        for name, part in state_of(value).items():
+    def separate_key(self, value: Any) -> Hashable:
+        """The key of a part from a separate walk, because the numbers in `visited` depend on the order."""
+        before = self.visited
+        self.visited = None if before is None else {}
+        key = self.key(value)
+        self.visited = before
+        return key
+
+    def by_fields(self, value: Any) -> Hashable:
+        """A dataclass by the fields that `==` compares, and by all attributes that are not fields."""
+        cls = type(value)
+        try:
+            fields = fields_of(value)
+        except AttributeError as error:
+            self.refuse(unset_field(value, str(error.name)))
+            return None
+        for name, part in instance_attributes(value).items():
             if not is_cached_property(cls, name) and not (is_linen(cls) and name.startswith("_")):
                 fields.setdefault(name, part)
-        left_out = {field.name for field in dataclasses.fields(cls) if not field.compare}
+        ignored = {field.name for field in dataclasses.fields(cls) if not field.compare}
+        compared = {name: part for name, part in fields.items() if name not in ignored}
+        if not is_written(cls, "__hash__"):
+            return (_class_key(cls), self.items(compared))
+        # If a field has no key, a custom `__hash__` decides: nnx's GraphDef contains a list.
+        before = (self.code, self.node, self.visited)
+        self.code = None
         try:
-            keys = [(name, self.key(part)) for name, part in fields.items() if name not in left_out]
+            return (_class_key(cls), self.items(compared))
+        except ArraysReachedError:
+            raise
         except NoExactKeyError:
-            if _is_generated(cls.__hash__):
-                raise
-            return self.hashable(value)  # a class with a hash of its own vouches for what its fields hold
-        return (_class_key(cls), *keys)
+            return self.by_equality(value)
+        finally:
+            self.code, self.node, self.visited = before
 
-    def hashable(self, value: Any) -> Hashable:
-        """By type, `hash` and `==`, or by identity where the type defines neither."""
+    def by_equality(self, value: Any) -> Hashable:
+        """By class, `hash` and `==` if one of them is custom; otherwise by identity."""
+        if self.is_open and self.visited is not None:
+            return None
         cls: Any = type(value)
-        if cls.__eq__ is object.__eq__ and cls.__hash__ is object.__hash__:
-            return self.opaque(value)
-        try:
-            hash(value)
-        except Exception as error:
-            raise problem_of(value) from error
-        refuse_equality(value)
-        if isinstance(value, Mapping):  # such as flax's FrozenDict: its `==` takes 1 for True, and forgets the order
-            return (_class_key(cls), value, *[(self.key(name), self.key(value[name])) for name in value])
-        is_alias = cls.__module__ == "typing" or isinstance(value, types.GenericAlias | types.UnionType)
-        return (_class_key(cls), value, repr(value)) if is_alias else (_class_key(cls), value)
+        by_author = has_author(cls)
+        problem = comparison_problem(value, with_equality=by_author)
+        if problem is not None:
+            self.refuse(problem)
+            return None
+        if not by_author:
+            return self.by_identity(value)
+        # The `==` of mappings, such as flax's FrozenDict, ignores the order and the difference of 1 and True.
+        items = [(self.key(name), self.key(value[name])) for name in value] if isinstance(value, Mapping) else ()
+        return (_class_key(cls), value, *items)
 
-    def opaque(self, value: Any) -> Hashable:
-        """An object without `==`: a library's function, a jitted one, a device, an instance with attributes."""
-        if library_object(value):
-            return by_identity(value)
-        if jit_options(value) is not None and (self.met is not None or import_path(value) is None):
-            return self.whole(value, lambda walk, jit: (type(jit), walk.key(jit.__wrapped__), jit_options(jit)))
-        stays = isinstance(value, jax.Device) or type(value) is object or value is MISSING
-        if self.in_library and isinstance(value, types.ModuleType):
-            stays = is_library(value.__name__)
-        return by_identity(value) if stays else self.itself(value)
+    def by_identity(self, value: Any) -> Hashable:
+        """The key of an object that is compared by identity, except jitted functions, which are entered."""
+        if is_library_object(value):
+            return identity_key(value)
+        if jit_options(value) is not None and (self.visited is not None or import_path(value) is None):
+            return self.enter(value, KeyBuilder.jitted)
+        is_constant = isinstance(value, jax.Device) or type(value) is object or value is MISSING
+        if self.code == "library" and isinstance(value, types.ModuleType):
+            is_constant = is_library(value.__name__)
+        if not is_constant:
+            self.is_open = True
+            if self.doubts is not None and self.code != "user":
+                self.doubts.append(value)
+            if callable(value):
+                self.look_into(instance_attributes(value).get("__wrapped__"))
+        return identity_key(value)
 
-    def itself(self, value: Any) -> Hashable:
-        """What goes by identity, and what holds it too."""
-        if self.met is not None:
-            raise OpenError
-        return by_identity(value)
+    def look_into(self, value: Any) -> None:
+        """Raise if a value reaches a node with arrays; its key is not needed."""
+        before, self.code = self.code, "user"
+        self.separate_key(value)
+        self.code = before
 
-    def statics(self, statics: Any) -> Any:
-        """The statics of a node: one object for equal values."""
-        if self.met is not None:
-            for content, value in zip(statics.table.content, statics.values, strict=True):
-                Keys(content, {}).key(value)
-        return statics
+    def node_key(self, node: Any, statics: Any, children: tuple[Any, ...]) -> Hashable:
+        """A node by its class, its statics, which are one object for equal values, and its children."""
+        if self.is_child:
+            return None
+        before, self.node = self.node, node
+        if self.visited is not None:
+            for value, by_identity in zip(statics.values, statics.table.identity, strict=True):
+                if not by_identity:
+                    self.separate_key(value)  # It may be open.
+        key = (type(node), statics, *map(self.key, children))
+        self.node = before
+        return key
 
-    # Functions, and what else goes as a whole
+    # Functions, partials and methods, which are compared as a whole
 
-    def whole(self, value: Any, read: "Callable[[Keys, Any], Hashable]") -> Hashable:
-        """The key of a function or the like by what it holds; of the very object where something in it can change.
+    def enter(self, value: Any, read: "Callable[[KeyBuilder, Any], Hashable]") -> Hashable:
+        """The key of a function, partial or method by its parts; by identity if a part can change.
 
-        What is met again has the number of its first visit: there are cycles.
+        Because of cycles, an object that is entered again is represented by the number of its first visit.
         """
-        met, address = self.met, id(value)
-        if met is None:
-            try:
-                return Keys(self.content, {}).whole(value, read)
-            except (OpenError, RecursionError):  # nested deeper than Python's own stack
-                return by_identity(value)
-        if address in met:
-            return met[address][0]
-        met[address] = len(met), value
-        return read(self, value)
+        visited, address = self.visited, id(value)
+        if visited is not None:
+            if address in visited:
+                return visited[address][0]
+            visited[address] = len(visited), value
+            return read(self, value)
+        before = self.node
+        self.visited, self.is_open = {address: (0, value)}, False
+        try:
+            key = read(self, value)
+        except RecursionError:  # nested deeper than Python's own stack
+            self.is_open, self.code, self.node, key = True, None, before, None
+        self.visited = None
+        return identity_key(value) if self.is_open else key
 
     def function(self, value: types.FunctionType) -> Hashable:
-        """By code, and by what it reads, captured and has for defaults; at the outermost by a name in a module."""
+        """By code, globals, captured variables and defaults. An importable function is compared by identity."""
+        code, defaults, keyword_defaults = value.__code__, value.__defaults__, value.__kwdefaults__
+        if self.is_open and not (value.__closure__ or defaults or keyword_defaults or value.__dict__):
+            return None
         from_library = is_library(value.__globals__.get("__name__"))
         is_named = "<" not in value.__qualname__ and import_path(value) is not None
-        if is_named and (from_library or len(self.met or ()) == 1):
-            return by_identity(value)
-        code, closure, given = value.__code__, value.__closure__, value.__defaults__
-        named, own = value.__kwdefaults__, value.__dict__
-        inside = self if from_library is self.in_library else Keys(self.content, self.met, from_library)
-        try:
-            key = (
-                # That of a library is this one, since equal code may stand in another file.
-                *((id(code), code, value.__name__) if from_library else inside.origin(value)),
-                tuple(map(inside.key, given)) if given else (),
-                inside.items(named) if named else (),
-                inside.items(captured(value)) if closure else (),
-                inside.items(own) if own else (),
-            )
-        except NoExactKeyError as problem:
-            raise OpenError from problem
-        return _Content(value, key) if closure and not from_library else key
+        if is_named and (from_library or len(self.visited or ()) == 1):
+            return identity_key(value)
+        before = (self.code, self.node)
+        self.code, self.node = "library" if from_library else "user", None
+        key = (
+            # == of code ignores the file. Other globals of a library's function are constant.
+            *((code.co_filename, code, value.__name__) if from_library else self.source(value)),
+            tuple(map(self.key, defaults)) if defaults else (),
+            self.items(keyword_defaults) if keyword_defaults else (),
+            self.items(captured(value)) if value.__closure__ else (),
+            self.items(value.__dict__) if value.__dict__ else (),
+        )
+        self.code, self.node = before
+        return key
 
     def items(self, named: Mapping[str, Any]) -> Hashable:
         return (*named, *map(self.key, named.values()))
 
-    def origin(self, value: types.FunctionType) -> tuple[Hashable, ...]:
-        """What a user's function is, and what it reads by name, if that stays what it is."""
+    def source(self, value: types.FunctionType) -> tuple[Hashable, ...]:
+        """The code of a user's function and its globals, if it is closed, so that they can't change."""
         code = value.__code__
-        captures = value.__dict__ or code.co_freevars not in {(), ("__class__",)}
-        if (captures and not self.content) or not code_reads(code)[1]:
-            raise OpenError
+        self.is_open = (
+            self.is_open
+            or bool(value.__dict__)
+            or code.co_freevars not in {(), ("__class__",)}
+            or not code_reads(code)[1]
+        )
         reads: list[Hashable] = []
-        for _, read, stays in reads_of(value):
-            if not stays:
-                raise OpenError
+        for _, read, is_constant in () if self.is_open else reads_of(value):
+            if not is_constant:
+                self.is_open = True
+                break
             by_object: Any = type(read).__hash__
-            reads.append(read if by_object is object.__hash__ else ThisObject(read))
-        place = (code_key(id(code), code), id(value.__globals__), _annotations(value))
+            reads.append(read if by_object is object.__hash__ else IdentityKey(read))
+        if self.is_open:
+            return ()
+        place = (code_key(id(code), code), id(value.__globals__), self.annotations(value))
         return (*place, *map(self.key, _NAMES(value)), *reads)
 
+    def annotations(self, value: Any) -> Hashable:
+        annotate = getattr(value, "__annotate__", None)  # From Python 3.14 on; not evaluated, see PEP 649.
+        if annotate is not None:
+            return (code_key(id(annotate.__code__), annotate.__code__), *map(IdentityKey, captured(annotate).values()))
+        annotations = value.__annotations__
+        return self.separate_key(tuple(annotations.items())) if annotations else ()
+
     def partial(self, value: functools.partial[Any]) -> Hashable:
-        """By its function and arguments, if it has no attributes."""
-        if KINDS[functools.partial].parts(value) is None:
-            raise OpenError
+        """By function and arguments, if it has no attributes."""
+        self.is_open = self.is_open or bool(value.__dict__)
         cls: Any = type(value)
-        return (cls, self.key(value.func), *map(self.key, value.args), self.items(value.keywords))
+        key = (cls, self.key(value.func), *map(self.key, value.args), self.items(value.keywords))
+        return _Unchanged(value, key)
 
     def method(self, value: Any) -> Hashable:
-        """By function and instance where both have exact keys, else by this function and this instance."""
-        function, instance = getattr(value, "__func__", None) or value.__name__, value.__self__
-        if instance is None:  # of a function written in C that belongs to no object
-            raise OpenError
-        try:
-            return (type(value), self.key(instance), self.key(function))
-        except (NoExactKeyError, OpenError) as problem:
-            with contextlib.suppress(ValueError):  # of a node that is not finished, which has no leaves yet
-                tracer = next((leaf for leaf in jax.tree.leaves(instance) if isinstance(leaf, Tracer)), None)
-                if tracer is not None:
-                    raise problem_of(tracer) from None
-            raise OpenError from problem
+        """By function and instance; a method written in C is compared with its own `==`."""
+        before, instance = self.code, value.__self__
+        if isinstance(instance, jax.Array) and not self.is_child:
+            raise problem_of(instance)
+        self.code = before or "user"  # The instance's attributes are not meant as constants.
+        key = (type(value), self.key(instance), value if type(value) in C_METHODS else self.key(value.__func__))
+        self.code = before
+        return key
 
-    def container(self, value: Any) -> Hashable:
-        """A list, a dict, an array: of what a library's function captured, by content."""
-        if not self.in_library or isinstance(value, Tracer):
+    def jitted(self, value: Any) -> Hashable:
+        return (type(value), self.key(value.__wrapped__), jit_options(value))
+
+    def mutable(self, value: Any) -> Hashable:
+        """A list, dict, set or array: by content if a library's function captured it."""
+        if self.code is None:
             raise problem_of(value)
         if isinstance(value, np.ndarray | jax.Array):
-            return _array_key(value)
-        return self.whole(value, lambda walk, held: _Content(held, (type(held), *map(walk.key, _parts_now(held)))))
+            if self.node is not None:
+                raise arrays_reached(self.node)
+            return self.array(value)
+        if type(value) in _BY_CONTENT:
+            return self.enter(value, KeyBuilder.container)
+        self.is_open = True
+        return None
+
+    def container(self, value: Any) -> Hashable:
+        self.is_open = self.is_open or self.code == "user"
+        return _Unchanged(value, (type(value), *map(self.key, _parts_now(value))))
+
+    def array(self, value: Any) -> Hashable:
+        """An array by its values, if it is small and a library's function captured it."""
+        self.is_open = (
+            self.is_open
+            or self.code == "user"
+            or isinstance(value, Tracer)
+            or value.size > _MAX_ELEMENTS
+            or value.dtype == object
+        )
+        if self.is_open:
+            return None
+        try:
+            data = numbers_of(value).tobytes()
+        except RuntimeError:  # deleted, or partly on other hosts
+            self.is_open = True
+            return None
+        place = (getattr(value, "sharding", None), getattr(value, "weak_type", None))
+        key = (type(value), value.dtype, value.shape, data, *place)
+        return _Unchanged(value, key) if isinstance(value, np.ndarray) else key
 
 
-def _array_key(value: Any) -> Hashable:
-    """An array by its values."""
-    if value.size > _LARGE or value.dtype == object:
-        raise OpenError
-    try:
-        data = numbers_of(value).tobytes()
-    except RuntimeError as error:  # deleted, or in part on other hosts
-        raise OpenError from error
-    place = (getattr(value, "sharding", None), getattr(value, "weak_type", None))
-    key = (type(value), value.dtype, value.shape, data, *place)
-    return _Content(value, key) if isinstance(value, np.ndarray) else key
+class _Unchanged:
+    """The key of a mutable value: it equals another key only while both values are unchanged.
 
-
-class _Content:
-    """The key of a captured container, or of a closure: it equals another only while both hold what they held.
-
-    A mask of optax that was changed in place would otherwise stand for a new one that is as it was at first.
+    Otherwise an optax mask that was changed in place would equal a new mask with the original values.
     """
 
     __slots__ = ("key", "parts", "value")
@@ -309,39 +432,30 @@ class _Content:
         self.value, self.key, self.parts = value, key, _parts_now(value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Content) and self.key == other.key and self.stays() and other.stays()
+        if not isinstance(other, _Unchanged) or self.key != other.key or not self.is_unchanged():
+            return False
+        return self.value is other.value or other.is_unchanged()
 
     def __hash__(self) -> int:
         return hash(self.key)
 
-    def stays(self) -> bool:
+    def is_unchanged(self) -> bool:
         now = _parts_now(self.value)
         return len(now) == len(self.parts) and all(map(operator.is_, now, self.parts))
 
 
 def _parts_now(value: Any) -> tuple[Any, ...]:
-    if isinstance(value, types.FunctionType):
-        return tuple(captured(value).values())
+    """The mutable parts of a list, dict, set, numpy array, partial or named tuple."""
+    if type(value) in _PARTIALS:
+        return (*value.keywords, *value.keywords.values(), *value.__dict__)
     if isinstance(value, np.ndarray):
-        return tuple(value.tobytes())  # small ints, each of which is one object
+        return tuple(value.tobytes())  # small ints, which are singletons
+    if isinstance(value, tuple):
+        return tuple(value.__dict__)
     return (*value, *value.values()) if isinstance(value, dict) else tuple(value)
 
 
 def _class_key(cls: Any) -> Hashable:
-    """A class by identity, whatever `==` its metaclass has."""
+    """A class by identity, whatever the `==` of its metaclass."""
     meta: Any = type(cls)
-    return cls if meta.__eq__ is object.__eq__ else ThisObject(cls)
-
-
-def _is_generated(method: Any) -> bool:
-    """Whether `dataclasses` has written a method."""
-    code = getattr(method, "__code__", None)
-    return code is not None and code.co_qualname.startswith("__create_fn__.")
-
-
-def _annotations(value: Any) -> Hashable:
-    annotate = getattr(value, "__annotate__", None)  # from Python 3.14 on, and not evaluated: see PEP 649
-    if annotate is not None:
-        return (code_key(id(annotate.__code__), annotate.__code__), *map(ThisObject, captured(annotate).values()))
-    given = value.__annotations__
-    return exact_key(tuple(given.items())) if given else ()
+    return cls if meta.__eq__ is object.__eq__ else IdentityKey(cls)

@@ -1,7 +1,7 @@
-"""Kinds of values: what a value of each consists of, and how it is made of that again.
+"""A table of value types: how to take a value apart and rebuild it.
 
-This one table serves exact keys, JSON, `freeze` and what says where two values differ. Parts are plainer values, read
-by the methods and descriptors of the kind's own class, so that nothing that a subclass overrides is called.
+Exact keys, JSON, `freeze` and the comparison of values use this table. Parts are simpler values. They are read with the
+methods of the exact class, so that overrides in a subclass are never called.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import operator
 import pathlib
 import re
 import types
-import uuid
+import typing
 import zoneinfo
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
@@ -24,32 +24,38 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from treewright._core.functions import class_attribute, is_cached_property, state_of
+from treewright._base.functions import (
+    FrozenValue,
+    class_attribute,
+    instance_attributes,
+    is_cached_property,
+    native_base,
+)
+from treewright._base.text import is_node_class
 
-_LONGEST_PATTERN = 10_000  # characters of a regular expression that is made of its parts
+_MAX_PATTERN = 10_000  # characters of a regular expression that is rebuilt from its parts
 _sharding: Any = jax.sharding
 _complex: Any = complex
-_longdouble: Any = np.longdouble  # to numpy's annotations an alias with type arguments, which isinstance can't take
+_longdouble: Any = np.longdouble  # numpy annotates it as a generic alias, which isinstance rejects
 
 
 class Kind(NamedTuple):
-    """What values of a kind consist of, in plainer values.
+    """How to take values of a type apart and rebuild them.
 
     Attributes:
-        name: In JSON.
-        parts: From a value to its parts; None for a value that is opaque, or has attributes besides them.
-        make: From the parts to the value.
-        key: From a value, and the function that gives the key of a part, to what is equal exactly when two values are;
-            None where the keys of the parts are.
+        name: The name in JSON.
+        parts: Returns the parts of a value; None if the value is opaque or has further attributes.
+        make: Rebuilds the value from its parts.
+        key: Returns the exact key of a value; None if the keys of the parts are its key.
     """
 
     name: str
     parts: Callable[[Any], Iterable[Any] | None]
     make: Callable[..., Any]
-    key: Callable[[Any, Callable[[Any], Hashable]], Hashable] | None = None
+    key: Callable[[Any], Hashable] | None = None
 
 
-def _same(value: Hashable, _: object) -> Hashable:
+def _same(value: Hashable) -> Hashable:
     """The key of values whose `==` is exact."""
     return value
 
@@ -60,31 +66,35 @@ def _by_text(cls: Any, text: Any = None, make: Any = None) -> Kind:
 
 
 def _by_arguments(cls: Any) -> Kind:
-    """By what the class takes to make it, as pickles have it."""
+    """A kind whose parts are the constructor's arguments, as in a pickle."""
     return Kind(cls.__name__, lambda value: cls.__reduce_ex__(value, 4)[1], cls)
 
 
 # Numbers
 
 
-def _float_key(value: Any, _: object) -> Hashable:
-    """All NaN are one; 0.0 and -0.0 are two."""
-    plain = float.__float__(value)
-    return (plain, math.copysign(1.0, plain)) if plain == plain else "nan"  # noqa: PLR0124
+def _float_key(value: Any) -> Hashable:
+    """Equal for all NaN; different for 0.0 and -0.0."""
+    return (value, math.copysign(1.0, value)) if value == value else "nan"  # noqa: PLR0124
 
 
-def _scalar_key(value: Any, _: object) -> Hashable:
-    """All NaN of one type are one, and so are all NaT."""
+def _scalar_key(value: Any) -> Hashable:
+    """Equal for all NaN of a type, and for all NaT."""
     if isinstance(value, np.complexfloating):
-        return (_scalar_key(value.real, _), _scalar_key(value.imag, _))
+        return (_scalar_key(value.real), _scalar_key(value.imag))
     if value != value:  # noqa: PLR0124
         return (value.dtype, "nan")
-    return (value.dtype, str(value) if isinstance(value, _longdouble) else value.tobytes())  # which is padded
+    return (value.dtype, str(value) if isinstance(value, _longdouble) else value.tobytes())  # longdouble has padding
+
+
+def _is_plain(dtype: Any) -> bool:
+    """Whether a dtype has no fields, settings or metadata, which its name and `==` ignore."""
+    return bool(dtype.isbuiltin or not (dtype.metadata or dtype.kind == "T" or issubclass(dtype.type, np.void)))
 
 
 def _dtype_parts(dtype: Any) -> tuple[str] | None:
-    """The name of a dtype, or its array protocol text where the name says too little, as of byte order."""
-    if dtype.metadata or dtype.fields or dtype.subdtype:
+    """The name of a dtype, or its array protocol string if the name is ambiguous, for example about byte order."""
+    if not _is_plain(dtype):
         return None
     with contextlib.suppress(TypeError):
         if np.dtype(dtype.name) == dtype:
@@ -93,34 +103,25 @@ def _dtype_parts(dtype: Any) -> tuple[str] | None:
 
 
 def _make_dtype(name: str) -> Any:
-    if not re.fullmatch(r"[<>|=]?\w+(\[\w+\])?", name):  # numpy's own reader takes whole structures
+    if not re.fullmatch(r"[<>|=]?\w+(\[\w+\])?", name):  # np.dtype would also parse structured dtypes.
         raise ValueError(f"{name!r} is not a dtype of a static array")
     return np.dtype(name)
-
-
-def _dtype_key(dtype: np.dtype[Any], key: Callable[[Any], Hashable]) -> Hashable:
-    """With what `==` of dtypes leaves out: the class of the scalars, the alignment, the metadata."""
-    if not (dtype.metadata or dtype.fields or dtype.subdtype):
-        return dtype
-    return (dtype, repr(dtype), *map(key, (dtype.metadata or {}).items()))
 
 
 def _make_scalar(dtype: Any, data: bytes) -> Any:
     return np.frombuffer(data, dtype)[0]
 
 
-# Others that take more than a line
+# Types that need more than a line
 
 
 def _zone_parts(zone: zoneinfo.ZoneInfo) -> tuple[str] | None:
-    """Its name, where that names this zone; one read from a file may have any name."""
+    """The key of a time zone, if it identifies the zone; a zone read from a file can have any key."""
     return (zone.key,) if zone.key and zoneinfo.ZoneInfo(zone.key) is zone else None
 
 
 def _partial_parts(value: Any) -> tuple[Any, ...] | None:
-    if value.__dict__ or (type(value) is not functools.partial and state_of(value)):
-        return None
-    return (value.func, value.args, (*value.keywords.items(),))
+    return None if value.__dict__ else (value.func, value.args, (*value.keywords.items(),))
 
 
 def _make_partial(function: Any, args: tuple[Any, ...], keywords: tuple[Any, ...]) -> functools.partial[Any]:
@@ -128,8 +129,8 @@ def _make_partial(function: Any, args: tuple[Any, ...], keywords: tuple[Any, ...
 
 
 def _make_pattern(pattern: Any, flags: int) -> re.Pattern[Any]:
-    if len(pattern) > _LONGEST_PATTERN or flags & re.DEBUG:
-        raise ValueError("such a regular expression")
+    if len(pattern) > _MAX_PATTERN or flags & re.DEBUG:
+        raise ValueError("a regular expression that is too long or has re.DEBUG")
     return re.compile(pattern, flags)
 
 
@@ -142,7 +143,11 @@ def _mesh(cls: Any, make: Any) -> Kind:
     )
 
 
-# By class, exactly: a subclass may mean something else.
+_optional: Any = type(typing.Optional[int])  # noqa: UP045  one class with the next from Python 3.14 on
+_union: Any = types.UnionType
+_types_in: Any = operator.attrgetter("__args__")
+
+# By exact class, because a subclass may have a different meaning.
 KINDS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
     {
         float: _by_text(float, repr)._replace(key=_float_key),
@@ -159,8 +164,14 @@ KINDS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
         zoneinfo.ZoneInfo: Kind("ZoneInfo", _zone_parts, zoneinfo.ZoneInfo),
         decimal.Decimal: _by_text(decimal.Decimal),
         fractions.Fraction: Kind("Fraction", fractions.Fraction.as_integer_ratio, fractions.Fraction),
-        uuid.UUID: _by_text(uuid.UUID),
         re.Pattern: Kind("Pattern", lambda value: (value.pattern, value.flags), _make_pattern),
+        types.GenericAlias: Kind(
+            "GenericAlias",
+            lambda alias: None if alias.__unpacked__ else (alias.__origin__, *alias.__args__),
+            lambda cls, *args: types.GenericAlias(cls, args),
+        ),
+        _optional: Kind("Optional", _types_in, lambda *args: typing.Union[args]),  # noqa: UP007
+        _union: Kind("Union", _types_in, lambda *args: functools.reduce(operator.or_, args)),
         **{cls: _by_text(cls) for cls in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path()))},
         type(_sharding.PartitionSpec.UNCONSTRAINED): Kind(
             "UNCONSTRAINED", lambda _: (), lambda: _sharding.PartitionSpec.UNCONSTRAINED
@@ -183,11 +194,11 @@ KINDS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
 )
 
 
-# Families: a class belongs to one by a property. Their first part is the class
+# Families: types that are recognised by a property. The first part is the class
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name, past what the class overrides."""
+    """The fields of a dataclass by name, bypassing overrides of its class."""
     return {field.name: object.__getattribute__(value, field.name) for field in dataclasses.fields(value)}
 
 
@@ -197,21 +208,23 @@ def is_namedtuple(cls: Any) -> bool:
 
 
 def is_frozen_dataclass(cls: Any) -> bool:
-    """Whether `dataclass(frozen=True)` has made this very class, with an `==` by fields."""
+    """Whether this exact class is a `dataclass(frozen=True)` with a generated `==` and no base written in C."""
     parameters: Any = vars(cls).get("__dataclass_params__")
-    return parameters is not None and parameters.frozen and parameters.eq and not hasattr(cls, "__node_spec__")
+    if parameters is None or not (parameters.frozen and parameters.eq) or is_node_class(cls):
+        return False
+    return native_base(cls) is None
 
 
 def _make_namedtuple(cls: Any, *items: Any) -> Any:
     if len(items) != len(cls._fields):
-        raise ValueError(f"{cls.__qualname__} has other fields now")
+        raise ValueError(f"{cls.__qualname__} has different fields now")
     return tuple.__new__(cls, items)
 
 
 def _make_dataclass(cls: Any, *fields: tuple[str, Any]) -> Any:
-    """Past its constructor, which would run code of whoever forged a file."""
+    """Rebuild a dataclass without calling its constructor, because a forged file must not run code."""
     if {*dict(fields)} != {field.name for field in dataclasses.fields(cls)}:
-        raise ValueError(f"{cls.__qualname__} has other fields now")
+        raise ValueError(f"{cls.__qualname__} has different fields now")
     made = object.__new__(cls)
     for name, value in fields:
         object.__setattr__(made, name, value)
@@ -220,7 +233,7 @@ def _make_dataclass(cls: Any, *fields: tuple[str, Any]) -> Any:
 
 def _dataclass_parts(value: Any) -> tuple[Any, ...] | None:
     cls, fields = type(value), fields_of(value)
-    has_more = any(name not in fields and not is_cached_property(cls, name) for name in state_of(value))
+    has_more = any(name not in fields and not is_cached_property(cls, name) for name in instance_attributes(value))
     return None if has_more else (cls, *fields.items())
 
 
@@ -228,42 +241,46 @@ ENUM = Kind(
     "enum",
     lambda value: (type(value), value.value if isinstance(value, enum.Flag) else value.name),
     lambda cls, value: cls(value) if issubclass(cls, enum.Flag) else cls.__members__[value],
-    # Members are single; some compare by the `==` of a number, or of the user's.
-    lambda value, _: value if class_attribute(type(value), "__eq__") is object.__eq__ else id(value),
+    # Members are singletons; some have the `==` of a number or a user's.
+    lambda value: value if class_attribute(type(value), "__eq__") is object.__eq__ else id(value),
 )
-DTYPE = Kind("dtype", _dtype_parts, _make_dtype, _dtype_key)
+DTYPE = Kind("dtype", _dtype_parts, _make_dtype, lambda dtype: dtype if _is_plain(dtype) else id(dtype))
 SCALAR = Kind("scalar", lambda value: (value.dtype, value.tobytes()), _make_scalar, _scalar_key)
 NAMEDTUPLE = Kind(
-    "namedtuple", lambda value: None if state_of(value) else (type(value), *tuple.__iter__(value)), _make_namedtuple
+    "namedtuple",
+    lambda value: None if instance_attributes(value) else (type(value), *tuple.__iter__(value)),
+    _make_namedtuple,
 )
 DATACLASS = Kind("dataclass", _dataclass_parts, _make_dataclass)
 FAMILIES = (ENUM, DTYPE, SCALAR, NAMEDTUPLE, DATACLASS)
 
 
 def kind_of(cls: type[Any]) -> Kind | None:
-    """How values of a class are taken apart; None for a class that is opaque."""
-    kind = KINDS.get(cls) or vars(cls).get("_kind_")  # of what freeze() makes
+    """The kind of a class; None if it is opaque."""
+    kind = KINDS.get(cls)
     if kind is not None:
         return kind
+    if issubclass(cls, FrozenValue):
+        return vars(cls).get("_kind_")
     if issubclass(cls, enum.Enum):
         return ENUM
     if issubclass(cls, np.dtype):
         return DTYPE
-    if issubclass(cls, np.generic):
-        return None if issubclass(cls, np.void) else SCALAR  # a row of a structured array can change in place
+    if issubclass(cls, np.generic):  # Except a row of a structured array, which is mutable.
+        return SCALAR if np.dtype(cls).type is cls and not issubclass(cls, np.void) else None
     if is_namedtuple(cls):
         return NAMEDTUPLE
     return DATACLASS if is_frozen_dataclass(cls) else None
 
 
-# Of these the parts are the user's values.
-_CONTAINERS = frozenset({"tuple", "frozenset", "namedtuple", "dataclass", "FrozenMapping"})
+# The kinds whose parts are a user's values.
+CONTAINERS = frozenset({"tuple", "frozenset", "namedtuple", "dataclass", "FrozenMapping"})
 
 
 def with_parts(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A tuple, frozenset, frozen dataclass or the like with each part changed; anything else, and the same, itself."""
+    """A tuple, frozenset, frozen dataclass or the like with each part changed; the value itself if nothing changes."""
     kind = kind_of(type(value))
-    if kind is None or kind.name not in _CONTAINERS:
+    if kind is None or kind.name not in CONTAINERS:
         return value
     parts = tuple(kind.parts(value) or ())
     changed = tuple(map(change, parts))

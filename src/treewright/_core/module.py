@@ -1,4 +1,4 @@
-"""`Module`: the base class of models; its methods are nodes too, so that `jit(model.step)` works."""
+"""`Module`: the base class of models. Its bound methods are pytrees too, so that `jit(model.step)` works."""
 
 import dataclasses
 import functools
@@ -8,25 +8,24 @@ import types
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, dataclass_transform
 
+from treewright._base.functions import NodeMethod, set_public_module
+from treewright._base.jax_private import GetAttrKey
+from treewright._base.text import text
 from treewright._core import methods
 from treewright._core.definition import OPTIONS, make_node_class
-from treewright._core.fields import buffer, field, spec_of, static
-from treewright._core.functions import public
-from treewright._core.instance import PAIR, ReplaceMethod
-from treewright._core.jax_private import GetAttrKey
-from treewright._core.keys import Keys, exact_key
-from treewright._core.misfits import NoExactKeyError, note_settings
-from treewright._core.registration import register_for_export, register_once, register_with_jax
-from treewright._core.statics import StaticTable
-from treewright._core.text import text
+from treewright._core.field_checks import NoExactKeyError, add_static_hint
+from treewright._core.fields import buffer, field, static
+from treewright._core.instance import FLAT_FORM, ReplaceMethod
+from treewright._core.keys import exact_key
+from treewright._core.registration import register_for_export, register_with_jax
 
 
 class ModuleMethod:
-    """What a `Module` keeps for each method; gives the function on the class, a `BoundMethod` on an instance."""
+    """The descriptor of a `Module`'s method: returns the function on the class, a `BoundMethod` on an instance."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        # What pydoc, doctest and abc look for.
+        # pydoc, doctest and abc look for these attributes.
         wrapper: Any = self
         functools.update_wrapper(wrapper, function, (*functools.WRAPPER_ASSIGNMENTS, "__isabstractmethod__"), ())
 
@@ -35,43 +34,46 @@ class ModuleMethod:
             return self.function
         return BoundMethod(self.function, instance)
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, for code that reads methods from the `__dict__` of the class."""
+        return self.function(*args, **kwargs)
 
-class BoundMethod:
-    """A method of one instance. A pytree: the instance is its child, the function its `aux_data`.
 
-    Two are equal when function and instance are: the instance as exactly as a static, and one with arrays by identity.
+class BoundMethod(NodeMethod):
+    """A method of one instance. It is a pytree: the instance is its child, the function its `aux_data`.
+
+    Two methods are equal if their functions and instances are. Instances compare as exactly as statics, or by identity
+    if they contain arrays.
     """
 
-    __slots__ = ("__func__", "__self__", "__weakref__")
-    __func__: Callable[..., Any]
-    __self__: Any
+    __slots__ = ()
 
     def __init__(self, function: Callable[..., Any], instance: Any) -> None:
         self.__func__ = function
         self.__self__ = instance
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True  # IPython and pytest leave the frame out
+        __tracebackhide__ = True  # IPython and pytest hide the frame.
         try:
             return self.__func__(self.__self__, *args, **kwargs)
         except TypeError as error:
-            note_settings(error, self.__self__)
+            add_static_hint(error, self.__self__)
             raise
 
     def __getattr__(self, name: str) -> Any:
-        # As types.MethodType does: __name__, __doc__ and the attributes of a jitted function are the function's.
+        # Like types.MethodType: __name__, __doc__ and the attributes of a jitted function come from the function.
         return getattr(self.__func__, name)
 
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(types.MethodType(self.__func__, self.__self__))
 
-    @property  # where object has a plain attribute
+    @property
     def __doc__(self) -> str | None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.__func__.__doc__
 
     def _identity(self) -> Hashable:
-        # `==` on the instances would be too coarse: jit would share one program between 0.0 and -0.0.
+        # `==` on the instances is too coarse: jit would share one program between 0.0 and -0.0.
         try:
             return exact_key(self)
         except NoExactKeyError:
@@ -89,12 +91,9 @@ class BoundMethod:
     def __reduce__(self) -> tuple[Any, ...]:
         return (BoundMethod, (self.__func__, self.__self__))
 
-    def _exact_key_(self, keys: Keys) -> Hashable:
-        return keys.whole(self, Keys.method)
-
 
 def _method_of(value: Any) -> ModuleMethod | None:
-    """What a Module keeps for a function in its body, jitted ones too; None for any other value."""
+    """The descriptor for a function in the body of a Module, jitted or not; None for any other value."""
     if not isinstance(value, types.FunctionType):
         wraps_function = callable(value) and isinstance(getattr(value, "__wrapped__", None), types.FunctionType)
         if not wraps_function or not hasattr(type(value), "__get__") or isinstance(value, staticmethod | classmethod):
@@ -112,29 +111,28 @@ register_with_jax(
 register_for_export(BoundMethod, lambda function, children: BoundMethod(function, *children), "treewright.BoundMethod")
 
 
-# For checkers, which else make instances of abstract Modules: at run time Python refuses them without the metaclass.
+# Only for checkers, which need it to reject instances of abstract Modules; at run time Python needs no metaclass.
 if TYPE_CHECKING:
     from abc import ABC
 else:
     ABC = object
 
 
-# Not frozen for checkers, which know no assignment in the `__init__` of a frozen class. Without `eq_default=False` they
-# would take a class that is not frozen for unhashable, and so refuse it as a static.
-@public("treewright")
+# For checkers it is not frozen, because they reject assignments in the `__init__` of a frozen class. Without
+# `eq_default=False` they would treat a class that is not frozen as unhashable, and so reject it as a static.
+@set_public_module("treewright")
 @dataclass_transform(eq_default=False, field_specifiers=(field, static, buffer, dataclasses.field, dataclasses.Field))
 class Module(ABC):
-    """Subclass it to write a model: annotated fields are children, those marked `static()` go to `aux_data`.
+    """Base class for models: annotated fields are children, fields declared `static()` go to `aux_data`.
 
-    A subclass gets an `__init__` from its fields, or writes its own and assigns to them; when that returns, the
-    instance is frozen. Methods that are looked up on an instance are pytrees themselves, so they can be passed to
-    `jit`, `vmap` and `scan` and stored in fields. Options stand in the class statement, as for `pytree_dataclass`:
-    `class Net(Module, kw_only=True)`.
+    A subclass gets an `__init__` generated from its fields, or defines one that assigns them; when it returns, the
+    instance is frozen. A subclass without its own `__init__` inherits one written in a base class; if there is none, it
+    is generated. Bound methods are pytrees too, so they can be passed to `jit`, `vmap` and `scan` and stored in fields.
 
-    A subclass without an `__init__` of its own inherits a custom one, and is given one otherwise.
+    Pass options in the class statement: `class Net(Module, kw_only=True)`. They are those of `pytree_dataclass`.
 
     Raises:
-        NodeDefinitionError: When a subclass is made that can't be a node.
+        NodeDefinitionError: When a subclass is defined that can't be a node.
 
     Examples:
         >>> class Linear(Module):
@@ -151,15 +149,15 @@ class Module(ABC):
         (5, 2)
     """
 
-    __slots__ = (PAIR, "__weakref__")
+    __slots__ = (FLAT_FORM, "__weakref__")
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         options = {option: keywords.pop(option, default) for option, default in OPTIONS.items()}
         super().__init_subclass__(**keywords)
         make_node_class(cls, options, _method_of)
 
-    # From 3.13 on checkers make a `__replace__` with the fields as parameters, but pyright not for a class that has an
-    # `__init__` of its own: then it finds the one below.
+    # From Python 3.13 on checkers synthesise a `__replace__` with the fields as parameters. For a class with a custom
+    # `__init__`, pyright does not, and uses the one below.
     if TYPE_CHECKING and sys.version_info >= (3, 13):
         replace: ClassVar[ReplaceMethod]
 
@@ -169,7 +167,7 @@ class Module(ABC):
         def replace(self, /, **changes: Any) -> Self: ...
 
     if TYPE_CHECKING:
-        # ty refuses `del net.kernel` by this one; the other checkers have no way to know.
+        # With this, ty rejects `del net.kernel`; other checkers can't.
         def __delattr__(self, name: str, /) -> NoReturn: ...
         def tree_flatten(self) -> tuple[tuple[Any, ...], Hashable]: ...
 
@@ -180,21 +178,6 @@ class Module(ABC):
         locals().update(methods.METHODS)
 
 
-class _Bare(Module):
-    """A node without fields."""
-
-
-def _init(self: Any, /, *args: Any, **kwargs: Any) -> None:
-    # Seal a bare `Module()`; for a subclass go on to the next `__init__` in its MRO.
-    if type(self) is Module:
-        object.__setattr__(self, PAIR, ((), spec_of(self).table.empty))
-    super(Module, self).__init__(*args, **kwargs)
-
-
-# `Module` itself is what a class without fields is, but no dataclass: then all other bases of a subclass that are
-# dataclasses would have to be frozen.
+# Python itself rejects `Module()`, because Module is not a node class.
 _module: Any = Module
-_module.__node_spec__ = dataclasses.replace(spec_of(_Bare), cls=Module, table=StaticTable(Module, (), (), ()))
-_module.__init__ = _init
-_init.__signature__ = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)])  # type: ignore[attr-defined]
-register_once(Module)
+_module.__abstractmethods__ = frozenset({"subclass"})

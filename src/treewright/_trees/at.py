@@ -1,4 +1,4 @@
-"""`at`: changed copies of trees; and what a user points at: by a function, a path's text, a name, or a predicate."""
+"""`at`: select places by function, path, name or predicate, and return a changed copy of the tree."""
 
 import dataclasses
 import functools
@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Never, TypeVar, overloa
 
 import jax
 
-from treewright._arguments import cured
-from treewright._core import is_node, of_earlier_class
-from treewright._core.jax_private import DictKey, GetAttrKey, Key, Path, SequenceKey, path_text
-from treewright._core.text import did_you_mean, short_text
-from treewright._lines import first_of
-from treewright._trees.level import Place, all_entries, walk, with_values
+from treewright._base.functions import earlier_class_hint
+from treewright._base.jax_private import DictKey, GetAttrKey, Key, Path, SequenceKey, path_text
+from treewright._base.lines import first_lines
+from treewright._base.text import Verbatim, did_you_mean, short_text, with_article
+from treewright._core import is_node
+from treewright._trees.level import Place, all_entries, refuse_class, walk, with_values
 from treewright.errors import MissingPlaceError
 
 T = TypeVar("T")
 V = TypeVar("V")
 
-_CURE = "It takes the tree and where; then .get(), .set(value) or .apply(function): at(tree, where).set(value)."
 _STEP = re.compile(
     r"""(?P<deep>\*\*)
     | \.?(?P<field>[^\W\d][\w*]*|\*[\w*]*)
@@ -30,19 +29,7 @@ _STEP = re.compile(
     | \[(?P<quote>['"])(?P<entry>.*?)(?P=quote)\]""",
     re.VERBOSE,
 )
-_SHOWN = 5  # places of one name that are listed
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-_BINARY = (
-    *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow"),
-    *("and", "or", "xor", "lshift", "rshift"),
-)
-_COMPUTATIONS = (
-    *_BINARY,
-    *(f"r{name}" for name in _BINARY),
-    *("neg", "pos", "abs", "invert", "round", "int", "float", "complex", "index", "array"),
-)
-_ON_PLACES = "A function that says where runs on places, not on values"
-_APPLY = "To change what is there: at(tree, where).apply(lambda value: ...)."
+_MAX_SHOWN = 5  # places of one name that a message lists
 
 
 @overload
@@ -51,30 +38,29 @@ def at(tree: T, where: str | tuple[Any, ...]) -> "At[T, Any]": ...
 def at(tree: T, where: Callable[[T], V]) -> "At[T, V]": ...
 @overload
 def at(tree: T, where: Callable[[str, Any], bool]) -> "At[T, Any]": ...
-@cured(lambda _args, _kwargs: _CURE)
 def at(tree: Any, where: str | tuple[Any, ...] | Callable[..., Any]) -> "At[Any, Any]":
-    """One place or several in a tree, to `get`, `set` or `apply` a function to: `at(model, lambda m: m.bias).set(b)`.
+    """Select places in a tree to `get`, `set` or `apply` a function to: `at(model, lambda m: m.bias).set(b)`.
 
-    The copy shares with the original all that is not on the way to a changed place, so it costs the depth of the path
-    and not the size of the tree. Nodes on the way run converters and `__check_init__`, as `replace` does. A place may
-    be a child, a buffer, a static, a `None`, or an entry of a list, tuple, named tuple or dict. A changed static
-    changes the treedef, so jitted functions trace again.
+    The copy shares all unchanged parts with the original, so the cost depends on the depth of the changed paths, not on
+    the size of the tree. The nodes on these paths run converters and `__check_init__`, as in `replace`. A place is a
+    child, a buffer, a static, a `None`, or an entry of a list, tuple, named tuple or dict. A changed static changes the
+    treedef, so jitted functions retrace. The new value may have any shape and dtype: `set` does not compare it with the
+    old one.
 
     Args:
         tree: A node, or any other tree.
-        where: The place, in one of four ways. A function over the tree, `lambda m: m.layers[0].bias`; it may return a
-            tuple, list or dict of places, and then `set` takes and `get` gives values in the same structure. The text
-            of a path, `".layers[0].bias"`, or a name alone, `"bias"`, for the one field or dict entry of that name.
-            With `*` or `**` in it, as in `".layers[*].bias"` or `"**.bias"`, a text may lead to many places: `set`
-            gives all the same value, `apply` goes one by one, and `get` gives a dict by path. A predicate,
-            `lambda path, value: ...`, in the same way, for the topmost places where it is true. A key path, as JAX's
-            `tree_leaves_with_path` and `tree_map_with_path` give it.
+        where: The place, in one of four forms. A function of the tree, `lambda m: m.layers[0].bias`; it may return a
+            tuple, list or dict of places, and then `set` accepts and `get` returns values in the same structure. The
+            text of a path, `".layers[0].bias"`, or a bare name, `"bias"`, for the only field or dict entry with that
+            name. A text with `*` or `**`, such as `".layers[*].bias"` or `"**.bias"`, may match many places: `get`
+            returns a dict by path, `set` accepts such a dict or one value for all, and `apply` calls its function for
+            each place. A predicate, `lambda path, value: ...`, selects the topmost places where it is true and behaves
+            like such a text. A key path, as returned by JAX's `tree_leaves_with_path` and `tree_map_with_path`.
 
     Raises:
-        MissingPlaceError: If there is no such place; the message says what is there.
-        TypeError: If `where` returns anything but places.
-        ValueError: If a text is not a path, a name alone leads to several places, or one selected place is inside
-            another.
+        MissingPlaceError: If the place does not exist; the message lists the places that do.
+        TypeError: If `tree` is a class, or `where` returns anything but places.
+        ValueError: If a text is not a path, a bare name matches several places, or one selected place contains another.
 
     Examples:
         >>> class Layer(Module):
@@ -90,11 +76,12 @@ def at(tree: Any, where: str | tuple[Any, ...] | Callable[..., Any]) -> "At[Any,
         >>> at(model, ".layers[*].kernel").get()
         {'.layers[0].kernel': 1.0, '.layers[1].kernel': 3.0}
     """
+    refuse_class("at", tree)
     return At(tree, select(tree, where))
 
 
 class At(Generic[T, V]):
-    """Places in a tree, as `at` gives them."""
+    """The selected places of a tree, returned by `at`."""
 
     __slots__ = ("_selection", "_tree")
 
@@ -102,11 +89,11 @@ class At(Generic[T, V]):
         self._tree: T = tree
         self._selection: Selection = selection
 
-    if not TYPE_CHECKING:  # checkers would take every name
+    if not TYPE_CHECKING:  # type checkers would accept every name
 
         def __getattr__(self, name: str) -> Never:
-            """Refuse what the `.at[...]` of an array has, and what is misspelt: asked only for what is not here."""
-            # Without the two at the end, Python adds a guess of its own.
+            """Refuse misspelt names and the methods of an array's `.at[...]`."""
+            # Without name= and obj=, Python adds its own suggestion.
             raise AttributeError(
                 f"at(tree, where) has no {name}{did_you_mean(name, ('get', 'set', 'apply'))}. It has get(), set(value) "
                 f"and apply(function), such as .apply(lambda value: value + 1).",
@@ -118,33 +105,33 @@ class At(Generic[T, V]):
         return f"<at {', '.join(place.name for place in self._selection.places)}>"
 
     def get(self) -> V:
-        """What is there: a value, values in the structure that was asked for, or a dict by path."""
+        """The value; several values in the structure that the function returned, or in a dict by path."""
         places, structure = self._selection.places, self._selection.structure
         values: Any
-        if self._selection.searched:
+        if self._selection.is_search:
             values = {path_text(place.path): place.value for place in places}
         else:
             values = places[0].value if structure is None else structure.unflatten(place.value for place in places)
-        there: V = values
-        return there
+        selected: V = values
+        return selected
 
     def set(self, value: V) -> T:
-        """The tree with `value` there.
+        """The tree with `value` at the place. With a pattern or a predicate: at each place, or from a dict by path.
 
         Raises:
-            ValueError: If several places were asked for, and `value` is not of their structure.
+            ValueError: If `value` does not have the structure of the places, or is a dict by path of different places.
         """
         selection = self._selection
         if selection.structure is not None:
             return self._with(_split(selection.structure, value))
-        if len(selection.places) > 1:
-            return self._with([value] * len(selection.places))
+        if selection.is_search:
+            return self._with(_values_for(selection.places, value))
         changed: T = selection.places[0].with_value(value)
         return changed
 
     def apply(self, function: Callable[[V], V]) -> T:
-        """The tree with `function` of what is there in its place; where a pattern was given, of one after the other."""
-        if not self._selection.searched:
+        """The tree with `function` applied to the value; with a pattern or a predicate, to each value separately."""
+        if not self._selection.is_search:
             return self.set(function(self.get()))
         function_of_each: Any = function
         return self._with([function_of_each(place.value) for place in self._selection.places])
@@ -159,17 +146,25 @@ def _split(structure: Any, value: object) -> Any:
     try:
         return structure.flatten_up_to(value)
     except ValueError as error:
-        shown = short_text(structure.unflatten([_Blank()] * structure.num_leaves))  # `(_, _)`, as a user writes it
+        shown = short_text(structure.unflatten([Verbatim("_")] * structure.num_leaves))  # `(_, _)`, as a user writes it
         raise ValueError(
-            f"set() takes a value for each place, in the structure {shown}, got {short_text(value)}."
+            f"set() needs a value for each place, in the structure {shown}, but got {short_text(value)}."
         ) from error
 
 
-class _Blank:
-    """A place that is to be filled, in a message."""
-
-    def __repr__(self) -> str:
-        return "_"
+def _values_for(places: Sequence[Place], value: Any) -> list[Any]:
+    """One value for each place: the same for all, or the values of a dict by path."""
+    paths = [path_text(place.path) for place in places]
+    if not (isinstance(value, dict) and any(isinstance(key, str) and key[:1] in {"", ".", "["} for key in value)):
+        return [value] * len(paths)
+    if value.keys() != {*paths}:
+        wrong = [f"{path!r} is missing" for path in paths if path not in value]
+        wrong += [f"{path!r} is not selected" for path in value if path not in paths]
+        raise ValueError(
+            f"set() needs a value for each selected place in a dict by path, as get() returns it, but "
+            f"{_listed(wrong, _MAX_SHOWN)}."
+        )
+    return [value[path] for path in paths]
 
 
 # Places
@@ -178,8 +173,8 @@ class _Blank:
 @dataclasses.dataclass(slots=True, eq=False)
 class Selection:
     places: Sequence[Place]
-    structure: Any = None  # the treedef of what a function returned; None for a single place
-    searched: bool = False  # whether a pattern or a predicate found them: any number
+    structure: Any = None  # the treedef of the function's result; None for a single place
+    is_search: bool = False  # True for a pattern or a predicate, which may match any number of places
 
     def __post_init__(self) -> None:
         if len(self.places) > 1:
@@ -187,7 +182,7 @@ class Selection:
 
 
 def select(tree: Any, where: str | Path | Callable[..., Any]) -> Selection:
-    """The places that `where` points at, as `at` describes it."""
+    """The places that `where` selects; `at` describes its four forms."""
     root = Place(tree)
     if isinstance(where, str):
         return _by_name(root, where) if where.isidentifier() else _by_path(root, where)
@@ -195,21 +190,21 @@ def select(tree: Any, where: str | Path | Callable[..., Any]) -> Selection:
         return Selection([functools.reduce(_below, where, root)])
     function: Any = where
     if arguments_of(function) == 2:
-        return _searched(_matching(root, function), lambda: _never_true(root))
+        return _topmost(_matching(root, function), lambda: _no_match_for_predicate(root))
     return _by_function(root, function)
 
 
 def arguments_of(function: Any) -> int:
-    """How many positional arguments a function has to be given."""
+    """The number of required positional arguments of a function."""
     if isinstance(function, types.FunctionType):  # `inspect` takes as long as a whole update
         return function.__code__.co_argcount - len(function.__defaults__ or ())
     if is_node(function):
-        raise TypeError(f"where= is a {type(function).__qualname__}. The tree comes first: at(tree, where).")
+        raise TypeError(f"where= is {with_article(type(function).__qualname__)}. Pass the tree first: at(tree, where).")
     if not callable(function):
-        raise TypeError(f"where= takes a function, a path or a predicate, got {short_text(function)}.")
+        raise TypeError(f"where= must be a function, a path or a predicate, but got {short_text(function)}.")
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # attrgetter, itemgetter and others of C
+    except ValueError:  # attrgetter, itemgetter and other C functions
         return 1
     needed = (p for p in parameters if p.default is p.empty and p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD})
     return len(list(needed))
@@ -220,13 +215,13 @@ def _refuse_overlaps(places: Sequence[Place]) -> None:
     for place in places:
         path = place.path
         if path in selected:
-            raise ValueError(f"{place.name} is selected twice, and could be given two values. Select it once.")
+            raise ValueError(f"{place.name} is selected twice, so it could get two values. Select it once.")
         selected[path] = place
     for path, place in selected.items():
-        above = next((selected[path[:end]] for end in range(len(path)) if path[:end] in selected), None)
-        if above is not None:
+        parent = next((selected[path[:end]] for end in range(len(path)) if path[:end] in selected), None)
+        if parent is not None:
             raise ValueError(
-                f"{place.name} is inside {above.name}, which is selected too: one change would undo the other. "
+                f"{place.name} is inside {parent.name}, which is also selected: one change would undo the other. "
                 f"Select one of them, or make two calls."
             )
 
@@ -238,36 +233,31 @@ def _by_function(root: Place, where: Callable[[Any], Any]) -> Selection:
     try:
         result = where(_Recorder(root))
     except TypeError as error:
-        if "treewright.place" not in str(error):
+        if "treewright.place" not in str(error):  # Python, NumPy and JAX name the class in such errors
             raise
-        # NumPy and JAX, which name the class of what they can't take.
-        raise TypeError(f"{_ON_PLACES}, so it can't compute with them. {_APPLY}") from error
+        raise TypeError(
+            "The where function selects places, so it can't compute with or compare their values. To change values: "
+            "at(tree, where).apply(lambda value: ...). To select by value, use a predicate: lambda path, value: ..."
+        ) from error
     if type(result) is _Recorder:
         return Selection([_place_of(result)])
     recorders, structure = jax.tree.flatten(result, is_leaf=lambda value: not isinstance(value, tuple | list | dict))
     if any(type(recorder) is not _Recorder for recorder in recorders):
         raise TypeError(
-            f"The function that says where must return a place of the tree, or a tuple, list or dict of places, got "
+            f"The where function must return a place in the tree, or a tuple, list or dict of places, but returned "
             f"{short_text(result)}."
         )
     return Selection(list(map(_place_of, recorders)), structure)
 
 
-def _refusal(what: str) -> Callable[..., Never]:
-    def refused(self: Any, *_: Any, **__: Any) -> Never:
-        raise TypeError(f"{_ON_PLACES}, so {_place_of(self).name} can't be {what}")
-
-    return refused
-
-
 class _Recorder:
-    """Stands for a place while a function over the tree runs.
+    """A place in the tree, for the function that selects places.
 
-    It reads the real tree, so that loops, lengths, `in` and `isinstance` answer as the tree would. What is at the place
-    can't be computed with: the function says where, not what.
+    It reads the real tree, so loops, `len`, `in` and `isinstance` work as on the tree. Computing with the value at the
+    place is an error.
     """
 
-    # Fields are read as attributes, so no name that a field may have is taken.
+    # Fields are read as attributes, so this class has no attribute with a name that a field may have.
     __slots__ = ("_treewright_place",)
 
     def __init__(self, place: Place) -> None:
@@ -294,7 +284,7 @@ class _Recorder:
             return iter(self.keys())
         if isinstance(place.value, list | tuple):
             return map(_Recorder, place.entries())
-        raise TypeError(f"{place.name} is {short_text(place.value)}, which has no entries to go through.")
+        raise TypeError(f"{place.name} is {short_text(place.value)}, which can't be iterated over.")
 
     def __contains__(self, item: object) -> bool:
         return item in _place_of(self).value
@@ -302,20 +292,19 @@ class _Recorder:
     def __repr__(self) -> str:
         return f"<the place {_place_of(self).name}>"
 
-    # Checkers know some of these of every object, and by other types; isinstance() asks for the class.
+    def _refuse(self, *_: object, **__: object) -> Never:
+        raise TypeError(f"treewright.place {_place_of(self).name} has no value")
+
+    # Checkers know these names on `object`, with different types. isinstance() reads __class__.
     locals().update(
-        dict.fromkeys(
-            ("__bool__", "__call__", *(f"__{name}__" for name in _COMPARISONS)),
-            _refusal("compared or called in it. To select by value, use a predicate: lambda path, value: ..."),
-        ),
-        **dict.fromkeys((f"__{name}__" for name in _COMPUTATIONS), _refusal(f"computed with in it. {_APPLY}")),
+        dict.fromkeys(("__bool__", "__eq__", "__ne__", "__array__"), _refuse),
         __hash__=None,
         __class__=property(lambda self: type(_place_of(self).value)),
     )
 
 
-# What is left to say of it for Python and JAX, which name its class.
-_Recorder.__module__, _Recorder.__name__, _Recorder.__qualname__ = "treewright", "place", "place"
+_Recorder.__module__, _Recorder.__qualname__ = "treewright", "place"
+_Recorder.__name__ = "treewright.place"  # appears in error messages from Python, NumPy and JAX
 
 
 def _place_of(recorder: Any) -> Place:
@@ -331,7 +320,7 @@ def _below(place: Place, key: Key) -> Place:
 
 
 def _item_key(value: Any, item: Any) -> Key:
-    """The key of `value[item]`; an index may be negative."""
+    """The key for `value[item]`; an index may be negative."""
     if not issubclass(type(value), (list, tuple)) or not hasattr(item, "__index__"):
         keys = (key for key, _ in all_entries(value) or ())
         return next((key for key in keys if place_of(key) == ("item", item)), DictKey(item))
@@ -355,24 +344,24 @@ def _missing_place(place: Place, key: Key) -> MissingPlaceError:
             hint = " To change a part of an array, use .apply(lambda array: array.at[...].set(...))."
         elif hasattr(value, "at") and hasattr(value, str(place_of(key)[1])):
             hint = " Places are not values: to compute with the array, use .apply(lambda array: ...)."
-        return MissingPlaceError(f"{place.name} is {short_text(value)}, a leaf, and has no {key}.{hint}")
+        return MissingPlaceError(f"{place.name} is a leaf, {short_text(value)}, without a place {key} below it.{hint}")
     by_name = {str(place_of(entry)[1]): str(entry) for entry, _ in entries}
     meant = did_you_mean(str(place_of(key)[1]), by_name, show=by_name.__getitem__)
     inner = next((f" Or did you mean {place.key}{key}?" for place in place.entries() if place.child(key)), "")
     names = _listed([str(entry) for entry, _ in entries])
-    return MissingPlaceError(f"{where} has no {key}{meant}. It has {names}.{inner}{of_earlier_class(type(value))}")
+    return MissingPlaceError(f"{where} has no {key}{meant}. It has {names}.{inner}{earlier_class_hint(type(value))}")
 
 
 def _listed(names: Sequence[str], most: int = 12) -> str:
-    """Some names with commas, `nothing` for none."""
-    return ", ".join(first_of(names, most)) or "nothing"
+    """The first names, separated by commas; `nothing` if there are none."""
+    return ", ".join(first_lines(names, most)) or "nothing"
 
 
-# A text: a path, or a pattern that leads to many places
+# A text: a path, or a pattern that matches many places
 
 
 def place_of(key: Key) -> tuple[Literal["field", "item"], Any]:
-    """What a key names: a field by its name, or an item by its index, its dict key or a foreign key's own text."""
+    """The kind and name of a key: a field's name, an index, a dict key, or the text of a foreign key."""
     if isinstance(key, GetAttrKey):
         return "field", key.name
     if isinstance(key, SequenceKey):
@@ -389,11 +378,11 @@ class Step:
 
     @property
     def is_literal(self) -> bool:
-        """Whether the step leads to one place at most."""
+        """Whether the step matches at most one place."""
         return self.kind == "item" or (self.kind == "field" and "*" not in str(self.name))
 
-    def takes(self, key: Key) -> bool:
-        """Whether a step that is not literal leads over this key."""
+    def matches(self, key: Key) -> bool:
+        """Whether a step with a wildcard matches this key."""
         kind, name = place_of(key)
         if kind == "field":
             return self.kind == "field" and fnmatchcase(name, str(self.name))
@@ -401,10 +390,10 @@ class Step:
 
 
 def parse(text: str) -> tuple[Step, ...]:
-    """The steps of a path's text, or of a pattern's.
+    """The steps of a path or pattern.
 
-    `.name` is a field, `[3]` an item, `['name']` a dict entry; `.*` is any field, `.enc*` any whose name starts so,
-    `[*]` any item, and `**` any number of steps: `**.bias` is every field named bias.
+    `.name` is a field, `[3]` an item, `['name']` a dict entry; `.*` matches any field, `.enc*` any field whose name
+    begins with `enc`, `[*]` any item, and `**` any number of steps: `**.bias` matches every field named bias.
     """
     steps: list[Step] = []
     end = 0
@@ -426,23 +415,23 @@ def parse(text: str) -> tuple[Step, ...]:
 
 
 def _with_items(text: str) -> str:
-    """A hint, if the text counts items as flat names do: `layers.0.bias` or `layers.*.bias`."""
+    """A hint if the text has indices as in flat names: `layers.0.bias` or `layers.*.bias`."""
     meant = re.sub(r"\.(\d+|\*)(?=[.[]|$)", r"[\1]", text)
     return "" if meant == text else f" Did you mean {meant!r}?"
 
 
 def _by_name(root: Place, name: str) -> Selection:
-    """The one field or dict entry of a name, at any depth."""
-    places = [place for place in walk(root, Place.entries) if place.above and place_of(place.key)[1] == name]
+    """The only field or dict entry with a name, at any depth."""
+    places = [place for place in walk(root, Place.entries) if place.parent and place_of(place.key)[1] == name]
     if not places:
-        raise MissingPlaceError(_nowhere(root, name))
+        raise MissingPlaceError(_no_match(root, name))
     if len(places) > 1:
         spellings = {"field": f'"**.{name}"', "item": f"\"**['{name}']\""}
         every = " and ".join(spellings[kind] for kind in dict.fromkeys(place_of(place.key)[0] for place in places))
         paths = [path_text(place.path) for place in places]
         raise ValueError(
-            f"{name!r} leads to {len(places)} places in {root.name}: {_listed(paths, _SHOWN)}. To mean all of them, "
-            f"write {every}; to mean one, write its path."
+            f"{name!r} matches {len(places)} places in {root.name}: {_listed(paths, _MAX_SHOWN)}. To select all of "
+            f"them, write {every}; to select one, write its path."
         )
     return Selection(places)
 
@@ -454,10 +443,10 @@ def _by_path(root: Place, where: str) -> Selection:
         for step in steps:
             place = _below(place, _key(place, step))
         return Selection([place])
-    return _searched(_leading(root, steps), lambda: _nowhere(root, where))
+    return _topmost(_expand(root, steps), lambda: _no_match(root, where))
 
 
-def _leading(place: Place, steps: Sequence[Step]) -> Iterator[Place]:
+def _expand(place: Place, steps: Sequence[Step]) -> Iterator[Place]:
     if not steps:
         yield place
         return
@@ -467,33 +456,33 @@ def _leading(place: Place, steps: Sequence[Step]) -> Iterator[Place]:
     elif step.is_literal:
         reached = [place.child(_key(place, step))]
     else:
-        reached = (entry for entry in place.entries() if step.takes(entry.key))
+        reached = (entry for entry in place.entries() if step.matches(entry.key))
     for inner in reached:
         if inner is not None:
-            yield from _leading(inner, rest)
+            yield from _expand(inner, rest)
 
 
 def _key(place: Place, step: Step) -> Key:
     return GetAttrKey(str(step.name)) if step.kind == "field" else _item_key(place.value, step.name)
 
 
-def _nowhere(root: Place, where: str) -> str:
-    keys = (place.key for place in walk(root, Place.entries) if place.above)
+def _no_match(root: Place, where: str) -> str:
+    keys = (place.key for place in walk(root, Place.entries) if place.parent)
     names = {str(key): str(place_of(key)[1]) for key in keys if not isinstance(key, SequenceKey)}
-    again = of_earlier_class(type(root.value))
+    again = earlier_class_hint(type(root.value))
     meant = did_you_mean(where, names.values()) if where.isidentifier() else ""
     items = _with_items(where)
-    return f"{root.name} has no place {where}{meant}. The names in it: {_listed(sorted(names))}.{items}{again}"
+    return f"Nothing in {root.name} matches {where}{meant}. It has {_listed(sorted(names))}.{items}{again}"
 
 
 # A predicate
 
 
-def _never_true(root: Place) -> str:
-    paths = (path_text(place.path) for place in walk(root) if place.above)
+def _no_match_for_predicate(root: Place) -> str:
+    paths = (path_text(place.path) for place in walk(root) if place.parent)
     example = next(paths, None)
-    shown = f" It is asked of paths such as {example!r}." if example else ""
-    return f"{root.name} has no place where the predicate is true.{shown}"
+    hint = f" It is called with paths such as {example!r}." if example else ""
+    return f"The predicate is true nowhere in {root.name}.{hint}"
 
 
 def _matching(root: Place, predicate: Callable[[str, Any], object]) -> Iterator[Place]:
@@ -505,10 +494,10 @@ def _matching(root: Place, predicate: Callable[[str, Any], object]) -> Iterator[
             yield place
 
 
-def _searched(places: Iterable[Place], otherwise: Callable[[], str]) -> Selection:
-    """The topmost of some places."""
+def _topmost(places: Iterable[Place], no_match: Callable[[], str]) -> Selection:
+    """The places that no other of them contains."""
     by_path = {place.path: place for place in places}
     topmost = [place for path, place in by_path.items() if not any(path[:end] in by_path for end in range(len(path)))]
     if not topmost:
-        raise MissingPlaceError(otherwise())
-    return Selection(topmost, searched=True)
+        raise MissingPlaceError(no_match())
+    return Selection(topmost, is_search=True)

@@ -1,17 +1,16 @@
-"""What differs between two trees, place by place; and whether they are close."""
+"""Compare two trees: `diff` lists the differences by path, `allclose` compares with a tolerance."""
 
 import dataclasses
 import enum
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
-from treewright._core import NoExactKeyError, exact_key, flat_form, leaves_equal, public, spec_of
-from treewright._core.jax_private import (
-    DictKey,
-    GetAttrKey,
+from treewright._base.functions import set_public_module
+from treewright._base.jax_private import (
     Key,
     Path,
     SequenceKey,
@@ -20,22 +19,25 @@ from treewright._core.jax_private import (
     jax_trees,
     path_text,
 )
-from treewright._core.text import LENGTH, common_start, cut_text, short_text
-from treewright._lines import counted, first_of, mesh_text
-from treewright._trees.level import AuxKey, LeafType, Level, Structure, leaf_type_of, level_of
+from treewright._base.lines import common_prefix, counted, first_lines, mesh_text
+from treewright._base.text import LENGTH, cut_text, short_text
+from treewright._contents import Part, contents
+from treewright._core import NoExactKeyError, exact_key, flat_form, is_node_class, leaves_equal, spec_of
+from treewright._trees.level import AuxKey, LeafType, Level, Structure, leaf_type_of, level_of, refuse_class
 
 _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "value"]
-_OfCalls: TypeAlias = Literal["placement", "passing", "setting", "option", "function"]
+_OfCalls: TypeAlias = Literal["placement", "passing", "setting", "option", "batch", "function"]
 DifferenceKind: TypeAlias = _OfTrees | _OfCalls
 
-_BY_VALUE = ("static", "setting", "option", "function")  # of which the values themselves are shown
+_BY_VALUE = ("static", "setting", "option", "batch", "function")  # kinds whose values are printed
 _OF_TYPES = ("shape", "dtype", "weak_type", "memory_space")
-_DEPTH = 8  # levels inside of a static that are searched for what has changed
-_SEPARATE = 4  # places in one container that are named; where more have changed, it has changed as a whole
+_MAX_DEPTH = 8  # levels of a static that are searched for the changed values
+_WIDTH, _MAX_SHOWN = 100, 20  # characters per line and entries of a printed list of differences
+_MAX_PARTS = 4  # changed entries of one container that are listed; with more, the whole container is
 
 
 class Absent(enum.Enum):
-    """What stands where one of two trees has nothing."""
+    """The type of `ABSENT`, the side of a `Difference` that has nothing at the path."""
 
     ABSENT = "nothing"
 
@@ -43,23 +45,24 @@ class Absent(enum.Enum):
 ABSENT = Absent.ABSENT
 
 
-@public("treewright")
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@set_public_module("treewright")
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Difference:
-    """One place where two trees differ. `str` gives it in one line.
+    """One place where two trees differ. `str` is one line.
 
-    Putting `right` at `path` of the left tree, for each difference, gives the right tree.
+    Setting `right` at `path` in the left tree, for each difference, produces the right tree.
 
     Args:
         path: The place, as JAX's keys; statics have the key of their field.
-        left: What the left tree has there: a leaf, a static, or a whole subtree. `ABSENT` if nothing.
-        right: What the right tree has there.
+        left: The left tree's value: a leaf, a static, or a whole subtree. `ABSENT` if it has nothing at this path.
+        right: The right tree's value, likewise.
         kind: `"class"` (of nodes or containers, a leaf against one, or a ref against an array), `"static"`, `"added"`,
-            `"removed"`; of leaves `"shape"`, `"dtype"`, `"weak_type"`, `"sharding"`, `"value"`. In reports on retraces
-            also `"placement"` (of an array on devices), `"passing"` (by position or keyword), `"setting"` of JAX,
-            `"option"` of `jit`, and `"function"`, where another function of the same definition was traced.
-        reason: Why they differ, where the values alone do not show it; else empty.
-        parts: Of a static that is a tuple, a dict, a dataclass or the like: the places inside where it differs.
+            `"removed"`; for leaves `"shape"`, `"dtype"`, `"weak_type"`, `"sharding"`, `"value"`. In retrace reports
+            also `"placement"` (the devices of an array), `"passing"` (by position or keyword), `"setting"` of JAX,
+            `"option"` of `jit`, `"batch"` (the size that `vmap` maps over), and `"function"` (a different function of
+            the same definition was traced).
+        reason: Why they differ, if the values do not show it; else empty.
+        parts: For a static that is a tuple, a dict, a dataclass or the like: the differences inside it.
 
     Examples:
         >>> @pytree_dataclass
@@ -85,6 +88,9 @@ class Difference:
         reason = f"; {self.reason}" if self.reason else ""
         return f"{path_text(self.path) or 'the whole tree'} ({self.kind}): {self.change}{reason}"
 
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
     @property
     def change(self) -> str:
         """`'relu' -> 'gelu'`: both values, cut to a readable length."""
@@ -101,8 +107,18 @@ class Difference:
         return f"{shown(self.left)} -> {shown(self.right)}"
 
 
+class Differences(list[Difference]):
+    """The list that `diff` returns. It prints its first entries, one per line."""
+
+    def __repr__(self) -> str:
+        wrapper = textwrap.TextWrapper(_WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+        entries: Any = self  # first_lines() slices, so only the printed entries are formatted
+        shown = [wrapper.fill(str(entry)) for entry in first_lines(entries, _MAX_SHOWN, more="more differences")]
+        return "\n".join(shown) or "no differences"
+
+
 def short_texts(left: Any, right: Any) -> Sequence[str]:
-    """The texts of two values that differ: as short as one alone, and different wherever that is possible."""
+    """Short texts for two values that differ; the texts differ too if possible."""
     texts = short_text(left), short_text(right)
     if texts[0] != texts[1]:
         return texts
@@ -112,8 +128,8 @@ def short_texts(left: Any, right: Any) -> Sequence[str]:
 
 
 def excerpts(texts: Sequence[str], width: int, *, show: Callable[[str], str] = str) -> list[str]:
-    """Texts that differ, those longer than `width` from a little before the place where they begin to differ."""
-    same = len(common_start(texts))
+    """Texts that differ; a text longer than `width` is cut to begin shortly before the first difference."""
+    same = len(common_prefix(texts))
     start = max(0, same - width // 3)
     end = start + width
     return [
@@ -125,39 +141,44 @@ def excerpts(texts: Sequence[str], width: int, *, show: Callable[[str], str] = s
 
 
 def shown(tree: Any) -> str:
-    """An array as its type, a node or container as its class with its parts, anything else as it is."""
+    """The text of one side: the type of an array, the class and contents of a node or container, else the value."""
     tree = Structure(tree) if isinstance(tree, jax_trees.PyTreeDef) else tree
     opened = level_of(tree) or leaf_type_of(tree)
-    as_it_is = isinstance(opened, LeafType) and (opened.python or opened.aval is None) and not opened.anything
-    return short_text(tree) if as_it_is else cut_text(repr(opened))
+    is_plain = isinstance(opened, LeafType) and (opened.python or opened.aval is None) and not opened.anything
+    return short_text(tree) if is_plain else cut_text(repr(opened))
 
 
-def diff(left: Any, right: Any, *, values: bool = True) -> list[Difference]:
+def diff(left: Any, right: Any, *, values: bool = True) -> "Differences":
     """Every difference between two trees, or between two treedefs, in the order of the fields.
 
-    Subtrees that are one object are not looked at. Nothing is unflattened, so no constructor runs.
+    Subtrees that are the same object in both trees are skipped. Nothing is unflattened, so no constructor runs.
 
     Args:
         left: Any tree, or a treedef.
-        right: What to compare it with.
-        values: Whether leaves compare by value as well, and statics exactly. With `False` two trees are the same where
-            `jit` takes them for the same: leaves of one shape, dtype, weak type and sharding, statics of foreign
-            classes by `==`.
+        right: The tree or treedef to compare it with.
+        values: Whether to compare the values of leaves, and statics exactly. With `False`, trees are compared as `jit`
+            does: leaves by shape, dtype, weak type and sharding, statics of foreign classes by `==`.
 
     Returns:
-        One `Difference` for each place; none if the trees are equal.
+        A list of one `Difference` per place; empty if the trees are equal. It prints the first 20, in lines of at most
+        100 characters.
 
     Raises:
-        TracedComparisonError: If values were to be compared and one is traced.
+        TracedComparisonError: If values are compared and one is traced.
+        TypeError: If one is a class.
 
     Examples:
+        >>> diff({"x": jnp.ones(1000), "y": 2}, {"x": jnp.zeros(1000), "y": 3})
+        ['x'] (value): float32[1000] -> float32[1000]; 1000 of 1000 elements differ, by at most 1
+        ['y'] (value): 2 -> 3
         >>> [difference] = diff({"x": 1, "y": 2}, {"x": 1, "y": 3})
         >>> difference.path, difference.left, difference.right, difference.kind
         ((DictKey(key='y'),), 2, 3, 'value')
     """
+    refuse_class("diff", left, right)
     if isinstance(left, jax_trees.PyTreeDef) or isinstance(right, jax_trees.PyTreeDef):
         left, right = _as_structure(left), _as_structure(right)
-    return list(differences(left, right, values=values))
+    return Differences(differences(left, right, values=values))
 
 
 def _as_structure(tree: Any) -> Structure:
@@ -168,17 +189,17 @@ def _as_structure(tree: Any) -> Structure:
 
 
 def same_to_jit(left: Any, right: Any) -> bool:
-    """As `jit` compares the statics of foreign classes: identity, then `==`."""
+    """Whether two values are the same static to `jit` in a foreign class: by identity, then `==`."""
     if left is right:
         return True
     try:
         return bool(left == right)
-    except Exception:  # noqa: BLE001  a user's `__eq__`, or an array without one answer
+    except Exception:  # noqa: BLE001  a user's `__eq__`, or an array, which returns an array
         return False
 
 
 def same_exactly(left: Any, right: Any) -> bool:
-    """As our own nodes compare statics: by exact keys, and as `jit` does where there are none."""
+    """Whether two values are the same static of a node: by exact keys, or if they have none, by `==`."""
     if left is right:
         return True
     try:
@@ -188,60 +209,50 @@ def same_exactly(left: Any, right: Any) -> bool:
 
 
 class Comparison(NamedTuple):
-    """How statics of foreign classes, and leaves that can't be arrays, compare: live here, remembered in retraces."""
+    """How to compare statics of foreign classes and leaves that can't be arrays: live values, or snapshots of them."""
 
     same: Callable[[Any, Any], bool]
-    parts: Callable[[Any, Any], tuple[Mapping[Key, Any], Mapping[Key, Any]]]  # of two containers
-    reason: Callable[[Any, Any], str]  # why two differ; empty where their texts say it all
-    alike: Callable[[Any, Any], bool] = same_exactly  # of our own nodes, where the keys of two statics do not tell
-
-
-def parts_of(value: Any) -> Mapping[Key, Any]:
-    """The parts of a container or dataclass by JAX's keys; nothing for what has none."""
-    cls: Any = type(value)
-    match value:
-        case Mapping():
-            return {DictKey(name): part for name, part in value.items()}
-        case _ if dataclasses.is_dataclass(cls):
-            names = [field.name for field in dataclasses.fields(cls)]
-        case tuple() if hasattr(cls, "_fields"):
-            names = cls._fields
-        case list() | tuple():
-            return {SequenceKey(index): part for index, part in enumerate(value)}
-        case _:
-            return {}
-    return {GetAttrKey(name): getattr(value, name) for name in names if hasattr(value, name)}
+    parts: Callable[[Any, Any], tuple[Mapping[Key, Any], Mapping[Key, Any]]]  # the contents of two containers
+    reason: Callable[[Any, Any], str]  # why two values differ; empty if their texts show it
+    alike: Callable[[Any, Any], bool] = same_exactly  # for statics of nodes with equal keys
 
 
 def _parts_of_both(left: Any, right: Any) -> tuple[Mapping[Key, Any], Mapping[Key, Any]]:
-    return (parts_of(left), parts_of(right)) if type(left) is type(right) else ({}, {})
+    """The parts of two containers; empty for callables and other objects, which the reason describes."""
+    if type(left) is not type(right):
+        return {}, {}
+    ours, theirs = contents(left), contents(right)
+    return ({}, {}) if any(isinstance(key, Part) for key in ours) else (ours, theirs)
 
 
-def alike_reason(left: Any, right: Any) -> str:
-    """How two values differ whose texts are the same; empty for others."""
-    a, b = (value if isinstance(value, type) else type(value) for value in (left, right))
-    if a is not b and (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__):
-        text = "its class statement ran twice, as in a notebook cell that runs again, a reloaded module or a function"
-        return f"two classes are named {a.__qualname__}: {text}"
-    if isinstance(left, str) or short_text(left, with_module=True) != short_text(right, with_module=True):
-        return ""
-    return f"another {a.__qualname__} with the same text"
+def _reason(left: Any, right: Any) -> str:
+    from treewright._trees.why import cause_of
+
+    return cause_of(left, right) or ""
 
 
 def static_difference(
-    path: Path, old: Any, new: Any, compare: Comparison, kind: DifferenceKind = "static"
+    path: Path, old: Any, new: Any, compare: Comparison, kind: DifferenceKind = "static", *, exactly: bool = False
 ) -> Difference:
-    """The difference between two statics, with the places inside where they differ."""
-    places = list(_changed_places(path, old, new, compare, _DEPTH))
-    found = tuple(Difference(place, a, b, kind, compare.reason(a, b)) for place, a, b in places)
-    return found[0] if places[0][0] == path else Difference(path, old, new, kind, parts=found)
+    """The difference between two statics, with the differences inside; `exactly` compares as nodes do."""
+    compare = compare._replace(same=compare.alike) if exactly else compare
+    places = list(_changed_places(path, old, new, compare, _MAX_DEPTH))
+    if places[0][0] == path:
+        return Difference(path, old, new, kind, compare.reason(old, new))
+    parts = [Difference(place, a, b, kind, compare.reason(a, b)) for place, a, b in places]
+    # A new function or object with the same contents is reported only if nothing else differs.
+    bare = [
+        getattr(each.reason, "is_bare", False) and short_text(each.left) == short_text(each.right) for each in parts
+    ]
+    listed = parts if all(bare) else [each for each, is_bare in zip(parts, bare, strict=True) if not is_bare]
+    return Difference(path, old, new, kind, parts=tuple(listed))
 
 
 def _changed_places(path: Path, old: Any, new: Any, compare: Comparison, depth: int) -> Iterator[tuple[Path, Any, Any]]:
-    """The innermost places where two values differ, in tuples, dicts, dataclasses and the like; else the whole."""
+    """The innermost places where two values differ, in tuples, dicts, dataclasses and the like; else the values."""
     ours, theirs = compare.parts(old, new) if depth else ({}, {})
     changed = [key for key in ours if key not in theirs or not compare.same(ours[key], theirs[key])]
-    if ours.keys() == theirs.keys() and 0 < len(changed) <= _SEPARATE:
+    if ours.keys() == theirs.keys() and 0 < len(changed) <= _MAX_PARTS:
         for key in changed:
             yield from _changed_places((*path, key), ours[key], theirs[key], compare, depth - 1)
     else:
@@ -254,22 +265,22 @@ def _changed_places(path: Path, old: Any, new: Any, compare: Comparison, depth: 
 def differences(
     left: Any, right: Any, *, values: bool, path: Path = (), compare: Comparison | None = None
 ) -> Iterator[Difference]:
-    """`diff`, one at a time, of trees that hang at `path`."""
-    compare = compare or Comparison(same_exactly if values else same_to_jit, _parts_of_both, alike_reason)
-    waiting: list[tuple[Path, Any, Any]] = [(path, left, right)]
-    while waiting:
-        path, a, b = waiting.pop()
+    """The differences between two trees that are at `path` in a larger one."""
+    compare = compare or Comparison(same_exactly if values else same_to_jit, _parts_of_both, _reason)
+    queue: list[tuple[Path, Any, Any]] = [(path, left, right)]
+    while queue:
+        path, a, b = queue.pop()
         if a is b:
             continue
         below = _pairs_below(a, b)
         if below is not None:
-            waiting.extend([((*path, key), x, y) for key, x, y in below if x is not y][::-1])
+            queue.extend([((*path, key), x, y) for key, x, y in below if x is not y][::-1])
             continue
         old, new = level_of(a), level_of(b)
         if old is None and new is None:
-            found = _leaf_difference(a, b, compare, path if values else None)
-            if found is not None:
-                yield Difference(path, a, b, *found)
+            kind_and_reason = _leaf_difference(a, b, compare, path if values else None)
+            if kind_and_reason is not None:
+                yield Difference(path, a, b, *kind_and_reason)
         elif old is None or new is None or old.kind is not new.kind:
             reason = compare.reason(old.kind, new.kind) if old and new else ""
             yield Difference(path, _bare(a), _bare(b), "class", reason)
@@ -277,13 +288,13 @@ def differences(
             yield from _static_differences(path, old, new, compare)
             pairs, unpaired = _children_of_both(path, old, new)
             yield from unpaired
-            waiting.extend(reversed(pairs))
+            queue.extend(reversed(pairs))
 
 
 def _pairs_below(a: Any, b: Any) -> "Iterable[tuple[Key, Any, Any]] | None":
-    """What is below two trees of which only that can differ: 5 times faster than opening them (benchmarks: diff)."""
+    """The children of two trees that can differ in nothing else: 5 times faster than `level_of` (benchmarks: diff)."""
     cls = type(a)
-    if cls is type(b) and hasattr(cls, "__node_spec__"):
+    if cls is type(b) and is_node_class(cls):
         (children, statics), (others, other_statics) = flat_form(a), flat_form(b)
         return zip(spec_of(a).table.keys, children, others, strict=True) if statics is other_statics else None
     if cls is not type(b) or cls not in {list, tuple} or len(a) != len(b):
@@ -296,7 +307,7 @@ def _bare(tree: Any) -> Any:
 
 
 def _children_of_both(path: Path, old: Level, new: Level) -> tuple[list[tuple[Path, Any, Any]], list[Difference]]:
-    """Pairs of children that are still to be compared, and those that only one has."""
+    """The pairs of children to compare, and the differences for children that only one tree has."""
     if len(old.children) == len(new.children):
         pairs = list(zip(old.children, new.children, strict=True))
         if all(key == other for (key, _), (other, _) in pairs):
@@ -314,19 +325,22 @@ def _static_differences(path: Path, old: Level, new: Level, compare: Comparison)
     pairs = [(key, value, theirs.get(key, ABSENT)) for key, value in old.statics]
     if old.exact is None or new.exact is None:
         changed = [pair for pair in pairs if not compare.same(*pair[1:])]
-    else:  # equal keys of unequal hashes are two statics as well
+    else:  # keys that are equal but have different hashes are two statics
         keys = zip(old.exact, new.exact, strict=True)
         changed = [pair for pair, (a, b) in zip(pairs, keys, strict=True) if a != b or hash(a) != hash(b)]
         changed = changed or [pair for pair in pairs if not compare.alike(*pair[1:])]  # an object changed in place
-    yield from (static_difference((*path, key), value, other, compare) for key, value, other in changed)
+    exactly = old.exact is not None and new.exact is not None
+    yield from (
+        static_difference((*path, key), value, other, compare, exactly=exactly) for key, value, other in changed
+    )
     names, others = ([key for key, _ in level.children] for level in (old, new))
     if changed or old.exact is not None or set(names) != set(others):
         return
-    if names == others:  # what aux_data holds besides named fields
+    if names == others:  # the difference is in the part of aux_data without names
         yield static_difference((*path, AuxKey()), old.aux, new.aux, compare)
     else:
         old_order, new_order = (tuple(getattr(key, "key", key) for key in order) for order in (names, others))
-        yield Difference(path, old_order, new_order, "static", "the same entries in another order")
+        yield Difference(path, old_order, new_order, "static", "the same entries in a different order")
 
 
 # Leaves
@@ -335,7 +349,7 @@ def _static_differences(path: Path, old: Level, new: Level, compare: Comparison)
 def _leaf_difference(
     left: Any, right: Any, compare: Comparison, path: Path | None
 ) -> "tuple[DifferenceKind, str] | None":
-    """What `jit` sees of a difference between leaves, and where they have a path, what else differs in their values."""
+    """The kind and reason of a difference between leaves; their values are compared if they have a path."""
     old, new = leaf_type_of(left), leaf_type_of(right)
     if old.anything or new.anything:
         return None
@@ -356,8 +370,8 @@ def _leaf_difference(
 def _difference_of_types(old: LeafType, new: LeafType) -> tuple[DifferenceKind, str]:
     a, b = old.aval, new.aval
     if is_ref_type(a) != is_ref_type(b):
-        return "class", "a ref and an array are two types"
-    # Abstract tokens and references have not all of these.
+        return "class", "a ref and an array are different types"
+    # Abstract tokens and references lack some of these.
     changed = [name for name in _OF_TYPES if getattr(a, name, None) != getattr(b, name, None)]
     if "shape" in changed:
         axes = enumerate(zip(a.shape, b.shape, strict=True)) if len(a.shape) == len(b.shape) else ()
@@ -366,10 +380,10 @@ def _difference_of_types(old: LeafType, new: LeafType) -> tuple[DifferenceKind, 
         weak = _weak_one(old, new) if "weak_type" in changed else ""
         return "dtype" if "dtype" in changed else "weak_type", weak
     if changed:
-        return "sharding", "the memory that it lies in is part of the type"
+        return "sharding", "the memory space is part of the type"
     if str(a) == str(b):
         meshes = [mesh_text(getattr(getattr(aval, "sharding", None), "mesh", None)) for aval in (a, b)]
-        return "sharding", f"made under {meshes[0]}, and now under {meshes[1]}"
+        return "sharding", f"created under {meshes[0]}, and now under {meshes[1]}"
     return "sharding", "the sharding is part of the type on a mesh of explicit axes"
 
 
@@ -377,33 +391,33 @@ def _weak_one(old: LeafType, new: LeafType) -> str:
     numbers = [f"a Python {leaf.python.__name__}" for leaf in (old, new) if leaf.python is not None]
     if len(numbers) == 2:
         return ""
-    which = f"{numbers[0]} is weakly typed" if numbers else "one is weakly typed, as Python numbers are"
-    return f"{which}: its dtype gives way to that of others"
+    subject = f"{numbers[0]} is weakly typed" if numbers else "one is weakly typed, as Python numbers are"
+    return f"{subject}: its dtype adapts to other operands"
 
 
 # Numbers
 
 
 def _content_of(leaf: Any) -> Any:
-    """What a ref holds now; anything else as it is."""
+    """The current value of a ref; any other leaf unchanged."""
     return leaf[...] if is_ref(leaf) else leaf
 
 
 def _distance(left: Any, right: Any) -> str:
-    """How many elements of two arrays differ, and by how much; nothing for what is not a number."""
+    """How many elements of two arrays differ, and by how much; empty if they are not numeric."""
     if not (_is_numeric(left) and _is_numeric(right) and hasattr(left, "dtype")) or left.dtype == bool:
         return ""
-    _, _, apart, distance = _apart(left, right)
-    largest = np.max(distance, where=apart, initial=0.0)
-    return f"{np.count_nonzero(apart)} of {apart.size} elements differ, by at most {largest:.3g}"
+    _, _, differs, distance = _compare(left, right)
+    largest = np.max(distance, where=differs, initial=0.0)
+    return f"{np.count_nonzero(differs)} of {differs.size} elements differ, by at most {largest:.3g}"
 
 
-def _apart(left: Any, right: Any, rtol: float = 0.0, atol: float = 0.0) -> tuple[Any, Any, Any, Any]:
-    """Two arrays or numbers in a dtype in which their distance has no rounding, where they are apart, and how far."""
+def _compare(left: Any, right: Any, rtol: float = 0.0, atol: float = 0.0) -> tuple[Any, Any, Any, Any]:
+    """Two arrays or numbers in a dtype that subtracts without rounding, where they differ, and by how much."""
     both = np.asarray(left), np.asarray(right)
     wide: Any = np.complex128 if any(map(np.iscomplexobj, both)) else np.float64
     if all(numbers.dtype.kind in "biuO" for numbers in both) and any(numbers.itemsize == 8 for numbers in both):
-        wide = object  # Python's integers
+        wide = object  # Python integers
     a, b = (numbers.astype(wide) for numbers in both)
     with np.errstate(invalid="ignore", over="ignore"):
         distance = np.asarray(np.abs(a - b))
@@ -414,40 +428,40 @@ def _apart(left: Any, right: Any, rtol: float = 0.0, atol: float = 0.0) -> tuple
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Closeness:
-    """The answer of `allclose`: true if the trees are close; `str` says where they are not, and by how much.
+    """The result of `allclose`: true if the trees are close; `str` lists where they differ, and by how much.
 
     Args:
-        apart: One line for each place where they are not close.
+        mismatches: One line for each place where they are not close.
     """
 
-    apart: tuple[str, ...]
+    mismatches: tuple[str, ...]
 
     def __bool__(self) -> bool:
-        return not self.apart
+        return not self.mismatches
 
     def __str__(self) -> str:
-        places = f"not close in {counted(len(self.apart), 'place')}:"
-        return "\n  ".join([places, *first_of(self.apart)]) if self.apart else "close"
+        places = f"not close in {counted(len(self.mismatches), 'place')}:"
+        return "\n  ".join([places, *first_lines(self.mismatches)]) if self.mismatches else "close"
 
     def __repr__(self) -> str:
         return f"<{self}>"
 
 
 def allclose(actual: object, expected: object, *, rtol: float = 1e-5, atol: float = 1e-8) -> Closeness:
-    """Whether two trees are of one structure, with the same statics and shapes, and with values that are close.
+    """Whether two trees have the same structure, statics and shapes, and values that are close.
 
     Close means `abs(actual - expected) <= atol + rtol * abs(expected)`, and NaN is close to NaN. Dtypes may differ, and
-    a ref is compared by what it holds, with an array too; `diff` finds those as well. What is not a number has to be
-    equal.
+    a ref is compared by its value, also with an array; `diff` reports both. Values that are not numbers must be equal.
 
     Args:
         actual: A node, or any other tree.
-        expected: What it should be.
+        expected: The tree to compare it with.
         rtol: The tolerance relative to `expected`.
         atol: The absolute tolerance.
 
     Returns:
-        Something that is true or false, and that says where and by how much: `assert allclose(a, b)` shows it.
+        An object that is true or false, and that prints where the trees differ: a failing `assert allclose(a, b)` shows
+        it.
 
     Raises:
         TracedComparisonError: If a value is traced.
@@ -457,28 +471,28 @@ def allclose(actual: object, expected: object, *, rtol: float = 1e-5, atol: floa
         True
         >>> print(allclose({"w": jnp.ones(3), "n": 1}, {"w": jnp.ones(3).at[1].set(1.5), "n": 1}))
         not close in 1 place:
-          ['w']: 1 of 3 elements are apart, most at [1]: 1.0 and 1.5, by 0.5
+          ['w']: 1 of 3 elements are not close, worst at [1]: 1.0 and 1.5, by 0.5
     """
     lines = (_line(difference, rtol, atol) for difference in differences(actual, expected, values=True))
     return Closeness(tuple(line for line in lines if line))
 
 
 def _line(difference: Difference, rtol: float, atol: float) -> str:
-    """How far the values are apart where two trees differ; nothing if they are close."""
+    """The line of a difference, with the distance between the values; empty if they are close."""
     left, right = _content_of(difference.left), _content_of(difference.right)
     of_values = difference.kind in {"value", "dtype", "weak_type", "sharding", "placement"}
     of_refs = is_ref(difference.left) != is_ref(difference.right) and np.shape(left) == np.shape(right)
     if not ((of_values or of_refs) and _is_numeric(left) and _is_numeric(right)):
         return str(difference)
-    a, b, apart, distance = _apart(left, right, rtol, atol)
-    if not apart.any():
+    a, b, differs, distance = _compare(left, right, rtol, atol)
+    if not differs.any():
         return ""
-    furthest = np.where(apart, np.nan_to_num(distance, nan=np.inf, posinf=np.inf), -1.0).argmax()
+    furthest = np.argmax(np.where(differs, np.nan_to_num(distance, nan=np.inf, posinf=np.inf), -1.0))
     worst = np.unravel_index(int(furthest), distance.shape)
     name = path_text(difference.path) or "the whole tree"
     where = f" at [{', '.join(map(str, worst))}]" if worst else ""
     values = f"{a[worst]} and {b[worst]}, by {distance[worst]:.3g}"
-    return f"{name}: {np.count_nonzero(apart)} of {a.size} elements are apart, most{where}: {values}"
+    return f"{name}: {np.count_nonzero(differs)} of {a.size} elements are not close, worst{where}: {values}"
 
 
 def _is_numeric(leaf: Any) -> bool:

@@ -1,4 +1,4 @@
-"""`edit`: many assignments in a row, on a draft that becomes a node when the block ends."""
+"""`edit`: several assignments, on a draft that becomes a node when the block ends."""
 
 import contextlib
 import copy
@@ -6,21 +6,21 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Never, TypeVar, overload
 
+from treewright._base.functions import earlier_class_hint, is_cached_property
+from treewright._base.jax_private import Key
+from treewright._base.text import with_article, with_close_matches
 from treewright._core import (
-    PAIR,
+    FLAT_FORM,
     Module,
     NodeSpec,
     Unfinished,
     check,
     flat_form,
-    is_cached_property,
     is_node,
-    of_earlier_class,
+    is_node_class,
     spec_of,
 )
-from treewright._core.jax_private import Key
-from treewright._core.text import with_close_matches
-from treewright._trees.level import all_entries, level_of, with_changes
+from treewright._trees.level import all_entries, level_of, refuse_class, with_changes
 from treewright._trees.sizes import LEAVES
 from treewright.errors import NodeInitError
 
@@ -34,24 +34,23 @@ def edit(node: M, /) -> contextlib.AbstractContextManager[M]: ...
 @overload
 def edit(node: object, /) -> contextlib.AbstractContextManager[Any]: ...
 def edit(node: Any, /) -> contextlib.AbstractContextManager[Any]:
-    """A draft of `node` that takes assignments to its fields and theirs, and is a finished node when the block ends.
+    """A mutable draft of `node` inside a `with` block; it becomes a frozen node when the block ends.
 
-    `draft.layers[0].bias = bias` and `draft.table["x"] = 1` work as they do on any Python object, at any depth, through
-    nodes, lists and dicts; entries of tuples are drafts too, and a tuple itself is assigned as a whole. `node` is not
-    touched. At the end `__check_init__` of every changed node runs, and what has not changed is shared with `node`.
-    An assignment to a static changes the treedef, so jitted functions trace again. A draft can't be flattened, so call
-    JAX after the block. To change one place, `at` is shorter and cheaper: a draft
-    copies the lists and dicts that it goes through.
+    `draft.layers[0].bias = bias` and `draft.table["x"] = 1` work as on any Python object, at any depth, through nodes,
+    lists and dicts. Entries of tuples are drafts too, but a tuple itself can only be replaced. `node` does not change.
+    At the end, `__check_init__` of every changed node runs; unchanged parts are shared with `node`. Assigning to a
+    static changes the treedef, so jitted functions retrace. A draft can't be flattened, so call JAX after the block. To
+    change one place, `at` is shorter and cheaper, because a draft copies the lists and dicts on its way.
 
-    Type checkers take the draft of a `Module` for an instance of its class, and check what is assigned. The draft of an
-    instance of a class with `@pytree_dataclass`, which is frozen for them, is `Any`.
+    To type checkers, the draft of a `Module` is an instance of its class, and assignments are checked. The draft of an
+    instance of a `@pytree_dataclass`, whose fields are frozen to them, is `Any`.
 
     If the block or a check raises, the draft is equal to `node` and frozen.
 
     Raises:
-        TypeError: If `node` is not a node; at the end of the block, if a name that is not a field was assigned to, or a
-            field was deleted.
-        StaticFieldError: At the end, if a static was given a value that can't be one.
+        TypeError: If `node` is not a node; at the end of the block, if the block assigned to a name that is not a
+            field, or deleted a field.
+        StaticFieldError: At the end of the block, if the value of a static can't be static.
 
     Examples:
         >>> class Layer(Module):
@@ -73,15 +72,17 @@ def edit(node: Any, /) -> contextlib.AbstractContextManager[Any]:
         >>> model.name
         'small'
     """
+    refuse_class("edit", node)
     if not is_node(node):
         raise TypeError(
-            f"edit() takes an instance of a Module or of a class with @pytree_dataclass, got {type(node).__name__!r}."
+            f"edit() needs an instance of a Module or of a class with @pytree_dataclass, but got "
+            f"{with_article(type(node).__name__)}."
         )
     return _Editing(node)
 
 
 class _Editing:
-    """The context manager that `edit` returns. It is no draft yet, so it takes no assignment."""
+    """The context manager that `edit` returns. It refuses assignments, because the draft is created on entry."""
 
     __slots__ = ("_drafts", "_node")
 
@@ -104,15 +105,15 @@ class _Editing:
 
     def __setattr__(self, name: str, value: object) -> Never:
         raise AttributeError(
-            f"edit() of a {type(self._node).__qualname__} is not a draft yet, and has no {name}. The draft is in "
-            f"the block: with edit(node) as draft: draft.{name} = ...",
+            f"edit() of {with_article(type(self._node).__qualname__)} returns a context manager, not a draft, so it "
+            f"has no {name}. The draft exists inside the block: with edit(node) as draft: draft.{name} = ...",
             name=None,
             obj=None,
         )
 
 
 class _OpenDraft(Unfinished):
-    """The state of the drafts of a class while they take assignments."""
+    """The state of a class's drafts inside the block."""
 
     __slots__ = ("fill",)
 
@@ -121,37 +122,37 @@ class _OpenDraft(Unfinished):
         self.fill = fill
 
     def values_of(self, node: Any) -> dict[str, Any]:
-        """The values of the draft, which are those of the original until they are read or assigned to."""
+        """The values of the draft; they are copied from the original on first use."""
         self.fill(node)
         values: dict[str, Any] = node.__dict__
         return values
 
     def __repr__(self) -> str:
-        return f"a draft of a {self.cls.__qualname__}: it can be used in full when its edit() block ends"
+        return f"a draft of {with_article(self.cls.__qualname__)}: it becomes a node when its edit() block ends"
 
 
 _BEING_FINISHED: Any = object()
 
 
 class _Drafts:
-    """The drafts of one block: nodes that are open, and copies of the containers on the way to them."""
+    """The drafts of one block, and the copies of the containers between them."""
 
     def __init__(self) -> None:
-        # By the id of a draft or copy: itself, its original, and the flat form of that; None for a container.
+        # By id of a draft or copy: the object, its original, and the original's flat form (None for a container).
         self._originals: dict[int, tuple[Any, Any, Any]] = {}
-        self._unfilled: dict[int, tuple[Any, Any, Any]] = {}  # drafts whose fields nobody has read or assigned
+        self._unfilled: dict[int, tuple[Any, Any, Any]] = {}  # drafts without any access to their fields
         self._states: dict[type[Any], _OpenDraft] = {}
         self._results: dict[int, Any] = {}
-        self._forms: dict[int, Any] = {}  # the flat forms of changed drafts, inner ones first
+        self._forms: dict[int, Any] = {}  # the new flat forms of changed drafts, inner ones first
 
     def draft_of(self, value: Any) -> Any:
-        """A draft of a node, a copy of a list or dict, a container with drafts inside; any other value itself."""
+        """A draft of a node, a copy of a list or dict, or a container of drafts; any other value unchanged."""
         cls = type(value)
-        if hasattr(cls, "__node_spec__"):
+        if is_node_class(cls):
             node = object.__new__(cls)
             if cls not in self._states:
                 self._states[cls] = _OpenDraft(cls, self._fill)
-            _store(node, PAIR, self._states[cls])
+            _store(node, FLAT_FORM, self._states[cls])
             self._unfilled[id(node)] = (node, value, flat_form(value))
             return node
         if isinstance(value, LEAVES):
@@ -176,9 +177,9 @@ class _Drafts:
                 draft.__dict__[field.name] = old if field.is_static else self.draft_of(old)
 
     def finish(self) -> None:
-        """Make every draft a node: all of them, or none where something is wrong with one."""
+        """Turn every draft into a node; if one is invalid, none of them changes."""
         try:
-            for draft, _, _ in list(self._originals.values()):  # the root first
+            for draft, _, _ in list(self._originals.values()):  # root first
                 self._result(draft)
             self.close(self._forms)
             for key in self._forms:
@@ -188,16 +189,16 @@ class _Drafts:
             raise
 
     def close(self, forms: Mapping[int, Any]) -> None:
-        """Give each draft its flat form of these, or else that of its original."""
+        """Close each draft with its new flat form, or with its original's."""
         for key, (draft, _, form) in self._originals.items():
             if form is not None:
                 draft.__dict__.clear()
-                _store(draft, PAIR, forms.get(key, form))
+                _store(draft, FLAT_FORM, forms.get(key, form))
         for draft, _, form in self._unfilled.values():
-            _store(draft, PAIR, form)
+            _store(draft, FLAT_FORM, form)
 
     def _result(self, value: Any) -> Any:
-        """What stands for a value of a draft in the finished tree: the original, where nothing has changed."""
+        """The finished value for a value in a draft: the original if nothing changed."""
         key = id(value)
         if key in self._unfilled:
             return self._unfilled[key][1]
@@ -207,7 +208,7 @@ class _Drafts:
         if result is _BEING_FINISHED:
             name = type(value).__qualname__
             raise NodeInitError(
-                f"A draft of a {name} was put inside itself, so the {name} would contain itself without end."
+                f"A draft of {with_article(name)} was put inside itself, so the {name} would contain itself."
             )
         if result is None:
             self._results[key] = _BEING_FINISHED
@@ -217,10 +218,10 @@ class _Drafts:
         return result
 
     def _node(self, draft: Any, original: Any, form: Any) -> Any:
-        spec, waiting, (old_children, statics) = spec_of(draft), draft.__dict__, form
-        _refuse_wrong_names(spec, waiting)
-        children = tuple(self._result(waiting[field.name]) for field in spec.children)
-        values = tuple(waiting[field.name] for field in spec.statics)
+        spec, pending, (old_children, statics) = spec_of(draft), draft.__dict__, form
+        _refuse_wrong_names(spec, pending)
+        children = tuple(self._result(pending[field.name]) for field in spec.children)
+        values = tuple(pending[field.name] for field in spec.statics)
         if not _all_same(values, statics.values):
             statics = spec.table.find(values)
         elif _all_same(children, old_children):
@@ -229,7 +230,7 @@ class _Drafts:
         return draft
 
     def _container(self, value: Any, original: Any) -> Any:
-        """A list, tuple, dict or the like, whose entries may be drafts; `original` if it has the same entries."""
+        """The finished list, tuple, dict or the like, or `original` if no entry changed."""
         entries = _entries(value)
         results = {key: self._result(entry) for key, entry in entries}
         old = dict(_entries(original))
@@ -240,7 +241,7 @@ class _Drafts:
 
 
 def _entries(value: Any) -> tuple[tuple[Key, Any], ...]:
-    """What is in a container, in its own order; nothing for what is a leaf to JAX."""
+    """The entries of a container, in its own order; empty for a leaf."""
     if isinstance(value, dict):
         return all_entries(value) or ()
     level = level_of(value)
@@ -251,17 +252,17 @@ def _all_same(left: Iterable[Any], right: Iterable[Any]) -> bool:
     return all(map(operator.is_, left, right))
 
 
-def _refuse_wrong_names(spec: NodeSpec, waiting: Mapping[str, Any]) -> None:
+def _refuse_wrong_names(spec: NodeSpec, pending: Mapping[str, Any]) -> None:
     names, cls = list(spec.by_name), spec.cls
-    deleted = [name for name in names if name not in waiting]
+    deleted = [name for name in names if name not in pending]
     if deleted:
         raise TypeError(
-            f"{', '.join(deleted)} of a draft of a {cls.__qualname__} was deleted. A field always has a value: assign "
-            f"one, such as None."
+            f"Can't delete {', '.join(deleted)} from a draft of {with_article(cls.__qualname__)}: every field needs a "
+            f"value. Assign one, such as None."
         )
-    unknown = [name for name in waiting if name not in {*names, PAIR} and not is_cached_property(cls, name)]
+    unknown = [name for name in pending if name not in {*names, FLAT_FORM} and not is_cached_property(cls, name)]
     if unknown:
         raise TypeError(
-            f"A draft of a {cls.__qualname__} was assigned to {with_close_matches(unknown, names)}, which is not a "
-            f"field. Its fields: {', '.join(names) or 'none'}.{of_earlier_class(cls)}"
+            f"Can't assign to {with_close_matches(unknown, names)} in a draft of {with_article(cls.__qualname__)}: it "
+            f"is not a field. The fields are {', '.join(names) or 'none'}.{earlier_class_hint(cls)}"
         )

@@ -1,18 +1,18 @@
-"""One level of any tree, live, described by a treedef or remembered; and the walk through all levels."""
+"""Tree traversal: one level of a live tree, a treedef or a snapshot, a walk over all levels, and changed copies."""
 
 import collections
 import contextlib
 import copy
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from treewright._core import FrozenMapping, Statics, flat_form, is_node, spec_of, with_fields
-from treewright._core.jax_private import (
+from treewright._base.jax_private import (
     DictKey,
     FlattenedIndexKey,
     GetAttrKey,
@@ -24,7 +24,9 @@ from treewright._core.jax_private import (
     path_text,
     typeof,
 )
-from treewright._core.text import short_text
+from treewright._base.text import short_text
+from treewright._core import Statics, flat_form, is_node, is_node_class, spec_of, with_fields
+from treewright._freeze import FrozenMapping
 
 _NUMBERS = frozenset({bool, int, float, complex})
 _SEQUENCES = frozenset({list, tuple})
@@ -32,7 +34,7 @@ _SEQUENCES = frozenset({list, tuple})
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AuxKey:
-    """The key of a class's `aux_data`, where it has no names for what is in it."""
+    """The key for `aux_data` of a class without names for its contents."""
 
     def __str__(self) -> str:
         return ".<aux_data>"
@@ -40,13 +42,15 @@ class AuxKey:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Level:
-    """A node or container, with what is directly below it."""
+    """A node or container with its children and statics."""
 
     kind: type[Any]
-    aux: Any  # its `aux_data`, which `jit` compares
-    named: Iterable[tuple[Key, Any]]  # the same by name, where it has names; an iterator is read when it is asked for
+    aux: Any  # `aux_data`, which `jit` compares
+    named: Iterable[
+        tuple[Key, Any]
+    ]  # the contents of `aux` by name, if known; `statics` reads an iterator on first use
     children: tuple[tuple[Key, Any], ...]
-    exact: tuple[Hashable, ...] | None = None  # of our nodes: the exact key of each static
+    exact: tuple[Hashable, ...] | None = None  # the exact key of each static; None if not a node
 
     @property
     def statics(self) -> tuple[tuple[Key, Any], ...]:
@@ -65,13 +69,13 @@ class Level:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class LeafType:
-    """What `jit` sees of a leaf. It does not keep the array."""
+    """The part of a leaf that `jit` compiles for, without the array itself."""
 
-    aval: Any  # JAX's own type of the value; None for what can't be an array
-    python: type[Any] | None = None  # the class of a Python number, and of what can't be an array
+    aval: Any  # JAX's type of the value; None if it can't be an array
+    python: type[Any] | None = None  # the class of a Python number, or of a value that can't be an array
     value: Any = None  # the value itself, if it can't be an array
-    placement: Any = None  # where the array lies, if that counts
-    anything: bool = False  # whether it stands for any leaf, as the leaves of a treedef do
+    placement: Any = None  # the devices of the array, if `jit` compiles for them
+    anything: bool = False  # True for a leaf of a treedef, which may be any leaf
 
     def __repr__(self) -> str:
         if self.aval is None:
@@ -83,25 +87,25 @@ class LeafType:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Structure:
-    """A treedef that is to be opened as the tree it describes. In a tree, a treedef is a leaf like any other."""
+    """A treedef to traverse as the tree that it describes; a bare treedef in a tree is a leaf."""
 
     treedef: Any
 
 
 def level_of(value: Any) -> Level | None:
-    """One level of a live tree, of a `Structure`, or of a remembered tree; None for a leaf. Nothing is unflattened.
+    """One level of a live tree, of a `Structure`, or of a snapshot; None for a leaf. Nothing is unflattened.
 
     Raises:
         UnfinishedNodeError: If `value` is a node whose `__init__` has not returned.
     """
     kind = type(value)
-    if hasattr(kind, "__node_spec__"):
+    if is_node_class(kind):
         return _node_level(kind, *flat_form(value))
     if kind in _SEQUENCES:
         return Level(kind, None, (), tuple((SequenceKey(i), item) for i, item in enumerate(value)))
     if kind is dict:
-        with contextlib.suppress(Exception):  # names that can't be sorted: JAX says so itself
-            names = sorted(value)  # as JAX does, whose own way takes eight times as long
+        with contextlib.suppress(Exception):  # names that can't be sorted: JAX raises below
+            names = sorted(value)  # JAX's order, in an eighth of the time
             return Level(kind, names, (), tuple((DictKey(name), value[name]) for name in names))
     if kind is Level:
         return value  # type: ignore[no-any-return]
@@ -109,14 +113,14 @@ def level_of(value: Any) -> Level | None:
         return _level_of_data(value.treedef, tuple(map(Structure, value.treedef.children())))
     if kind in _NUMBERS or isinstance(value, LeafType | np.ndarray | jax.Array):
         return None
-    entries, treedef = _taken_apart(value)
+    entries, treedef = _flatten_once(value)
     return _level_of_data(
         treedef, tuple(child for _, child in entries), [path[0] for path, _ in entries if path], value
     )
 
 
 def leaf_type_of(leaf: Any) -> LeafType:
-    """What `jit` sees of a leaf, also of one without values."""
+    """The `LeafType` of a leaf, also of one without values."""
     kind = type(leaf)
     if kind is LeafType:
         return leaf  # type: ignore[no-any-return]
@@ -124,22 +128,17 @@ def leaf_type_of(leaf: Any) -> LeafType:
         return LeafType(None, anything=True)
     try:
         return LeafType(typeof(leaf), kind if kind in _NUMBERS else None)
-    except Exception:  # noqa: BLE001  JAX has many ways to refuse what is not an array
+    except Exception:  # noqa: BLE001  JAX raises many errors for values that are not arrays
         return LeafType(None, kind, leaf)
 
 
 def _node_level(kind: type[Any], children: Iterable[Any], statics: Statics) -> Level:
-    names = statics.names
-    if hasattr(kind, "__node_spec__"):
-        keys: Sequence[Any] = spec_of(kind).table.keys
-    else:  # what register_dataclass has registered
-        keys = [GetAttrKey(field.name) for field in dataclasses.fields(kind) if field.name not in names]
-    named = ((GetAttrKey(name), value) for name, value in zip(names, statics.values, strict=True))
-    return Level(kind, statics, named, tuple(zip(keys, children, strict=True)), statics.keys)
+    named = ((GetAttrKey(name), value) for name, value in zip(statics.names, statics.values, strict=True))
+    return Level(kind, statics, named, tuple(zip(statics.table.keys, children, strict=True)), statics.keys)
 
 
-def _taken_apart(value: Any) -> tuple[list[tuple[Path, Any]], Any]:
-    """What is directly below a value of any class, by path, and the treedef of this level."""
+def _flatten_once(value: Any) -> tuple[list[tuple[Path, Any]], Any]:
+    """The children of a value of any class, by path, and the treedef of this level."""
 
     def is_below(part: object) -> bool:
         return part is not value
@@ -148,13 +147,13 @@ def _taken_apart(value: Any) -> tuple[list[tuple[Path, Any]], Any]:
     return entries, treedef
 
 
-# Classes of others
+# Foreign classes
 
 
 def _level_of_data(
     treedef: Any, parts: tuple[Any, ...], keys: list[Key] | None = None, tree: Any = None
 ) -> Level | None:
-    """The level at the top of a treedef, of these parts; its tree, if there is one, has names for what is in it."""
+    """The top level of a treedef with these children; the live tree, if known, has names for the statics."""
     data = node_data(treedef)
     if data is None:
         return None
@@ -167,13 +166,13 @@ def _level_of_data(
 
 
 def _keys_of(kind: type[Any], aux: Any, count: int) -> list[Key]:
-    """The keys of a class's children, which a treedef does not hold. Those of containers and of fields are known."""
+    """The keys of a class's children, which a treedef lacks; indices unless it is a container or dataclass."""
     if kind in _SEQUENCES:
         return list(map(SequenceKey, range(count)))
     for entries in (_items(aux), *map(_items, _items(aux))):
         if len(entries) == count and hasattr(kind, "keys"):
             return list(map(DictKey, entries))
-    # `{"static": True}` is JAX's mark of a static, `{"pytree_node": False}` that of flax.
+    # JAX marks statics with `{"static": True}`, flax with `{"pytree_node": False}`.
     fields = [
         field.name
         for field in _dataclass_fields(kind)
@@ -188,9 +187,9 @@ def _dataclass_fields(kind: type[Any]) -> "tuple[dataclasses.Field[Any], ...]":
 
 
 def _named_statics(kind: type[Any], aux: Any, keys: list[Key], tree: Any) -> Iterator[tuple[Key, Any]]:
-    """What a foreign class keeps in `aux_data`, by the names of its attributes; of a treedef, of its dataclass fields.
+    """The contents of a foreign class's `aux_data` by attribute name, or for a treedef by dataclass field.
 
-    Nothing at all where `aux` only repeats the keys of the children, as that of dicts does.
+    Empty if `aux` only repeats the keys of the children, as for dicts.
     """
     if aux is None or _repeats(aux, keys):
         return
@@ -210,30 +209,42 @@ def _named_statics(kind: type[Any], aux: Any, keys: list[Key], tree: Any) -> Ite
 
 
 def _items(aux: Any) -> tuple[Any, ...]:
-    """The items of a tuple or list; nothing for anything else."""
+    """The items of a tuple or list; empty for any other value."""
     return tuple(aux) if type(aux) in _SEQUENCES else ()
 
 
 def _repeats(aux: Any, keys: list[Key]) -> bool:
-    """Whether this is the keys of the children over again."""
+    """Whether `aux` only repeats the keys of the children."""
     names = _items(aux)
     same = (getattr(key, "key", key) is name for key, name in zip(keys, names, strict=False))
     return type(aux) in _SEQUENCES and len(names) == len(keys) and all(same)
 
 
-# What a user can point at
+# Places
 
 
-NOTHING: Any = object()  # what `child_of` gives where there is nothing
+NOTHING: Any = object()  # returned by `child_of` for a missing key
+
+
+def refuse_class(function: str, *trees: object) -> None:
+    """Refuse a class passed in place of an instance: it would be a tree of one leaf.
+
+    Raises:
+        TypeError: If one of the trees is a class.
+    """
+    for tree in trees:
+        if isinstance(tree, type):
+            name = tree.__name__
+            raise TypeError(f"{function}() needs an instance, but got the class {name}. Pass an instance: {name}(...).")
 
 
 def is_none(value: object) -> bool:
-    """Whether a value is `None`: for flattening with `None`s as leaves."""
+    """Whether a value is `None`, to flatten with `None`s as leaves."""
     return value is None
 
 
 def all_entries(value: Any) -> tuple[tuple[Key, Any], ...] | None:
-    """All that is directly below a value, statics too, each with its key, in its own order; None for a leaf."""
+    """The children and statics of a value with their keys, in their own order; None for a leaf."""
     if is_node(value):
         pair = flat_form(value)
         return tuple((GetAttrKey(field.name), field.value_in(pair)) for field in spec_of(value).fields)
@@ -249,9 +260,9 @@ def all_entries(value: Any) -> tuple[tuple[Key, Any], ...] | None:
 
 
 def child_of(value: Any, key: Key) -> Any:
-    """What is below a value under a key, that of a static too, or `NOTHING`."""
+    """The child or static with this key, or `NOTHING`."""
     kind = type(value)
-    if hasattr(kind, "__node_spec__"):
+    if is_node_class(kind):
         is_field = isinstance(key, GetAttrKey) and key.name in spec_of(kind).by_name
         return getattr(value, key.name) if is_field else NOTHING
     if kind in _SEQUENCES:
@@ -261,74 +272,74 @@ def child_of(value: Any, key: Key) -> Any:
 
 @dataclasses.dataclass(eq=False)
 class Place:
-    """A value in a tree, its key, and the place above it; the root has neither."""
+    """A value in a tree, with its key and its parent; the root has neither."""
 
     value: Any
     key: Key = None
-    above: "Place | None" = None
+    parent: "Place | None" = None
 
     @functools.cached_property
     def level(self) -> Level | None:
-        """What `jit` sees directly below; None for a leaf."""
+        """The level of the value; None for a leaf."""
         return level_of(self.value)
 
     @property
-    def way(self) -> "list[Place]":
-        """The places from the root to this one."""
+    def ancestors(self) -> "list[Place]":
+        """The places from the root to this one, both included."""
         places: list[Place] = [self]
-        while places[-1].above is not None:
-            places.append(places[-1].above)
+        while places[-1].parent is not None:
+            places.append(places[-1].parent)
         return places[::-1]
 
     @property
     def path(self) -> Path:
-        """The keys that lead here from the root."""
-        return tuple(place.key for place in self.way[1:])
+        """The keys from the root to this place."""
+        return tuple(place.key for place in self.ancestors[1:])
 
     @property
     def name(self) -> str:
-        """`Model.layers[0]`: the path, from the class of the root."""
-        return path_text(self.path, type(self.way[0].value).__qualname__)
+        """The class of the root and the path: `Model.layers[0]`."""
+        return path_text(self.path, type(self.ancestors[0].value).__qualname__)
 
     def child(self, key: Key) -> "Place | None":
-        """The place under a key, that of a static too; None if there is nothing under it."""
+        """The child or static with this key; None if it does not exist."""
         value = child_of(self.value, key)
         return None if value is NOTHING else Place(value, key, self)
 
     def children(self) -> "Iterator[Place]":
-        """The places directly below that are part of the tree, in JAX's order."""
+        """The children that are part of the tree, in JAX's order."""
         return (Place(child, key, self) for key, child in (self.level.children if self.level else ()))
 
     def entries(self) -> "Iterator[Place]":
-        """All places directly below, those of statics too."""
+        """The children and statics."""
         return (Place(child, key, self) for key, child in all_entries(self.value) or ())
 
     def with_value(self, value: Any) -> Any:
-        """The whole tree with another value here. Only what is on the way is copied."""
+        """The whole tree with a different value here. Only ancestors are copied."""
         place = self
-        while place.above is not None:
-            value, place = with_changes(place.above.value, {place.key: value}), place.above
+        while place.parent is not None:
+            value, place = with_changes(place.parent.value, {place.key: value}), place.parent
         return value
 
 
-def walk(root: Place, below: Callable[[Place], Iterable[Place]] = Place.children) -> Iterator[Place]:
-    """A place and all that is below it, from the top down. A caller decides where to stop when it is given a place."""
-    waiting = [root]
-    while waiting:
-        place = waiting.pop()
+def walk(root: Place, descend: Callable[[Place], Iterable[Place]] = Place.children) -> Iterator[Place]:
+    """A place and all its descendants, parents first. `descend` is called after a place is yielded."""
+    queue = [root]
+    while queue:
+        place = queue.pop()
         yield place
-        waiting.extend(reversed([*below(place)]))
+        queue.extend(reversed([*descend(place)]))
 
 
-def note_classes_made_again(error: BaseException, *trees: Any) -> None:
-    """Add to an error about trees that two classes in them only share a name, if so."""
+def note_redefined_classes(error: BaseException, *trees: Any) -> None:
+    """Add a note to an error if two classes in the trees share a name."""
     classes = dict.fromkeys(place.level.kind for tree in trees for place in walk(Place(tree)) if place.level)
     names = collections.Counter((cls.__module__, cls.__qualname__) for cls in classes)
     twice = ", ".join(name for (_, name), count in names.items() if count > 1)
     if twice:
         error.add_note(
-            f"Two classes are named {twice}: the class statement ran twice, as a cell that runs again or a "
-            f"reloaded module does. Make all objects again with the class as it is now."
+            f"Two classes are named {twice}: the class statement ran twice, for example in a notebook cell or a "
+            f"reloaded module. Recreate all objects with the current class."
         )
 
 
@@ -336,25 +347,26 @@ def note_classes_made_again(error: BaseException, *trees: Any) -> None:
 
 
 def with_values(tree: Any, changes: Sequence[tuple[Path, Any]], depth: int = 0) -> Any:
-    """A tree with other values at the ends of some paths, in which it stands at this depth.
+    """A tree with new values at some paths. The tree itself is at this depth of the paths.
 
-    No path leads through the end of another. Each node on the way is copied, and checked, once.
+    No path may begin with another. Each node on the paths is copied, and checked, once.
     """
     if not changes:
         return tree
     path, new = changes[0]
     if len(path) == depth:
         return new
-    below: dict[Key, list[tuple[Path, Any]]] = {}
+    inner: dict[Key, list[tuple[Path, Any]]] = {}
     for change in changes:
-        below.setdefault(change[0][depth], []).append(change)
-    return with_changes(tree, {key: with_values(child_of(tree, key), inner, depth + 1) for key, inner in below.items()})
+        inner.setdefault(change[0][depth], []).append(change)
+    return with_changes(tree, {key: with_values(child_of(tree, key), part, depth + 1) for key, part in inner.items()})
 
 
 def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
-    """A copy of a node or container with other values under some keys; the rest is shared.
+    """A copy of a node or container with new values for some keys; the rest is shared.
 
-    Nodes run converters and checks, and no `__post_init__`. Dicts keep their order, and every container its class.
+    Nodes run converters and checks, but not `__post_init__`. Dicts keep their order, and every container its class.
+    Statics of foreign classes are set by the constructor if it is a dataclass's generated one, else without it.
     """
     if is_node(value):
         return with_fields(value, {key.name: new for key, new in changes.items()})
@@ -366,11 +378,28 @@ def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
         return items if kind is list else tuple(items)
     if isinstance(value, dict | FrozenMapping):
         frozen = isinstance(value, FrozenMapping)
-        changed: Any = dict(value) if frozen else copy.copy(value)  # such as an OrderedDict
+        changed: Any = dict(value) if frozen else copy.copy(value)  # copy() keeps the class, such as OrderedDict
         changed.update((key.key, new) for key, new in changes.items())
         return FrozenMapping(changed) if frozen else changed
-    entries, treedef = _taken_apart(value)
+    entries, treedef = _flatten_once(value)
     children = {path[0]: child for path, child in entries if path}
     if changes.keys() <= children.keys():
         return treedef.unflatten({**children, **changes}.values())
-    return dataclasses.replace(value, **{key.name: new for key, new in changes.items()})
+    if _is_replaceable(value, changes):
+        return dataclasses.replace(value, **{key.name: new for key, new in changes.items()})
+    changed = copy.copy(value)
+    for key, new in changes.items():
+        try:
+            object.__setattr__(changed, key.name, new)
+        except AttributeError as error:
+            raise TypeError(
+                f"{kind.__qualname__} can't be copied with a different {str(key).lstrip('.')}: {error}. Build one with "
+                f"it instead."
+            ) from error
+    return changed
+
+
+def _is_replaceable(value: Any, keys: Iterable[Key]) -> bool:
+    """Whether the constructor of a dataclass accepts its fields, as `dataclasses.replace` assumes."""
+    fields = {field.name for field in dataclasses.fields(value) if field.init}
+    return fields.issuperset(key.name for key in keys) and fields == {*inspect.signature(type(value)).parameters}

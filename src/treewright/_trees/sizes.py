@@ -1,5 +1,6 @@
-"""`count`, `nbytes` and `find_aliases`: the sizes of trees, and arrays that stand in several places."""
+"""`count`, `nbytes` and `find_aliases`: the sizes of trees, and arrays that appear in several places."""
 
+import functools
 import math
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -10,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from treewright._base.functions import attribute_of
+from treewright._base.jax_private import GetAttrKey, Key, Path, path_text
 from treewright._core import FieldSpec, flat_form, is_node, spec_of
-from treewright._core.jax_private import GetAttrKey, Key, Path, path_text
 from treewright._trees.at import place_of
-from treewright._trees.level import level_of
+from treewright._trees.level import level_of, refuse_class
 
 Kind = Literal["child", "static", "buffer"]
 By = Literal["field", "class"]
@@ -23,7 +25,7 @@ LEAVES: tuple[type[Any], ...] = (jax.Array, np.ndarray, str, int, float, types.N
 
 
 class Item(NamedTuple):
-    """A leaf, a `None`, or a static. `owner` is the class of the node that it belongs to, or else of the whole tree."""
+    """A leaf, a `None`, or a static. `owner` is the class of its node, or outside all nodes of the whole tree."""
 
     path: Path
     value: Any
@@ -31,26 +33,23 @@ class Item(NamedTuple):
     kind: Kind
 
 
-class _SureLeaves(dict[type[Any], bool]):
-    """Whether all instances of a class are leaves, asked once for each class: to ask takes longer than the rest."""
-
-    def __missing__(self, cls: type[Any]) -> bool:
-        is_leaf = cls is not type(None) and (cls in LEAVES or issubclass(cls, (jax.Array, Tracer)))
-        self[cls] = is_leaf
-        return is_leaf
+def _is_leaf_class(cls: type[Any]) -> bool:
+    """Whether all instances of a class are leaves."""
+    return cls is not type(None) and (cls in LEAVES or issubclass(cls, (jax.Array, Tracer)))
 
 
 def items_of(tree: Any) -> Iterator[Item]:
-    """All leaves, `None`s and statics, in the order of the fields, and of JAX below containers.
+    """All leaves, `None`s and statics, in the order of the fields, and in JAX's order in containers.
 
-    Statics and `None`s in fields with `repr=False` are left out.
+    Statics and `None`s in fields with `repr=False` are omitted.
     """
-    # Without a `Place` for each, which knows all that is above it: a third of the time (benchmarks: trees).
-    waiting = [Item((), tree, class_name(tree), "child")]
+    # Without a `Place` for each, this takes a third of the time (benchmarks: trees).
+    queue = [Item((), tree, class_name(tree), "child")]
     fields: dict[type[Any], list[tuple[Key, FieldSpec]]] = {}
-    is_leaf = _SureLeaves()
-    while waiting:
-        item = waiting.pop()
+    # Cached: the check takes longer than the rest of the loop.
+    is_leaf: Callable[[Any], bool] = functools.cache(_is_leaf_class)
+    while queue:
+        item = queue.pop()
         path, value, owner, kind = item
         cls = type(value)
         if kind != "static" and is_node(value):
@@ -61,30 +60,30 @@ def items_of(tree: Any) -> Iterator[Item]:
                 child = field.value_in(form)
                 if field.repr or not (field.is_static or child is None):
                     inner: Kind = "buffer" if kind == "buffer" and not field.is_static else field.kind
-                    waiting.append(Item((*path, key), child, cls.__qualname__, inner))
+                    queue.append(Item((*path, key), child, cls.__qualname__, inner))
             continue
-        level = None if kind == "static" or value is None or is_leaf[cls] else level_of(value)
+        level = None if kind == "static" or value is None or is_leaf(cls) else level_of(value)
         if level is None:
             yield item
         else:
-            waiting.extend(Item((*path, key), child, owner, kind) for key, child in reversed(level.children))
+            queue.extend(Item((*path, key), child, owner, kind) for key, child in reversed(level.children))
 
 
 def class_name(value: object) -> str:
-    """The name of a value's class, `Array` for what JAX computes with."""
+    """The name of a value's class; `Array` for JAX arrays and tracers."""
     return "Array" if isinstance(value, jax.Array) else type(value).__qualname__
 
 
 def elements_in(leaf: Any) -> int:
-    """How many numbers a leaf holds: those of an array, abstract or traced too, 1 for a Python number, else 0."""
-    shape: tuple[int, ...] | None = getattr(leaf, "shape", None)
-    if shape is not None and hasattr(leaf, "dtype"):
+    """The number of elements of an array, also an abstract or traced one; 1 for a Python number, else 0."""
+    shape: tuple[int, ...] | None = attribute_of(leaf, "shape")
+    if shape is not None and attribute_of(leaf, "dtype") is not None:
         return math.prod(shape)
     return 1 if isinstance(leaf, (int, float, complex)) else 0
 
 
 def bytes_in(leaf: Any) -> int:
-    """How many bytes the numbers in a leaf take as an array of JAX."""
+    """The number of bytes of a leaf as a JAX array."""
     elements = elements_in(leaf)
     if not elements:
         return 0
@@ -93,7 +92,7 @@ def bytes_in(leaf: Any) -> int:
 
 
 def memory_of(leaf: Any) -> object:
-    """A key that is equal for two leaves when they are one array; None for what is no array."""
+    """A key that is equal for two leaves if they share their memory; None for a leaf that is not an array."""
     if not isinstance(leaf, jax.Array | np.ndarray):
         return None
     if isinstance(leaf, Tracer | np.ndarray) or leaf.is_deleted():
@@ -101,10 +100,10 @@ def memory_of(leaf: Any) -> object:
     # Two objects may share one buffer, as jax.device_put(x) and x[:] do.
     array: Any = leaf
     try:
-        if len(array.sharding.device_set) == 1:  # the shard is the array; to make one takes 20 times as long
+        if len(array.sharding.device_set) == 1:  # the array is its only shard; creating one takes 20 times as long
             return (array.unsafe_buffer_pointer(),)
         return tuple(shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards)
-    except jax.errors.JaxRuntimeError:  # on some platforms
+    except jax.errors.JaxRuntimeError:  # some platforms have no pointers
         return id(leaf)
 
 
@@ -113,18 +112,18 @@ def count(tree: object, *, by: None = None) -> int: ...
 @overload
 def count(tree: object, *, by: By) -> dict[str, int]: ...
 def count(tree: object, *, by: By | None = None) -> int | dict[str, int]:
-    """How many numbers the leaves of a tree hold: the parameters of a model.
+    """The number of elements in all leaves of a tree: the parameters of a model.
 
-    Arrays count all their elements, Python numbers one, other leaves none. An array that stands in two places counts
-    twice, as it does for `jit`; `find_aliases` finds such.
+    Arrays count all their elements, Python numbers one, other leaves none. An array that appears in two places counts
+    twice, as in `jit`; `find_aliases` lists such arrays.
 
     Args:
         tree: A node, or any other tree, of arrays, `jax.ShapeDtypeStruct`s or tracers.
-        by: `"field"` for a dict by the fields, keys or indices at the top of the tree, `"class"` for one by the classes
-            of the nodes that hold the leaves.
+        by: `"field"` for a dict by the fields, keys or indices at the top of the tree, `"class"` for a dict by the
+            classes of the nodes with the leaves.
 
     Raises:
-        ValueError: If `by` is anything else.
+        ValueError: If `by` is not one of these.
 
     Examples:
         >>> class Layer(Module):
@@ -138,6 +137,7 @@ def count(tree: object, *, by: By | None = None) -> int | dict[str, int]:
         >>> count(partition(layer, trainable)[0])
         6
     """
+    refuse_class("count", tree)
     return _sum(tree, elements_in, by)
 
 
@@ -146,7 +146,7 @@ def nbytes(tree: object, *, by: None = None) -> int: ...
 @overload
 def nbytes(tree: object, *, by: By) -> dict[str, int]: ...
 def nbytes(tree: object, *, by: By | None = None) -> int | dict[str, int]:
-    """How many bytes the leaves of a tree take, on all devices together; a replicated array counts once.
+    """The number of bytes of all leaves of a tree, on all devices together; a replicated array counts once.
 
     Args:
         tree: As for `count`.
@@ -161,6 +161,7 @@ def nbytes(tree: object, *, by: By | None = None) -> int | dict[str, int]:
         >>> nbytes(jax.eval_shape(lambda: jnp.ones((1000, 1000))))
         4000000
     """
+    refuse_class("nbytes", tree)
     return _sum(tree, bytes_in, by)
 
 
@@ -168,7 +169,7 @@ def _sum(tree: object, size: Callable[[Any], int], by: By | None) -> int | dict[
     if by is None:
         return sum(map(size, jax.tree.leaves(tree)))
     if by not in {"field", "class"}:
-        raise ValueError(f'by= is "field" or "class", got {by!r}.')
+        raise ValueError(f'by= must be "field" or "class", got {by!r}.')
     sizes: dict[str, int] = {}
     for item in items_of(tree):
         if item.kind != "static":
@@ -179,20 +180,21 @@ def _sum(tree: object, size: Callable[[Any], int], by: By | None) -> int | dict[
 
 
 def find_aliases(tree: object) -> list[tuple[str, ...]]:
-    """The places where one array stands more than once, as paths: one tuple for each such array.
+    """Arrays that appear more than once in a tree: one tuple of paths per array.
 
-    `jit` makes two arrays of it, so that gradients and optimisers untie what was tied, and it can't be donated twice.
+    `jit` turns such an array into two, so gradients and optimisers untie tied weights. It also can't be donated twice.
 
     Examples:
         >>> table = jnp.ones((5, 2))
         >>> find_aliases({"embed": table, "head": {"kernel": table}, "bias": jnp.zeros(5)})
         [("['embed']", "['head']['kernel']")]
     """
+    refuse_class("find_aliases", tree)
     return [tuple(map(path_text, paths)) for paths in aliases_in(items_of(tree))]
 
 
 def aliases_in(items: Iterable[Item]) -> list[list[Path]]:
-    """`find_aliases`, as JAX's paths, of the items of a tree."""
+    """`find_aliases` for the items of a tree, as key paths."""
     places: dict[object, list[Path]] = {}
     for item in items:
         memory = None if item.kind == "static" else memory_of(item.value)

@@ -1,4 +1,4 @@
-"""Specs: trees with one setting for each leaf of another tree. A mask is a spec of bools."""
+"""Specs: trees with one setting for each leaf of a tree. A mask is a spec of bools."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -6,11 +6,11 @@ from typing import Any, TypeAlias, TypeVar, overload
 
 import jax
 
+from treewright._base.jax_private import Path, jax_trees, path_text
+from treewright._base.text import short_text, with_article
 from treewright._core import flat_form, from_flat_form, is_node, spec_of
-from treewright._core.jax_private import Path, jax_trees, path_text
-from treewright._core.text import short_text
 from treewright._trees.at import arguments_of, select
-from treewright._trees.level import Place, is_none, note_classes_made_again
+from treewright._trees.level import Place, is_none, note_redefined_classes, refuse_class
 
 T = TypeVar("T")
 Where: TypeAlias = "str | tuple[Any, ...] | Callable[[T], Any] | Callable[[str, Any], Any]"
@@ -23,25 +23,23 @@ def spec_like(tree: T, default: Any, where: "Mapping[Where[T], Any]") -> T: ...
 @overload
 def spec_like(tree: T, default: Any = None, *, where: "Mapping[Where[T], Any]") -> T: ...
 def spec_like(tree: Any, default: Any = None, where: Mapping[Any, Any] | None = None) -> Any:
-    """A tree of the same treedef with a setting in place of each leaf.
+    """A spec: a tree like `tree` with one setting per leaf.
 
-    For whatever takes settings as a tree: `in_axes` and `out_axes` of `vmap`, shardings, optax's masks and labels. No
-    converter and no check runs on it.
+    For arguments such as `in_axes` and `out_axes` of `vmap`, shardings, optax's masks and labels. Converters and checks
+    do not run.
 
     Args:
         tree: A node, or any other tree.
-        default: The setting of every other leaf. It may be a prefix of `tree`: a tree that ends earlier, whose settings
-            hold for all that is below them.
-        where: The settings of some leaves, by place: what `at` takes, such as the text of a path, `"**.bias"` or a
-            function over the tree; all that is below the place gets the setting. Or by a predicate of path and leaf. A
-            later entry wins over an earlier one. Here a setting may be a tuple, list or dict, which as the default
-            would be a prefix.
+        default: The setting of every other leaf. It may be a prefix of `tree`: a tree that ends earlier, and each of
+            its settings applies to all leaves below.
+        where: The settings of some leaves, by place as in `at`, such as a path, `"**.bias"` or a function of the tree,
+            or by a predicate of path and leaf. All leaves below a place get its setting, and later entries override
+            earlier ones. A tuple, list or dict here is one setting; as `default` it would be a prefix.
 
     Raises:
-        MissingPlaceError: If a place is not there.
+        MissingPlaceError: If a place does not exist.
         TypeError: If `where` is not a mapping.
-        ValueError: If a place is a static, a name alone leads to several places, or `default` is not a prefix of
-            `tree`.
+        ValueError: If a place is a static, a bare name matches several places, or `default` is not a prefix of `tree`.
 
     Examples:
         >>> class Layer(Module):
@@ -53,15 +51,14 @@ def spec_like(tree: Any, default: Any = None, where: Mapping[Any, Any] | None = 
         >>> spec_like(layers, "small", {lambda path, leaf: leaf.size > 3: "large", "[1]": None})
         [Layer(kernel='large', bias='small'), Layer(kernel=None, bias=None)]
     """
-    if where is None and isinstance(default, Mapping) and not isinstance(tree, Mapping):
+    refuse_class("spec_like", tree)
+    places: Any = where
+    is_swapped = where is None and isinstance(default, Mapping) and not isinstance(tree, Mapping)
+    if is_swapped or not isinstance(places, Mapping | None):
+        wrong = f"default={short_text(default)}" if is_swapped else f"where={short_text(where)}"
         raise TypeError(
-            f"spec_like(tree, default, where) takes the mapping as where, after the setting of all other leaves, got "
-            f"default={short_text(default)}. Write spec_like(tree, default, {{place: setting}})."
-        )
-    if where is not None and not isinstance(where, Mapping):
-        raise TypeError(
-            f"spec_like(tree, default, where) takes a mapping from places to settings as where, got "
-            f"{short_text(where)}. Write spec_like(tree, default, {{place: setting}})."
+            f"The third argument of spec_like must be a mapping from places to settings, got {wrong}. Write "
+            f"spec_like(tree, default, {{place: setting}})."
         )
     leaves, treedef = jax_trees.tree_flatten_with_path(tree)
     settings = broadcast("default=", default, tree)
@@ -72,7 +69,7 @@ def spec_like(tree: Any, default: Any = None, where: Mapping[Any, Any] | None = 
 
 
 def broadcast(argument: str, prefix: Any, tree: object) -> list[Any]:
-    """The settings of a prefix, one for each leaf of the whole tree."""
+    """The settings of a prefix, repeated for each leaf of the tree."""
     settings: list[Any] = []
 
     def add(setting: Any, part: Any) -> None:
@@ -81,19 +78,21 @@ def broadcast(argument: str, prefix: Any, tree: object) -> list[Any]:
     try:
         jax.tree.map(add, prefix, tree, is_leaf=is_none)
     except ValueError as error:
-        refused = ValueError(f"{argument} is not a prefix of the tree. {words_of_jax(error)}")
-        note_classes_made_again(refused, prefix, tree)
+        refused = ValueError(f"{argument} is not a prefix of the tree. {jax_error_text(error)}")
+        note_redefined_classes(refused, prefix, tree)
         raise refused from error
     return settings
 
 
-def words_of_jax(error: ValueError) -> str:
-    """JAX's message on two trees that differ, without the name of its function that it gives the first."""
-    return re.sub(r"(?:pytree )?tree_map(?:_with_path)? tree", "the tree", str(error))
+def jax_error_text(error: ValueError) -> str:
+    """JAX's message about two different trees, without `tree_map` as the name of the first."""
+    return re.sub(
+        r"(pytree )?tree_map(?:_with_path)? tree", lambda found: "pytree" if found[1] else "the tree", str(error)
+    )
 
 
 def chosen_leaves(tree: Any, leaves: list[tuple[Path, Any]], where: str | Path | Callable[..., Any]) -> list[bool]:
-    """Which leaves `where` points at: those below its places, or those of which a predicate is true."""
+    """For each leaf, whether `where` selects it: it is below a place, or the predicate is true for it."""
     if not isinstance(where, str | tuple) and arguments_of(where) == 2:
         return [bool(where(path_text(path), leaf)) for path, leaf in leaves]
     places = {place.path: place for place in select(tree, where).places}
@@ -101,19 +100,21 @@ def chosen_leaves(tree: Any, leaves: list[tuple[Path, Any]], where: str | Path |
     if not any(chosen) and all(map(_is_static, places.values())):
         names = ", ".join(map(path_text, places))
         raise ValueError(
-            f"{names} of a {type(tree).__qualname__} is static. It is not part of the tree, and takes no setting."
+            f"{names} of {with_article(type(tree).__qualname__)} is static, so it has no leaf and no setting. To "
+            f"change it: at(tree, where).set(value)."
         )
     return chosen
 
 
 def _is_static(place: Place) -> bool:
-    return any(all(step.key != child.key for child in step.above.children()) for step in place.way if step.above)
+    parents = ((step.key, step.parent) for step in place.ancestors if step.parent)
+    return any(all(key != child.key for child in parent.children()) for key, parent in parents)
 
 
 def trainable(tree: T) -> T:
-    """A mask of the same treedef: `False` for what is in a `buffer()` field, `True` for every other leaf.
+    """A mask of the same treedef: `False` for leaves in `buffer()` fields, `True` for all other leaves.
 
-    For `partition`, and for optax without `TrainState`, which knows no buffers:
+    For `partition`, and for optax without `TrainState`, because optax does not know about buffers:
     `optax.partition({True: tx, False: optax.set_to_zero()}, trainable)`.
 
     Examples:
@@ -129,7 +130,7 @@ def trainable(tree: T) -> T:
             return True
         children, statics = flat_form(part)
         masks = (
-            spec_like(child, default=False) if field.kind == "buffer" else trainable(child)
+            jax.tree.map(lambda _: False, child) if field.kind == "buffer" else trainable(child)
             for field, child in zip(spec_of(part).children, children, strict=True)
         )
         return from_flat_form(type(part), (tuple(masks), statics))

@@ -1,4 +1,4 @@
-"""Many trees of one kind as one tree with a leading axis, and one random key for each leaf."""
+"""`stack`, `unstack` and `node_at` for trees with a leading axis; `split_key_like` for a random key per leaf."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -9,24 +9,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from treewright._arguments import cured
+from treewright._base.jax_private import Path, jax_trees, path_text
+from treewright._base.lines import counted
+from treewright._base.text import shape_text, short_text, text, with_article
 from treewright._core import is_node
-from treewright._core.jax_private import Path, jax_trees, path_text
-from treewright._core.text import shape_text, short_text, text
+from treewright._trees.level import refuse_class
 
 T = TypeVar("T")
 
 _OF_STRUCTURE = frozenset({"class", "static", "added", "removed"})
 
 
-@cured(lambda _args, _kwargs: "It takes a list of trees: stack([one, another]).")
 def stack(trees: Sequence[T]) -> T:
-    """One tree of the same treedef, whose leaves have a new first axis: an ensemble, or layers for `scan`.
+    """One tree with the same treedef, whose leaves have a new first axis: an ensemble, or layers for `scan`.
 
-    Leaves have to agree in shape and dtype. Python numbers become arrays. No converter and no check runs.
+    Leaves must have the same shape and dtype. Python numbers become arrays. Converters and checks do not run.
 
     Raises:
-        ValueError: If there are no trees, if classes, statics, shapes or dtypes differ; the message names the place.
+        ValueError: If the list is empty, or if classes, statics, shapes or dtypes differ; the message names the place.
 
     Examples:
         >>> class Layer(Module):
@@ -34,11 +34,14 @@ def stack(trees: Sequence[T]) -> T:
         >>> stack([Layer(jnp.ones((2, 3))) for _ in range(5)])
         Layer(kernel=f32[5,2,3])
     """
+    refuse_class("stack", trees)
     if is_node(trees) or isinstance(trees, Mapping):
-        raise TypeError(f"stack() takes a list of trees, got a {type(trees).__qualname__}: stack([one, another]).")
+        kind = with_article(type(trees).__qualname__)
+        raise TypeError(f"stack() needs a list of trees, but got {kind}. Write stack([one, another]).")
     trees = list(trees)
+    refuse_class("stack", *trees)
     if not trees:
-        raise ValueError("stack() takes at least one tree: the result has to have a structure.")
+        raise ValueError("stack() needs at least one tree, for the structure of the result.")
     first, treedef = jax_trees.tree_flatten_with_path(trees[0])
     types = [_type_of(path, leaf) for path, leaf in first]
     columns: list[list[Any]] = [[leaf] for _, leaf in first]
@@ -46,24 +49,36 @@ def stack(trees: Sequence[T]) -> T:
         if jax.tree.structure(tree) != treedef:
             from treewright._trees.diff import differences
 
-            of_structure = (d for d in differences(trees[0], tree, values=False) if d.kind in _OF_STRUCTURE)
-            raise ValueError(f"Tree {index} is not like tree 0: {next(of_structure)}.")
+            first_difference = next(d for d in differences(trees[0], tree, values=False) if d.kind in _OF_STRUCTURE)
+            fix = _fix_for(first_difference.left)
+            raise ValueError(f"Tree {index} differs from tree 0: {first_difference}.{fix}")
         for (path, _), kind, column, other in zip(first, types, columns, jax.tree.leaves(tree), strict=True):
             if _type_of(path, other) != kind:
                 raise ValueError(
                     f"{_name(tree, path)} is {_type_of(path, other)} in tree {index} and {kind} in tree 0. Only leaves "
-                    f"of one shape and dtype can be stacked."
+                    f"with the same shape and dtype can be stacked."
                 )
             column.append(other)
     stacked: T = treedef.unflatten(map(jnp.stack, columns))
     return stacked
 
 
+def _fix_for(static: Any) -> str:
+    """How to stack states with different optimisers, as in a sweep of rates; empty for any other static."""
+    if not (callable(getattr(static, "init", None)) and callable(getattr(static, "update", None))):
+        return ""
+    return (
+        "\nStates can be stacked if they share one tx. For a sweep of rates, keep the rate in the optimiser's state:\n"
+        "  tx = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)\n"
+        "  state.replace(opt_state=optax.tree.set(state.opt_state, learning_rate=rate)) for each rate"
+    )
+
+
 def unstack(tree: T) -> list[T]:
-    """The trees that `stack` has stacked: one for each index of the first axis.
+    """Undo `stack`: one tree per index of the first axis.
 
     Raises:
-        ValueError: If the leaves have no first axis of one length; the message names the place.
+        ValueError: If the leaves do not all have the same first-axis length; the message names the place.
 
     Examples:
         >>> class Layer(Module):
@@ -71,6 +86,7 @@ def unstack(tree: T) -> list[T]:
         >>> unstack(Layer(jnp.ones((2, 3))))
         [Layer(kernel=f32[3]), Layer(kernel=f32[3])]
     """
+    refuse_class("unstack", tree)
     length = _length(tree)
     leaves, treedef = jax_trees.tree_flatten(tree)
     columns = [jnp.unstack(jnp.asarray(leaf)) for leaf in leaves]
@@ -79,15 +95,15 @@ def unstack(tree: T) -> list[T]:
 
 
 def node_at(tree: T, index: int | jax.Array) -> T:
-    """One of the trees that `stack` has stacked.
+    """One tree of a stack.
 
     Args:
         tree: The stacked tree.
-        index: Which one; from the end if negative. It may be traced, and is clamped to the length then, as JAX does.
+        index: The number of the tree, from the end if negative. A traced index is clamped to the length, as in JAX.
 
     Raises:
-        IndexError: If there is no tree at the index.
-        ValueError: If the leaves have no first axis of one length.
+        IndexError: If the index is out of range.
+        ValueError: If the leaves do not all have the same first-axis length.
 
     Examples:
         >>> class Layer(Module):
@@ -95,11 +111,14 @@ def node_at(tree: T, index: int | jax.Array) -> T:
         >>> node_at(Layer(jnp.arange(6).reshape(2, 3)), -1).kernel.tolist()
         [3, 4, 5]
     """
+    refuse_class("node_at", tree)
     if not _is_number(index):
-        raise TypeError(f"node_at(tree, index) takes the number of a tree, got {short_text(index)}.")
+        raise TypeError(f"The index of node_at(tree, index) must be an integer, got {short_text(index)}.")
     length = _length(tree)
     if not isinstance(index, Tracer) and not -length <= operator.index(index) < length:
-        raise IndexError(f"There is no tree at {index}: {_name(tree, ())} holds {length}, at 0 to {length - 1}.")
+        raise IndexError(
+            f"Index {index} is out of range: {_name(tree, ())} holds {counted(length, 'tree')}, 0 to {length - 1}."
+        )
     leaves, treedef = jax_trees.tree_flatten(tree)
     node: T = treedef.unflatten(jnp.asarray(leaf)[index] for leaf in leaves)
     return node
@@ -108,7 +127,7 @@ def node_at(tree: T, index: int | jax.Array) -> T:
 def _is_number(index: Any) -> bool:
     if hasattr(index, "dtype"):
         return bool(jnp.issubdtype(index.dtype, jnp.integer)) and jnp.shape(index) == ()
-    return hasattr(index, "__index__") and not isinstance(index, bool)  # which would be a mask
+    return hasattr(index, "__index__") and not isinstance(index, bool)  # a bool would be a mask
 
 
 def split_key_like(key: jax.Array, tree: T) -> T:
@@ -129,15 +148,17 @@ def split_key_like(key: jax.Array, tree: T) -> T:
     """
     if not hasattr(key, "dtype"):
         raise TypeError(
-            f"split_key_like(key, tree) takes a key such as jax.random.key(0) first, got {short_text(key)}."
+            f"The first argument of split_key_like(key, tree) must be a key, such as jax.random.key(0), got "
+            f"{short_text(key)}."
         )
+    refuse_class("split_key_like", tree)
     treedef = jax_trees.tree_structure(tree)
     keys: T = treedef.unflatten(jax.random.split(key, treedef.num_leaves))
     return keys
 
 
 def _type_of(path: Path, leaf: Any) -> str:
-    """`f32[2,3]`: what has to be the same in trees that are stacked."""
+    """The dtype and shape of a leaf, `f32[2,3]`, which must be the same in all trees."""
     if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
         raise ValueError(
             f"{path_text(path) or 'The leaf'} is {text(leaf)}, which is not an array and has no axes. If it is the "
@@ -150,7 +171,7 @@ def _length(tree: Any) -> int:
     leaves: list[tuple[Path, Any]]
     leaves, _ = jax_trees.tree_flatten_with_path(tree)
     if not leaves:
-        raise ValueError(f"{type(tree).__qualname__} has no leaves, so it does not say how many trees it holds.")
+        raise ValueError(f"{type(tree).__qualname__} has no leaves, so the number of trees in it is unknown.")
     lengths = [(path, jnp.shape(leaf)[:1]) for path, leaf in leaves]
     first_path, first = lengths[0]
     for path, length in lengths:
@@ -160,7 +181,7 @@ def _length(tree: Any) -> int:
                 for place, leaf in leaves
                 if place in {first_path, path}
             )
-            raise ValueError(f"The leaves of a stacked tree have a first axis of one length, but {types}.")
+            raise ValueError(f"All leaves of a stacked tree must have the same first-axis length, but {types}.")
     return first[0]
 
 

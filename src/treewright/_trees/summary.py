@@ -8,14 +8,15 @@ from typing import Any
 
 from jax.core import Tracer
 
+from treewright._base.functions import attribute_of
+from treewright._base.jax_private import Path, path_text
+from treewright._base.lines import counted, table
+from treewright._base.text import array_text, cut_text, first_names, short_text, text
 from treewright._core import flat_form, is_node
-from treewright._core.jax_private import Path, path_text
-from treewright._core.text import array_text, cut_text, first_names, short_text, text
-from treewright._lines import counted, table
-from treewright._trees.level import child_of
+from treewright._trees.level import child_of, refuse_class
 from treewright._trees.sizes import Item, aliases_in, bytes_in, class_name, elements_in, items_of
 
-_VALUE_LENGTH = 40  # characters of a static, or of another value that is not an array
+_MAX_LENGTH = 40  # characters of a static or another value that is not an array
 _HEAD = ("path", "class", "kind", "shape", "dtype", "count", "bytes", "sharding")
 _NUMBERS = frozenset({"count", "bytes"})
 
@@ -25,14 +26,14 @@ class Row:
     """One line of a summary.
 
     Args:
-        path: The place; with ` = ` and the value if that is not an array, or with the other place of a tied array.
-        class_name: The class of the node that it belongs to; where a `depth` ends the table, of what stands there.
+        path: The path; with ` = ` and the value if it is not an array, or the first path of a tied array.
+        class_name: The class of its node; for a row that sums up a subtree, the class of the subtree.
         kind: `"child"`, `"static"`, `"buffer"` or `"tied"`.
-        shape: As `[64,10]`; empty for what is not an array.
-        dtype: As `f32`; empty for what is not an array.
-        count: How many numbers it holds.
-        nbytes: How many bytes they take.
-        sharding: The partition spec, if it is spread over a mesh.
+        shape: Such as `[64,10]`; empty if it is not an array.
+        dtype: Such as `f32`; empty if it is not an array.
+        count: The number of elements.
+        nbytes: The number of bytes.
+        sharding: The partition spec, if it is sharded over a mesh.
     """
 
     path: str
@@ -52,13 +53,13 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Summary:
-    """The table of a tree. As a string it is plain text; notebooks draw one of their own.
+    """The table of a tree. `str` is plain text; notebooks show an HTML table.
 
     Args:
         title: The class of the tree.
-        rows: One for each leaf and each static, or for what stands at the `depth`.
+        rows: One for each leaf and each static, or for each subtree at the `depth`.
         total: The line below the table.
-        notes: The lines below that, on Python numbers that are children.
+        notes: The lines below that, about Python numbers that are children.
     """
 
     title: str
@@ -79,9 +80,9 @@ class Summary:
         return [line[:columns] for line in (_HEAD, *(row.cells() for row in self.rows))]
 
     def _repr_html_(self) -> str:
-        """A table in the colours of the notebook, statics paler."""
+        """A table in the colours of the notebook; statics are paler."""
         head, *lines = self._cells()
-        below = "<br>".join(map(html.escape, (self.total, *self.notes)))
+        footer = "<br>".join(map(html.escape, (self.total, *self.notes)))
         rows = (
             _html_row("td", line, opacity=0.65 if row.kind == "static" else 1)
             for row, line in zip(self.rows, lines, strict=True)
@@ -89,7 +90,7 @@ class Summary:
         return (
             f'<table><caption style="text-align:left">{html.escape(self.title)}</caption>'
             f"<thead>{_html_row('th', head)}</thead><tbody>{''.join(rows)}</tbody>"
-            f'<tfoot><tr><td colspan="{len(head)}" style="text-align:left">{below}</td></tr></tfoot></table>'
+            f'<tfoot><tr><td colspan="{len(head)}" style="text-align:left">{footer}</td></tr></tfoot></table>'
         )
 
 
@@ -102,17 +103,17 @@ def _html_row(tag: str, line: Sequence[str], *, opacity: float = 1) -> str:
 
 
 def summary(tree: object, *, depth: int | None = None) -> Summary:
-    """A table of a tree: each leaf and static with its place, class, kind, shape, dtype, size and sharding.
+    """A table of a tree: each leaf and static with its path, class, kind, shape, dtype, size and sharding.
 
-    As a string it is plain text, the same everywhere; notebooks show it as a table. It works for abstract, stacked and
-    sharded trees, and under `jit`.
+    `str` is plain text, and notebooks show an HTML table. It works for abstract, stacked and sharded trees, and under
+    `jit`.
 
-    A Python number that is a child of a node, as `rate: float = 0.5` makes one, is trained. Where there are such beside
-    arrays, a line below the table says so.
+    A Python number that is a child of a node, as in `rate: float = 0.5`, is trained. If a tree has such numbers and
+    arrays, a line below the table lists them.
 
     Args:
         tree: A node, or any other tree.
-        depth: How many steps of a path to show; what is deeper is summed up in one row. None for all.
+        depth: The maximum length of a path; deeper subtrees are summed up in one row each. None for no limit.
 
     Raises:
         ValueError: If `depth` is less than 1.
@@ -131,11 +132,12 @@ def summary(tree: object, *, depth: int | None = None) -> Summary:
         [0].activation = 'relu'  Layer  static
         650 numbers, 2,600 bytes (2.5 KiB); 10 of them in buffers
     """
+    refuse_class("summary", tree)
     steps: Any = depth
     if steps is not None and not (isinstance(steps, int) and steps >= 1):
-        raise ValueError(f"summary(depth=...) takes 1 or more steps, got {short_text(depth)}.")
+        raise ValueError(f"depth= must be a positive integer or None, got {short_text(depth)}.")
     if is_node(tree):
-        flat_form(tree)  # which refuses one whose __init__ has not returned, in our own words
+        flat_form(tree)  # raises Treewright's own error if __init__ has not returned
     items = list(items_of(tree))
     tied = {path: first for first, *others in aliases_in(items) for path in others}
     groups: dict[Path, list[Item]] = {}
@@ -155,7 +157,7 @@ def _row(item: Item, tied: dict[Path, Path]) -> Row:
     if item.path in tied:
         path = f"{path} = {path_text(tied[item.path])}"
     elif not is_array:
-        path = f"{path} = {cut_text(text(value), _VALUE_LENGTH)}"
+        path = f"{path} = {cut_text(text(value), _MAX_LENGTH)}"
     row = Row(path, item.owner, "tied" if item.path in tied else item.kind)
     if item.kind == "static" or not (is_array or elements_in(value)):
         return row
@@ -170,7 +172,7 @@ def _row(item: Item, tied: dict[Path, Path]) -> Row:
 
 
 def _merged_row(tree: object, path: Path, items: Sequence[Item], tied: Collection[Path]) -> Row:
-    """The row for all that is below a place."""
+    """The row that sums up a subtree."""
     leaves = [item for item in items if item.kind != "static"]
     return Row(
         path_text(path),
@@ -183,13 +185,13 @@ def _merged_row(tree: object, path: Path, items: Sequence[Item], tied: Collectio
 
 
 def _dtype(value: Any) -> str:
-    """`f32` of an array; the class of a Python number."""
+    """The dtype of an array, such as `f32`; the class of a Python number."""
     name = array_text(value)
     return type(value).__name__ if name is None else name.partition("[")[0]
 
 
 def _sharding(value: Any) -> str:
-    sharding = None if isinstance(value, Tracer) else getattr(value, "sharding", None)
+    sharding = None if isinstance(value, Tracer) else attribute_of(value, "sharding")
     spec = getattr(sharding, "spec", None)
     if spec is not None:
         return str(spec).replace("PartitionSpec", "P")
@@ -218,7 +220,7 @@ _NOTES = (
 
 
 def _notes(tree: object, leaves: Sequence[Item]) -> Iterator[str]:
-    """Lines on Python numbers that are children of nodes; none for trees without arrays, such as settings."""
+    """Lines about Python numbers that are children of nodes; none for trees without arrays, such as settings."""
     if not any(array_text(item.value) is not None for item in leaves):
         return
     for kinds, note in _NOTES:

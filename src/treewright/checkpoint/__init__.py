@@ -1,11 +1,11 @@
-"""Checkpoints: one file to share, a folder of steps for a training run. Both keep the statics and verify every leaf."""
+"""Checkpoints: a file to share, or the steps of a training run. Statics are compared and leaves verified."""
 
 from typing import TYPE_CHECKING
 
 from treewright.checkpoint.differences import Mismatch
 from treewright.checkpoint.file import load, read_manifest, save
-from treewright.checkpoint.fit import Fit
-from treewright.checkpoint.manifest import Branch, Leaf, Manifest
+from treewright.checkpoint.fit import LoadOptions
+from treewright.checkpoint.manifest import LeafRecord, Manifest, NodeRecord
 from treewright.checkpoint.names import from_names, read_names, to_names
 from treewright.errors import missing_extra
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """What needs Orbax, which takes a second to import."""
+        """Import Orbax at first use, because it takes a second."""
         if name in {"CheckpointManager", "Restored"}:
             try:
                 from treewright.checkpoint import steps
@@ -25,12 +25,12 @@ else:
 
 
 __all__ = [
-    "Branch",
     "CheckpointManager",
-    "Fit",
-    "Leaf",
+    "LeafRecord",
+    "LoadOptions",
     "Manifest",
     "Mismatch",
+    "NodeRecord",
     "Restored",
     "from_names",
     "load",

@@ -1,10 +1,11 @@
 """Leaves as arrays: which leaves can be saved, the array that is written, and the digests of its blocks."""
 
-# Of libraries that a user may not have:
+# Optional dependencies:
 # mypy: disable-error-code="import-not-found, import-untyped"
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -13,17 +14,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from treewright._core import FrozenArray
-from treewright._core.jax_private import is_key_dtype, is_ref, untyped_jax
-from treewright._core.text import cut_text, text
-from treewright.errors import CheckpointDamagedError, missing_extra
+from treewright._base.jax_private import is_key_dtype, is_ref, untyped_jax
+from treewright._base.text import cut_text, text
+from treewright._freeze import FrozenArray
+from treewright._processes import process_index
+from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
 LeafKind = Literal["array", "numpy", "numpy scalar", "bool", "int", "float", "complex", "key"]
 
 ARRAYS = frozenset({"array", "numpy", "numpy scalar"})
-ON_HOST = frozenset({"numpy", "numpy scalar", "bool", "int", "float", "complex"})
+NUMBERS = frozenset({"bool", "int", "float", "complex"})
+ON_HOST = NUMBERS | {"numpy", "numpy scalar"}
 KINDS = ON_HOST | {"array", "key"}
-# The dtypes that JAX gives to 64 bits while they are switched off.
+# JAX's replacements for 64-bit dtypes while jax_enable_x64 is off.
 NARROWED = MappingProxyType({"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"})
 _DTYPE_NAMES = (
     *("bool", "int2", "int4", "int8", "int16", "int32", "int64"),
@@ -39,13 +42,12 @@ _SCALARS: MappingProxyType[type[Any], LeafKind] = MappingProxyType(
 )
 
 MAKE_STATIC = "Make it a static, or wrap it in Static"
-WHOLE = "all"  # the place of a block that is the whole array
 
 
 class Form(NamedTuple):
-    """The kind, shape and dtype of a leaf. Of a typed key: those of its data, and its implementation.
+    """The kind, shape and dtype of a leaf; for a typed key also its implementation.
 
-    A ref has the form of the array that it holds, with `ref=True`.
+    A key has the shape and dtype of its data, a ref the form of its array, with `ref=True`.
     """
 
     kind: LeafKind
@@ -56,7 +58,7 @@ class Form(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes that the values take."""
+        """The size of the values in bytes."""
         itemsize: int = DTYPES[self.dtype].itemsize
         return math.prod(self.shape) * itemsize
 
@@ -69,22 +71,22 @@ class Form(NamedTuple):
 
 
 class UnsupportedLeafError(ValueError):
-    """A leaf that no checkpoint can hold: the end of a sentence that begins with its path."""
+    """A leaf can't be saved. The message completes a sentence that begins with its path."""
 
 
 def form_of(leaf: Any, *, abstract: bool = False) -> Form:
-    """The form of a leaf, or of a `jax.ShapeDtypeStruct` if `abstract`.
+    """The form of a leaf; if `abstract`, also of a `jax.ShapeDtypeStruct` or a deleted array.
 
     Raises:
-        UnsupportedLeafError: If it is of no kind that can be saved.
+        UnsupportedLeafError: If a leaf of this class can't be saved.
     """
     cls = type(leaf)
     if cls in _SCALARS:
         return Form(_SCALARS[cls], (), _scalar_array(leaf).dtype.name)
     if isinstance(leaf, Tracer):
-        raise UnsupportedLeafError("is traced, and has no values outside of jit")
+        raise UnsupportedLeafError("is a tracer, which has values only while the compiled program runs")
     if isinstance(leaf, jax.Array) or is_ref(leaf) or (abstract and isinstance(leaf, jax.ShapeDtypeStruct)):
-        return _jax_form(leaf)
+        return _jax_form(leaf, abstract=abstract)
     if cls is np.ndarray or cls is np.memmap or isinstance(leaf, FrozenArray):
         return Form("numpy", leaf.shape, _dtype_name(leaf.dtype))
     if isinstance(leaf, np.generic):
@@ -93,29 +95,34 @@ def form_of(leaf: Any, *, abstract: bool = False) -> Form:
     raise UnsupportedLeafError(f"is {cls.__name__} {shown}, not an array or a number. {MAKE_STATIC}")
 
 
-def _jax_form(leaf: Any) -> Form:
+def _jax_form(leaf: Any, *, abstract: bool) -> Form:
     ref, dtype = is_ref(leaf), leaf.dtype
-    if not ref and isinstance(leaf, jax.Array) and leaf.is_deleted():
-        raise UnsupportedLeafError("was donated or deleted, and has no values any more")
+    if not abstract and is_deleted(leaf):
+        raise UnsupportedLeafError("was donated or deleted, so its values are gone")
     if dtype in _NAMES or not is_key_dtype(dtype):
         return Form("array", leaf.shape, _dtype_name(dtype), None, ref)
     implementations: list[str] = []
 
     def data_of(key: Any) -> Any:
-        implementations.append(str(jax.random.key_impl(key)))  # which takes no ShapeDtypeStruct, but a tracer
+        implementations.append(str(jax.random.key_impl(key)))  # accepts a tracer, but not a ShapeDtypeStruct
         return jax.random.key_data(key)
 
     data: Any = untyped_jax.eval_shape(data_of, untyped_jax.ShapeDtypeStruct(leaf.shape, dtype))
     return Form("key", data.shape, data.dtype.name, implementations[0], ref)
 
 
+def is_deleted(leaf: Any) -> bool:
+    """Whether a leaf is a donated or deleted JAX array."""
+    return isinstance(leaf, jax.Array) and not is_ref(leaf) and leaf.is_deleted()
+
+
 def _dtype_name(dtype: Any) -> str:
-    name = _NAMES.get(dtype)  # dtype.name takes numpy 8 us
+    name = _NAMES.get(dtype)  # numpy's dtype.name takes 8 us
     if name is not None:
         return name
     if dtype.isnative:
-        raise UnsupportedLeafError(f"has the dtype {dtype}, which no checkpoint holds")
-    raise UnsupportedLeafError(f"has the dtype {dtype.str}, in another byte order than this machine's")
+        raise UnsupportedLeafError(f"has the dtype {dtype}, which can't be saved")
+    raise UnsupportedLeafError(f"has the dtype {dtype.str}, whose byte order differs from this machine's")
 
 
 def _scalar_array(value: Any) -> Any:
@@ -125,10 +132,10 @@ def _scalar_array(value: Any) -> Any:
     return array
 
 
-def stored(leaf: Any) -> Any:
-    """The array that is written for a leaf: a key's data, a number as an array of rank 0, else the leaf itself.
+def array_to_save(leaf: Any) -> Any:
+    """The array to write for a leaf: a key's data, a number as an array of rank 0, otherwise the leaf itself.
 
-    The content of a ref is copied, so that a step that runs while it is written does not change it.
+    A ref's content is copied, so that a training step can change the ref during the write.
     """
     leaf = leaf[...] if is_ref(leaf) else leaf
     if isinstance(leaf, jax.Array):
@@ -136,14 +143,61 @@ def stored(leaf: Any) -> Any:
     return _scalar_array(leaf) if type(leaf) in _SCALARS else np.asarray(leaf)
 
 
+# Casts
+
+
+def keeps_kind(saved: str, wanted: str) -> bool:
+    """Whether a cast keeps or raises the rank in the order bool, int, float, complex."""
+    kinds = (np.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    ranks = [[jnp.issubdtype(DTYPES[name], kind) for kind in kinds].index(True) for name in (saved, wanted)]
+    return ranks[0] <= ranks[1]
+
+
+def cast(array: Any, dtype: str, path: str) -> Any:
+    """Convert an array to a dtype. Floats may be rounded, ints may not.
+
+    Raises:
+        CheckpointError: If a value does not fit; only in the process that has the value.
+    """
+    wanted, is_int = DTYPES[dtype], jnp.issubdtype(array.dtype, jnp.integer)
+    (low, high), (least, most) = _range(array.dtype, of_ints=is_int), _range(wanted, of_ints=is_int)
+    fits, low, high = least <= low and high <= most, max(low, least), min(high, most)
+    blocks = [shard.data for shard in array.addressable_shards] if isinstance(array, jax.Array) else [array]
+    for block in () if fits else map(np.asarray, blocks):
+        for part in (np.real(block), np.imag(block)) if np.iscomplexobj(block) else (block,):
+            outside = (part < low) | (part > high)
+            if not is_int and np.isinf(np.float32(np.inf).astype(wanted)):
+                outside &= ~np.isinf(part)
+            if outside.any():
+                value = part[outside][0]
+                raise CheckpointError(
+                    f"{path} was saved as {array.dtype} and contains {value}, which does not fit into {dtype}. Convert "
+                    f"it in migrate=."
+                )
+    return array.astype(wanted)
+
+
+def _range(dtype: Any, *, of_ints: bool) -> tuple[Any, Any]:
+    """The smallest and largest value of a dtype; with `of_ints`, the range in which a float dtype has every int."""
+    if dtype == np.bool_:
+        return 0, 1
+    if jnp.issubdtype(dtype, jnp.integer):
+        info = untyped_jax.numpy.iinfo(dtype)
+        return int(info.min), int(info.max)
+    info = untyped_jax.numpy.finfo(dtype)
+    if of_ints:
+        return -(2 ** (info.nmant + 1)), 2 ** (info.nmant + 1)
+    return float(info.min), float(info.max)
+
+
 # Digests
 
 
 def digest_of(data: Any) -> str:
-    """The xxh3_128 digest of bytes, or of the values of an array in C order, as 32 hexadecimal digits.
+    """The xxh3_128 digest of bytes, or of an array's values in C order, as 32 hexadecimal digits.
 
-    It takes 10 to 30 GB/s on one core where zlib's CRC-32 takes 2.6 and SHA-256 1.4. It finds accidents: flipped bits,
-    lost writes, blocks of another file. It is not a signature.
+    One core digests 10 to 30 GB/s; zlib's CRC-32 2.6 and SHA-256 1.4. The digest detects accidents (flipped bits, lost
+    writes, blocks of a different file); it is not a signature.
 
     Raises:
         ImportError: If xxhash is not installed.
@@ -157,58 +211,90 @@ def digest_of(data: Any) -> str:
     return digest
 
 
-def local_blocks(array: Any) -> dict[str, Any]:
-    """The distinct blocks of an array that this process holds, by place: `{"0:4,0:8": ...}`."""
-    if not isinstance(array, jax.Array):
-        return {WHOLE: array}
-    blocks: dict[str, Any] = {}
-    for shard in array.addressable_shards:
-        bounds = [part.indices(size)[:2] for part, size in zip(shard.index, array.shape, strict=True)]
-        place = ",".join(f"{start}:{stop}" for start, stop in bounds)
-        blocks[WHOLE if shard.data.shape == array.shape else place] = shard.data
-    return blocks
+class Layout(NamedTuple):
+    """The grid of equal blocks in which an array was saved, and the process that wrote each block.
+
+    Blocks are numbered in C order. `writers` has pairs: a process, and how many consecutive blocks it wrote.
+    """
+
+    grid: tuple[int, ...]
+    writers: tuple[tuple[int, int], ...]
 
 
-def _bounds_of(place: str, shape: tuple[int, ...]) -> list[list[int]]:
-    """Where a block begins and ends in each dimension of an array of this shape."""
-    if place == WHOLE:
-        return [[0, size] for size in shape]
-    try:
-        bounds = [list(map(int, part.split(":"))) for part in place.split(",")]
-        if all(0 <= start < stop <= size for (start, stop), size in zip(bounds, shape, strict=True)):
-            return bounds
-    except ValueError:
-        pass
-    raise CheckpointDamagedError(f"{cut_text(place, 60)!r} is not a block of an array of shape {shape}.")
+class Blocks(NamedTuple):
+    """The layout of arrays with one sharding and grid, and the blocks that this process digests.
+
+    `numbers` maps a device to the number of its block and whether this process writes it. If several devices have the
+    same block, Orbax writes the first device's copy.
+    """
+
+    layout: Layout
+    numbers: dict[Any, tuple[int, bool]]
 
 
-def verify(array: Any, digests: Mapping[str, str], path: str) -> None:
-    """Compare the saved blocks that lie whole inside a block which this process holds.
+def grid_of(array: jax.Array) -> tuple[int, ...]:
+    """The number of blocks along each dimension of an array."""
+    part = array.sharding.shard_shape(array.shape)
+    return tuple([size // length for size, length in zip(array.shape, part, strict=True)])
 
-    A block that was saved and is now cut is not compared: nobody gathers it for that.
+
+def blocks_of(sharding: Any, grid: tuple[int, ...]) -> Blocks:
+    """The blocks of arrays with this sharding and grid. Takes 10 us per device, so callers cache it."""
+    first: dict[int, Any] = {}
+    mine: dict[int, Any] = {}
+    for device, index in sharding.devices_indices_map(grid).items():  # each block counts as one element
+        number = _number([part.start or 0 for part in index], grid)
+        first.setdefault(number, device)
+        if device.process_index == process_index():
+            mine.setdefault(number, device)
+    writers = itertools.groupby(first[number].process_index for number in range(len(first)))
+    layout = Layout(grid, tuple((process, len([*run])) for process, run in writers))
+    return Blocks(layout, {device: (number, device is first[number]) for number, device in mine.items()})
+
+
+def local_blocks(array: Any, grid: Sequence[int]) -> Iterator[tuple[int, Any]]:
+    """The blocks of a grid that are entirely inside one of this process's shards, by number."""
+    if not isinstance(array, jax.Array) and math.prod(grid) == 1:  # a file's arrays
+        yield 0, array
+        return
+    shards: dict[Any, Any] = {tuple((0, size) for size in array.shape): array}
+    if isinstance(array, jax.Array):
+        shards = {
+            tuple(part.indices(size)[:2] for part, size in zip(shard.index, array.shape, strict=True)): shard.data
+            for shard in array.addressable_shards
+        }
+    steps = [size // count for size, count in zip(array.shape, grid, strict=True)]
+    for bounds, values in shards.items():
+        inside = [range(-(-start // step), stop // step) for (start, stop), step in zip(bounds, steps, strict=True)]
+        for place in itertools.product(*inside):
+            begins = [at * step - begin for at, step, (begin, _) in zip(place, steps, bounds, strict=True)]
+            part = tuple(slice(begin, begin + step) for begin, step in zip(begins, steps, strict=True))
+            yield _number(place, grid), np.asarray(values)[part]
+
+
+def _number(place: Sequence[int], grid: Sequence[int]) -> int:
+    """The number of a block from its position in the grid."""
+    number = 0
+    for at, count in zip(place, grid, strict=True):
+        number = number * count + at
+    return number
+
+
+def verify(array: Any, grid: Sequence[int], digest_at: Callable[[int], str], path: str) -> None:
+    """Compare saved blocks with their digests, if they are entirely inside one of this process's blocks.
+
+    Blocks that the new sharding splits are not verified: that would need communication.
 
     Raises:
-        CheckpointDamagedError: If a block is not what was saved.
+        CheckpointDamagedError: If a block differs from the saved one.
     """
-    for place, block in local_blocks(array).items() if array.size else ():
-        blocks = [(place, block)] if place in digests else _blocks_inside(block, place, array.shape, digests)
-        for saved, values in blocks:
-            now = digest_of(values)
-            if now != digests[saved]:
-                where = path if saved == WHOLE else f"{path}[{saved}]"
-                raise CheckpointDamagedError(
-                    f"{where} is damaged: its bytes have the digest {now}, and {digests[saved]} was saved. "
-                    f"Load an earlier checkpoint."
-                )
-
-
-def _blocks_inside(
-    block: Any, place: str, shape: tuple[int, ...], places: Mapping[str, str]
-) -> Iterator[tuple[str, Any]]:
-    """Those of some blocks that lie whole inside one, each with its values."""
-    outer = _bounds_of(place, shape)
-    for inside in places:
-        pairs = list(zip(outer, _bounds_of(inside, shape), strict=True))
-        if all(begin <= start and stop <= end for (begin, end), (start, stop) in pairs):
-            part = tuple(slice(start - begin, stop - begin) for (begin, _), (start, stop) in pairs)
-            yield inside, np.asarray(block)[part]
+    for number, values in local_blocks(array, grid) if array.size else ():
+        now, saved = digest_of(values), digest_at(number)
+        if now != saved:
+            starts = [int(at) * size for at, size in zip(np.unravel_index(number, grid), values.shape, strict=True)]
+            place = ",".join(f"{start}:{start + size}" for start, size in zip(starts, values.shape, strict=True))
+            where = path if math.prod(grid) == 1 else f"{path}[{place}]"
+            raise CheckpointDamagedError(
+                f"{where} is damaged: the digest of its bytes is {now}, but {saved} was saved. Load an earlier "
+                f"checkpoint."
+            )

@@ -1,31 +1,33 @@
-"""`python -m treewright checkpoint PATH`: list what a file or a run holds, verify it, or compare two.
+"""`python -m treewright checkpoint PATH`: list, verify or compare checkpoints.
 
-Only manifests are read, unless all arrays are to be verified: then each is read in its saved blocks, compared with its
-digests and dropped. Nothing is imported for a checkpoint, and nothing of it is run.
+Only manifests are read. With `--verify`, arrays are read one at a time and compared with their digests. Reading a
+checkpoint imports nothing and runs no code from it.
 """
 
 import argparse
 import functools
+import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from treewright._core.text import cut_text
-from treewright._lines import counted, first_of
+from treewright._base.lines import counted, first_lines
+from treewright._base.text import cut_text
 from treewright.checkpoint.arrays import digest_of
-from treewright.checkpoint.differences import mismatches, paired, static_text
+from treewright.checkpoint.differences import mismatches, pair_by_name, static_text
 from treewright.checkpoint.file import open_saved
 from treewright.checkpoint.fit import Read, as_saved
-from treewright.checkpoint.manifest import Leaf, Manifest
+from treewright.checkpoint.manifest import LeafRecord, Manifest
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
-_HELP = "List what a checkpoint holds, verify it, or show how two differ. Of a run, the last step is compared."
+_HELP = "List the contents of a checkpoint, verify it, or compare two. Of a run, the last step is compared."
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the arguments ask. The exit status: 0; 1 if two differ or something is damaged; 2 if it can't be read."""
+    """Run the command. Exit status: 0; 1 if two differ or something is damaged; 2 if a path can't be read."""
     parser = argparse.ArgumentParser(prog="python -m treewright checkpoint", description=_HELP)
     parser.add_argument("path", type=Path, help="a file that save wrote, a folder of steps, or one step in it")
-    parser.add_argument("other", type=Path, nargs="?", help="another, to show what differs")
+    parser.add_argument("other", type=Path, nargs="?", help="a second one, to list the differences")
     parser.add_argument("--verify", action="store_true", help="read all arrays and compare them with their digests")
     parser.add_argument("--leaves", action="store_true", help="list all leaves of each step, or all that differ")
     options = parser.parse_args(arguments)
@@ -40,7 +42,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _print(text: str, *, to_stderr: bool = False) -> None:
-    """Print a line of text from a checkpoint, without what a terminal would obey or its encoding does not have."""
+    """Print a line, escaping control characters and characters that the encoding lacks."""
     stream = sys.stderr if to_stderr else sys.stdout
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     encoding = stream.encoding or "utf-8"
@@ -48,37 +50,40 @@ def _print(text: str, *, to_stderr: bool = False) -> None:
 
 
 def _checkpoints(path: Path) -> list[Path]:
-    """The file, the step, or the steps in order that a path leads to."""
+    """The file or step at a path, or the steps of a run in order."""
     if not path.is_dir() or (path / "_CHECKPOINT_METADATA").exists():
         return [path]
     steps = [step for step in path.iterdir() if step.name.isdecimal()]
     if not steps:
-        raise CheckpointError(f"{path} is a folder without steps.")
+        raise CheckpointError(f"{path} contains no steps.")
     return sorted(steps, key=lambda step: int(step.name))
 
 
-def _opened(path: Path) -> tuple[Manifest, Read]:
-    """The manifest of a file or of a step, and a reader of its arrays."""
+def _open(path: Path) -> tuple[Manifest, Read, Callable[[LeafRecord, int], str]]:
+    """The manifest of a file or step, a reader of its arrays, and a function that returns the digests of blocks."""
     if path.is_dir():
-        from treewright.checkpoint.items import arrays_of_step, manifest_of_step
+        from treewright.checkpoint.items import MANIFEST, arrays_of_step, digests_in, manifest_of_step
 
-        return manifest_of_step(path), functools.partial(arrays_of_step, path)
-    return open_saved(path)
+        manifest = manifest_of_step(path)
+        return manifest, functools.partial(arrays_of_step, path, manifest), digests_in(path / MANIFEST, manifest)
+    manifest, read = open_saved(path)
+    return manifest, read, lambda leaf, _: leaf.digest
 
 
 def _list(path: Path, *, whole: bool, verify: bool) -> int:
     try:
-        manifest, read = _opened(path)
+        manifest, read, digest_at = _open(path)
         arrays = manifest.untied()
         size = sum(leaf.form.nbytes for leaf in arrays)
         metrics = "".join(f"  {name}={value!r}" for name, value in manifest.metrics.items())
         _print(f"{path}  {counted(len(manifest.leaves), 'leaf', 'leaves')}  {size:,} bytes{metrics}")
         for leaf in manifest.leaves if whole else ():
-            _print(f"  {leaf.name}  {leaf.form}  {_digest(leaf) if leaf.tied is None else f'is {leaf.tied}'}")
-        for branch in manifest.branches if whole else ():
-            for name, value in branch.statics.items():
-                _print(f"  {branch.path}.{name} = {cut_text(static_text(value), 100)}  (static of {branch.cls})")
-        for leaf in arrays if verify else ():  # one at a time: the rest needs no memory
+            value = _digest(leaf, manifest, digest_at) if leaf.tied is None else f"is {leaf.tied}"
+            _print(f"  {leaf.name}  {leaf.form}  {value}")
+        for node in manifest.nodes if whole else ():
+            for name, value in node.statics.items():
+                _print(f"  {node.path}.{name} = {cut_text(static_text(value), 100)}  (static of {node.cls})")
+        for leaf in arrays if verify else ():  # one at a time, to save memory
             next(read([as_saved(leaf)]))
         if verify:
             _print(f"  {counted(len(arrays), 'array')} verified")
@@ -88,30 +93,30 @@ def _list(path: Path, *, whole: bool, verify: bool) -> int:
     return 0
 
 
-def _digest(leaf: Leaf) -> str:
-    """The digest of a leaf; of one in several blocks, that of all of theirs."""
-    if len(leaf.digests) == 1:
-        return next(iter(leaf.digests.values()))
-    together = "".join(f"{place}{leaf.digests[place]}" for place in sorted(leaf.digests))
-    return f"{digest_of(together.encode())} ({len(leaf.digests)} blocks)"
+def _digest(leaf: LeafRecord, manifest: Manifest, digest_at: Callable[[LeafRecord, int], str]) -> str:
+    """The digest of a leaf; for several blocks, a digest of their digests."""
+    digests = [digest_at(leaf, number) for number in range(math.prod(manifest.layout_of(leaf).grid))]
+    return digests[0] if len(digests) == 1 else f"{digest_of(''.join(digests).encode())} ({len(digests)} blocks)"
 
 
 def _compare(one: Path, other: Path, *, whole: bool) -> int:
-    """Print the differences between two: classes, statics, forms, and digests of leaves."""
-    saved, wanted = _opened(one)[0], _opened(other)[0]
-    pairs = paired(saved.leaves, wanted.leaves)
+    """Print the differences between two checkpoints: classes, statics, forms, and digests of leaves."""
+    (saved, _, saved_digest), (wanted, _, wanted_digest) = _open(one), _open(other)
+    pairs = pair_by_name(saved.leaves, wanted.leaves)
     lines = list(map(str, mismatches(saved, wanted, pairs)))
     same = 0
     for ours, theirs in pairs:
         if ours is None or theirs is None or ours.form != theirs.form:
             continue
-        if ours.digests.keys() != theirs.digests.keys():
-            lines.append(f"{ours.path}: in other blocks, which their digests do not compare")
-        elif ours.digests != theirs.digests:
-            lines.append(f"{ours.path}: values {_digest(ours)} | {_digest(theirs)}")
-        else:
+        if saved.layout_of(ours).grid != wanted.layout_of(theirs).grid:
+            lines.append(f"{ours.path}: saved in different blocks, so the digests can't be compared")
+            continue
+        digests = _digest(ours, saved, saved_digest), _digest(theirs, wanted, wanted_digest)
+        if digests[0] == digests[1]:
             same += 1
-    for line in (f"- {one}", f"+ {other}", *(f"  {line}" for line in (lines if whole else first_of(lines)))):
+        else:
+            lines.append(f"{ours.path}: values {' | '.join(digests)}")
+    for line in (f"- {one}", f"+ {other}", *(f"  {line}" for line in (lines if whole else first_lines(lines)))):
         _print(line)
     _print(f"{same} of {len(pairs)} leaves are the same.")
     return int(bool(lines))

@@ -1,46 +1,48 @@
-"""The differences between a checkpoint and a tree: classes, statics and leaves, by path, each with its remedy."""
+"""Compare a checkpoint with a tree: differences of classes, statics and leaves by path, each with a fix."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Literal
 
-from treewright._core.text import cut_text, first_names
-from treewright._json import shown
-from treewright._lines import first_of
+from treewright._base.lines import first_lines
+from treewright._base.text import cut_text, first_names
+from treewright._json import OF_CLASS, encoded_text
 from treewright._trees.diff import ABSENT, excerpts
-from treewright.checkpoint.arrays import ARRAYS, NARROWED, ON_HOST
-from treewright.checkpoint.manifest import Branch, Leaf, Manifest, join_name
+from treewright.checkpoint.arrays import ARRAYS, NARROWED, NUMBERS, keeps_kind
+from treewright.checkpoint.manifest import LeafRecord, Manifest, NodeRecord
 from treewright.checkpoint.tree import may_be_same_name
 from treewright.errors import CheckpointMismatchError
 
-LeafPair = tuple[Leaf | None, Leaf | None]  # what was saved under a name, and what the tree has there
-MismatchKind = Literal["missing", "unexpected", "shape", "dtype", "kind", "class", "static"]
+LeafPair = tuple[LeafRecord | None, LeafRecord | None]  # the saved leaf of a name, and the tree's
+MismatchKind = Literal["missing", "unexpected", "shape", "dtype", "kind", "class", "static", "optimiser"]
 
-_LENGTH = 200  # of a static or a path in a message
-_NAMED = frozenset({"name", "enum", "flag", "namedtuple", "node", "dataclass"})  # static forms that begin with a name
+_LENGTH = 200  # characters of a static or a path in a message
+_NAMED = frozenset({"name", *OF_CLASS})  # encoded statics that begin with a name
 
-_REMEDIES: MappingProxyType[str, str] = MappingProxyType(
+_FIXES: MappingProxyType[str, str] = MappingProxyType(
     {
-        "missing": "A leaf that was renamed: renamed={'old.name': 'new.name'}. A new one: migrate=, or strict=False to "
-        "keep the value that the tree has.",
-        "unexpected": "A leaf that is gone: strict=False.",
-        "shape": "Another shape: change the array in migrate=.",
-        "dtype": "Another dtype: allow_cast=True.",
-        "kind": "A number in place of an array or the other way: allow_cast=True.",
-        "key": "A key of another kind: make it in migrate=, by jax.random.wrap_key_data(...) or jax.random.key(...).",
-        "class": "A class that moved: __checkpoint_name__ = '<the saved name>' in its body, or strict=False.",
-        "static": "Another static: build the tree as it was saved, or on_static='warn' to keep what the tree has.",
+        "missing": "If a leaf was renamed: renamed={'old.name': 'new.name'}. If it is new: add it in migrate=, or "
+        "strict=False to keep the tree's value.",
+        "unexpected": "If a leaf was removed: strict=False.",
+        "shape": "Different shape: convert the array in migrate=.",
+        "dtype": "Different dtype: allow_cast=True.",
+        "cast": "Floats are not cast to ints, or complex numbers to real ones: convert the array in migrate=.",
+        "kind": "A number instead of an array, or the reverse: allow_cast=True.",
+        "key": "Different kind of key: create it in migrate= with jax.random.wrap_key_data or jax.random.key.",
+        "class": "If a class moved: __checkpoint_name__ = '<the saved name>' in its body, or strict=False.",
+        "optimiser": "Different optimiser: load only the parameters, part='params', and initialise its state again.",
+        "static": "Different static: build the tree as it was saved, or on_static='warn' to keep the tree's static.",
     }
 )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mismatch:
-    """One difference between a checkpoint and a tree: where, of what kind, what was saved and what the tree has.
+    """One difference between a checkpoint and a tree: its path, its kind, the saved value and the tree's.
 
-    `soft` marks a static that has no exact form, such as a closure, and a name that moved: warnings, never errors.
+    `is_warning` marks differences that are never errors: of a static without an exact encoding, such as a closure, and
+    of a class or function that moved.
 
     Examples:
         >>> from treewright.checkpoint import from_names
@@ -48,14 +50,14 @@ class Mismatch:
         ...     from_names({"w": jnp.ones(3)}, like={"w": jnp.ones(4)})
         ... except errors.CheckpointMismatchError as error:
         ...     error.differences
-        (Mismatch(path="['w']", kind='shape', saved='(3,)', wanted='(4,)', soft=False),)
+        (Mismatch(path="['w']", kind='shape', saved='(3,)', wanted='(4,)', is_warning=False),)
     """
 
     path: str
     kind: MismatchKind
     saved: str
     wanted: str
-    soft: bool = False
+    is_warning: bool = False
 
     def __str__(self) -> str:
         path = cut_text(self.path, _LENGTH)
@@ -63,41 +65,48 @@ class Mismatch:
             return f"{path}: not saved, the tree has {cut_text(self.wanted, _LENGTH)}"
         if self.kind == "unexpected":
             return f"{path}: saved as {cut_text(self.saved, _LENGTH)}, not in the tree"
+        if self.kind == "optimiser":
+            shown = f": {self.saved} saved, {self.wanted} in the tree" if self.saved else ""
+            return f"{path}: a different optimiser, or different settings{shown}"
         saved, wanted = excerpts((self.saved, self.wanted), _LENGTH)
         return f"{path}: {self.kind} {saved} saved, {wanted} in the tree"
 
     @property
-    def remedy(self) -> str:
-        """The option or the line that lets it through."""
-        is_key = self.kind == "kind" and "(key" in self.saved + self.wanted
-        return _REMEDIES["key" if is_key else self.kind]
+    def fix(self) -> str:
+        """The option to pass, or the line to write."""
+        if self.kind == "class" and self.saved.startswith("optax.") and self.wanted.startswith("optax."):
+            return _FIXES["optimiser"]
+        if self.kind == "kind" and "(key" in self.saved + self.wanted:
+            return _FIXES["key"]
+        loses = self.kind == "dtype" and not keeps_kind(self.saved, self.wanted)
+        return _FIXES["cast" if loses else self.kind]
 
 
 def refuse_mismatches(mismatches: Sequence[Mismatch], first: Sequence[str] = ()) -> None:
-    """Raise if there are any, all at once, with the remedy of each kind after `first`."""
+    """Raise one error for all mismatches, if there are any, with `first` and the fix for each kind."""
     if mismatches:
         count = "a difference" if len(mismatches) == 1 else f"{len(mismatches):,} differences"
         lines = [
             f"The checkpoint does not fit the tree, {count}:",
-            *(f"  {line}" for line in first_of(list(map(str, mismatches)))),
+            *(f"  {line}" for line in first_lines(list(map(str, mismatches)))),
         ]
-        remedies = dict.fromkeys([*first, *(mismatch.remedy for mismatch in mismatches)])
-        message = "\n".join([*lines, "What to do:", *(f"  {remedy}" for remedy in remedies)])
+        fixes = dict.fromkeys([*first, *(mismatch.fix for mismatch in mismatches)])
+        message = "\n".join([*lines, "What to do:", *(f"  {fix}" for fix in fixes)])
         raise CheckpointMismatchError(message, tuple(mismatches))
 
 
 def mismatches(
     saved: Manifest, wanted: Manifest, leaves: Iterable[LeafPair], *, allow_cast: bool = False
 ) -> Iterator[Mismatch]:
-    """Classes, statics and leaves that differ, and nodes without leaves that only one side has."""
-    ours, theirs = ({branch.name: branch for branch in manifest.branches} for manifest in (saved, wanted))
-    for name, branch in ours.items():
+    """Compare classes, statics and leaves, and list leafless nodes that only one side has."""
+    ours, theirs = ({node.name: node for node in manifest.nodes} for manifest in (saved, wanted))
+    for name, node in ours.items():
         if name in theirs:
-            yield from _mismatches_in_place(branch, theirs[name])
-    for branch in _lone_branches(saved, theirs):
-        yield Mismatch(branch.shown_path, "unexpected", _node_text(branch), "nothing")
-    for branch in _lone_branches(wanted, ours):
-        yield Mismatch(branch.shown_path, "missing", "nothing", _node_text(branch))
+            yield from _mismatches_in_place(node, theirs[name])
+    for node in _lone_nodes(saved, theirs):
+        yield Mismatch(node.shown_path, "unexpected", _node_text(node), "nothing")
+    for node in _lone_nodes(wanted, ours):
+        yield Mismatch(node.shown_path, "missing", "nothing", _node_text(node))
     for before, after in leaves:
         if before is not None and after is not None:
             if before.form != after.form:
@@ -108,43 +117,49 @@ def mismatches(
             yield Mismatch(after.path, "missing", "nothing", str(after.form))
 
 
-def _mismatches_in_place(old: Branch, new: Branch) -> Iterator[Mismatch]:
+def _mismatches_in_place(old: NodeRecord, new: NodeRecord) -> Iterator[Mismatch]:
     saved, wanted = old.cls or old.kind, new.cls or new.kind
     has_node = "node" in {old.kind, new.kind}
     moved = has_node and may_be_same_name(saved, wanted)
-    if has_node:  # one script's class is another's import
+    if has_node:  # a script's own class may be imported elsewhere
         in_script = saved.startswith("__main__:") or wanted.startswith("__main__:")
         is_same = saved == wanted or (moved and in_script)
-    else:  # of containers, only the class's own name counts
+    else:  # for containers, only the class's own name counts
         is_same = None in {old.cls, new.cls} or saved.rpartition(":")[2] == wanted.rpartition(":")[2]
     if not is_same:
-        yield Mismatch(new.shown_path, "class", saved, wanted, soft=moved)
-    if has_node or old.kind == new.kind:  # a dict of another kind has other statics
+        yield Mismatch(new.shown_path, "class", saved, wanted, is_warning=moved)
+    if has_node or old.kind == new.kind:  # dicts of different kinds have different statics
         for name in {**old.statics, **new.statics}:
             before, after = old.statics.get(name, ABSENT), new.statics.get(name, ABSENT)
-            alike = likeness(before, after)
-            if alike != "same":
-                texts = static_text(before), static_text(after)
-                yield Mismatch(f"{new.path}.{name}", "static", *texts, soft=alike == "soft")
+            result = compare_statics(before, after)
+            if result != "same":
+                is_optimiser = _is_optimiser(before) and _is_optimiser(after)
+                texts = _changed_settings(before, after) if is_optimiser else (static_text(before), static_text(after))
+                kind: MismatchKind = "optimiser" if is_optimiser else "static"
+                yield Mismatch(f"{new.path}.{name}", kind, *texts, is_warning=result == "similar")
 
 
-def _lone_branches(manifest: Manifest, others: dict[str, Branch]) -> list[Branch]:
-    """Nodes that only one side has, with statics and without leaves, so that no leaf is missing either."""
-    lone = [branch for branch in manifest.branches if branch.statics and branch.name not in others]
-    leaves = [leaf.name.split(".") for leaf in manifest.leaves] if lone else []
-    with_leaves = {name for steps in leaves for name in accumulate(steps, join_name)}
-    return [branch for branch in lone if branch.name not in with_leaves]
+def _lone_nodes(manifest: Manifest, others: dict[str, NodeRecord]) -> list[NodeRecord]:
+    """Nodes with statics that only one side has, and without leaves: no missing leaf reports them."""
+    lone = [node for node in manifest.nodes if node.statics and node.name not in others]
+    with_leaves = set[str]()
+    for leaf in manifest.leaves if lone else ():
+        name = leaf.name
+        while name not in with_leaves:  # each name once, at any depth
+            with_leaves.add(name)
+            name = name.rpartition(".")[0]
+    return [node for node in lone if node.name not in with_leaves]
 
 
-def _node_text(branch: Branch) -> str:
-    return f"{branch.cls}({', '.join(f'{name}={static_text(value)}' for name, value in branch.statics.items())})"
+def _node_text(node: NodeRecord) -> str:
+    return f"{node.cls}({', '.join(f'{name}={static_text(value)}' for name, value in node.statics.items())})"
 
 
 # Statics as JSON
 
 
-def likeness(saved: Any, wanted: Any) -> str:
-    """How alike two statics are as JSON: "same", "soft" if only descriptions or moved names differ, or "different"."""
+def compare_statics(saved: Any, wanted: Any) -> str:
+    """Compare two encoded statics: "same", "similar" if only descriptions or moved names differ, or "different"."""
     if type(saved) is not type(wanted):
         return "different"
     if not isinstance(saved, list):
@@ -153,66 +168,85 @@ def likeness(saved: Any, wanted: Any) -> str:
         return "different"
     kind = saved[0] if saved and isinstance(saved[0], str) else None
     if kind == "described":
-        return "same" if saved[2:] == wanted[2:] else "soft"
+        return "same" if saved[2:] == wanted[2:] else "similar"
     pairs, each = list(zip(saved[1:], wanted[1:], strict=True)), ["same"]
-    if kind in _NAMED and all(isinstance(part, str) for part in pairs[0]):
+    if kind in _NAMED and pairs and all(isinstance(part, str) for part in pairs[0]):
         name, other = pairs.pop(0)
         if name != other:
-            each.append("soft" if may_be_same_name(name, other) else "different")
-    return max([*each, *(likeness(*pair) for pair in pairs)], key=("same", "soft", "different").index)
+            each.append("similar" if may_be_same_name(name, other) else "different")
+    return max([*each, *(compare_statics(*pair) for pair in pairs)], key=("same", "similar", "different").index)
 
 
 def static_text(form: Any) -> str:
-    """A static as a person would write it; with digests where two descriptions may have one text."""
-    return "nothing" if form is ABSENT else shown(_with_digests(form))
+    """A static in Python syntax; descriptions with their digests."""
+    return "nothing" if form is ABSENT else encoded_text(form)
 
 
-def _with_digests(form: Any) -> Any:
-    if not isinstance(form, list):
-        return form
-    if form[:1] == ["described"] and len(form) > 2:
-        return ["described", f"{form[1]} #{str(form[2])[:8]}"]
-    return [_with_digests(part) for part in form]
+def _is_optimiser(form: Any) -> bool:
+    match form:
+        case ["namedtuple", ["name", str(name)], *_]:
+            return name.startswith("optax.") and ":GradientTransformation" in name
+        case _:
+            return False
+
+
+def _changed_settings(saved: Any, wanted: Any) -> tuple[str, str]:
+    """The settings that differ between two optimisers; empty if none is known, or they are not comparable."""
+    pairs = list(zip(_settings_in(saved), _settings_in(wanted), strict=False))
+    if any(one.partition("=")[0] != other.partition("=")[0] for one, other in pairs):
+        return "", ""
+    changed = dict.fromkeys(pair for pair in pairs if pair[0] != pair[1])
+    return ", ".join(one for one, _ in changed), ", ".join(other for _, other in changed)
+
+
+def _settings_in(form: Any) -> list[str]:
+    match form:
+        case ["described", _, _, [*settings]]:
+            return list(map(str, settings))
+        case [*parts]:
+            return [setting for part in parts for setting in _settings_in(part)]
+        case _:
+            return []
 
 
 # Leaves
 
 
-def paired(saved: Iterable[Leaf], wanted: Iterable[Leaf]) -> list[LeafPair]:
-    """Leaves of one name beside each other."""
+def pair_by_name(saved: Iterable[LeafRecord], wanted: Iterable[LeafRecord]) -> list[LeafPair]:
+    """Pairs of leaves with the same name; None if one side lacks the name."""
     left = {leaf.name: leaf for leaf in saved}
     pairs: list[LeafPair] = [(left.pop(leaf.name, None), leaf) for leaf in wanted]
     return [*((leaf, None) for leaf in left.values()), *pairs]
 
 
-def _form_mismatches(one: Leaf, other: Leaf, *, allow_cast: bool) -> Iterator[Mismatch]:
+def _form_mismatches(one: LeafRecord, other: LeafRecord, *, allow_cast: bool) -> Iterator[Mismatch]:
     saved, wanted, path = one.form, other.form, other.path
-    if saved.kind == "array" and wanted.kind in ON_HOST and saved.dtype in {wanted.dtype, NARROWED.get(wanted.dtype)}:
-        saved = saved._replace(kind=wanted.kind, dtype=wanted.dtype)  # what jit makes of a number, and of 64 bits
+    if saved.kind == "array" and wanted.kind in NUMBERS and saved.dtype in {wanted.dtype, NARROWED.get(wanted.dtype)}:
+        saved = saved._replace(kind=wanted.kind, dtype=wanted.dtype)  # jit converts a number, to 32 bits by default
     both_arrays = ARRAYS.issuperset({saved.kind, wanted.kind})
     if saved.key != wanted.key or (saved.kind != wanted.kind and not both_arrays and not allow_cast):
         yield Mismatch(path, "kind", str(saved), str(wanted))
         return
     if saved.shape != wanted.shape:
         yield Mismatch(path, "shape", str(saved.shape), str(wanted.shape))
-    if saved.dtype != wanted.dtype and not allow_cast:
+    if saved.dtype != wanted.dtype and not (allow_cast and keeps_kind(saved.dtype, wanted.dtype)):
         yield Mismatch(path, "dtype", saved.dtype, wanted.dtype)
 
 
 def part_advice(saved: Manifest, wanted: Manifest) -> list[str]:
-    """The cure for a model that is loaded from a whole training state, and the other way round."""
-    ours, theirs = ([_likeness_key(branch) for branch in manifest.branches] for manifest in (saved, wanted))
+    """The fix for loading a model from a training state, or the reverse."""
+    ours, theirs = ([_class_key(node) for node in manifest.nodes] for manifest in (saved, wanted))
     if not ours or not theirs or ours[0] == theirs[0]:
         return []
-    parts = [branch.name for branch, key in zip(saved.branches, ours, strict=True) if key == theirs[0]]
-    inside = [branch.path for branch, key in zip(wanted.branches, theirs, strict=True) if key == ours[0]]
+    parts = [node.name for node, key in zip(saved.nodes, ours, strict=True) if key == theirs[0]]
+    inside = [node.path for node, key in zip(wanted.nodes, theirs, strict=True) if key == ours[0]]
     if parts:
-        others = f" Also there: {first_names(map(repr, parts[1:]))}." if parts[1:] else ""
-        what = wanted.branches[0].cls or f"a {wanted.branches[0].kind} with these keys"
-        return [f"A part of the checkpoint: part={parts[0]!r}, where it holds {what}.{others}"]
-    return [f"Only a part of the tree was saved: load into that part, like=tree{inside[0]}."] if inside else []
+        others = f" Others: {first_names(map(repr, parts[1:]))}." if parts[1:] else ""
+        what = wanted.nodes[0].cls or f"a {wanted.nodes[0].kind} with these keys"
+        return [f"The checkpoint contains {what} as a part: part={parts[0]!r}.{others}"]
+    return [f"Only a part of the tree was saved. Load into that part: like=tree{inside[0]}."] if inside else []
 
 
-def _likeness_key(branch: Branch) -> object:
-    """What two nodes of one class have in common, wherever it is defined, and two dicts with the same keys."""
-    return branch.cls.rpartition(":")[2] if branch.cls else (branch.kind, {*branch.children})
+def _class_key(node: NodeRecord) -> object:
+    """Equal for nodes of classes with the same name in any module, and for dicts with the same keys."""
+    return node.cls.rpartition(":")[2] if node.cls else (node.kind, {*node.children})

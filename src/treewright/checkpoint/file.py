@@ -1,14 +1,16 @@
 """One checkpoint as one safetensors file: `save`, `load` and `read_manifest`."""
 
-# Of libraries that a user may not have:
+# Optional dependencies:
 # mypy: disable-error-code="import-not-found, import-untyped"
 
 import contextlib
-import functools
+import errno
+import glob
 import os
 import re
-import secrets
+import shutil
 import stat
+import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
@@ -16,105 +18,112 @@ from typing import Any, TypeVar, Unpack, overload
 import jax
 import numpy as np
 
-from treewright._arguments import cured
-from treewright._core.jax_private import untyped_jax
+from treewright._base.jax_private import untyped_jax
+from treewright._base.text import short_text
 from treewright._processes import process_count
-from treewright.checkpoint.arrays import DTYPES, WHOLE, digest_of, stored, verify
-from treewright.checkpoint.fit import MISSING, Fit, Read, Wanted, checked_options, restored
-from treewright.checkpoint.manifest import TEXT, Leaf, Manifest, from_metadata
+from treewright.checkpoint.arrays import DTYPES, array_to_save, digest_of, verify
+from treewright.checkpoint.fit import MISSING, LeafRequest, LoadOptions, Read, check_options, rebuild_tree
+from treewright.checkpoint.manifest import TEXT, LeafRecord, Manifest, from_metadata
 from treewright.checkpoint.tree import parts_to_save
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
+try:
+    import fcntl
+except ImportError:  # Windows: folders of killed writers are not deleted
+    fcntl = None  # type: ignore[assignment]
+
 T = TypeVar("T")
 StrPath = str | os.PathLike[str]
-_RESERVED = "__metadata__"  # the one name in a safetensors file that is not an array's
-# The dtypes that plain safetensors gives back as numpy arrays. All others are written as bytes, with one axis more.
+_RESERVED = "__metadata__"  # safetensors' own key
+_LOCK = "lock"  # locked while its writer lives
+# Errors that describe the disk's content; all others may be temporary.
+_LASTING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO})
+# Dtypes that safetensors returns as numpy arrays. Others are written as bytes, with one more axis.
 _AS_THEY_ARE = frozenset(
     {"bool", "float16", "bfloat16", "float32", "float64", "complex64"}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
 
 
-@cured(lambda *_: "It takes the path, then the tree: save(path, tree). A file that is there is replaced.")
 def save(path: StrPath, tree: object) -> None:
-    """Save a tree as one safetensors file that also holds its classes, its statics and a digest of every leaf.
+    """Save a tree as one safetensors file, with its classes, its statics and a digest of every leaf.
 
-    The file appears whole or not at all: it is written beside its place, brought to the disk and then renamed. A file
-    that was there before keeps its permissions; a symbolic link stays, and the file that it leads to is replaced. An
-    array that occurs in several places of the tree is written once, and comes back as one.
+    The write is atomic: a temporary file in the same folder is written, flushed to disk and renamed. The new file has
+    the permissions of the one that it replaces; if `path` is a symbolic link, its target is replaced. An array that
+    occurs several times in the tree is written once, and restored as one array.
 
     Args:
-        path: Where to. Its folder must exist. A file that is there is replaced.
-        tree: Any pytree of arrays, typed keys and numbers. Arrays that lie on several devices are gathered.
+        path: The file to write. Its folder must exist; an existing file is replaced.
+        tree: Any pytree of arrays, typed keys and numbers. Arrays on several devices are gathered.
 
     Raises:
-        CheckpointError: If something in the tree can't be saved, all of it by path, or the file can't be written.
+        CheckpointError: If something in the tree can't be saved (the message lists all paths) or the file can't be
+            written.
         ImportError: If safetensors or xxhash is not installed.
 
     Examples:
         >>> import tempfile, os
         >>> from treewright.checkpoint import load, save
         >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
-        >>> save(path, {"w": jnp.arange(3.0), "name": Static("first")})
+        >>> save(path, {"w": jnp.arange(3.0), "steps": (1, 2)})
         >>> load(path)
-        {'name': Static(value='first'), 'w': Array([0., 1., 2.], dtype=float32)}
+        {'steps': (1, 2), 'w': Array([0., 1., 2.], dtype=float32)}
     """
     target, engine = local_path(path), _safetensors()
-    parts = parts_to_save(tree, problems_of=functools.partial(_problems, alone=process_count() == 1))
+    parts = parts_to_save(tree, problems_of=_problems)
     leaves = parts.manifest.untied()
-    values = [stored(parts.values[leaf.name]) for leaf in leaves]
-    if jax.default_backend() != "cpu":  # where it takes 4 us an array for nothing
+    values = [array_to_save(parts.values[leaf.name]) for leaf in leaves]
+    if jax.default_backend() != "cpu":  # there it only costs 4 us per array
         untyped_jax.copy_to_host_async([value for value in values if isinstance(value, jax.Array)])
     arrays = [np.asarray(value, order="C") for value in values]
     specs: dict[str, Any] = {}
     for leaf, array in zip(leaves, arrays, strict=True):
-        leaf.digests = {WHOLE: digest_of(array)}
+        leaf.digest = digest_of(array)
         name, shape = leaf.form.dtype, array.shape
         if name not in _AS_THEY_ARE:
             name, shape = "uint8", (*shape, array.itemsize)
-        address = array.__array_interface__["data"][0]  # `.ctypes.data` takes 2 us more, and numpy's name of a dtype 5
+        address = array.__array_interface__["data"][0]  # `.ctypes.data` takes 2 us more, numpy's dtype name 5
         specs[leaf.name] = engine.TensorSpec(dtype=name, shape=shape, data_ptr=address, data_len=array.nbytes)
     try:
-        with replacing(target) as beside:
-            engine.serialize_file(specs, beside, metadata=parts.manifest.to_metadata())
-    except FileNotFoundError as error:
+        with atomic_write(target) as temporary:
+            engine.serialize_file(specs, temporary, metadata=parts.manifest.to_metadata())
+    except (OSError, ValueError, engine.SafetensorError) as error:  # ValueError: a null character in the path
         folder = Path(os.path.realpath(target)).parent
-        raise CheckpointError(f"{target} could not be written: there is no folder {folder}.") from error
-    except (OSError, ValueError, engine.SafetensorError) as error:  # a path with a null character is a ValueError
+        if isinstance(error, FileNotFoundError) and not folder.is_dir():
+            raise CheckpointError(f"{target} could not be written: the folder {folder} does not exist.") from error
         raise CheckpointError(f"{target} could not be written, and is as it was: {error}") from error
 
 
-def _problems(leaf: Leaf, value: Any, *, alone: bool) -> Iterator[str]:
-    """What one file can't hold."""
+def _problems(leaf: LeafRecord, value: Any) -> Iterator[str]:
+    """Reasons why a file can't contain a leaf."""
     if leaf.name == _RESERVED:
-        yield f"would get the name {_RESERVED!r}, which safetensors keeps for itself"
-    if not alone and isinstance(value, jax.Array) and not value.is_fully_addressable:
-        yield "lies on several processes: CheckpointManager saves those"
+        yield f"would be named {_RESERVED!r}, which safetensors reserves"
+    if process_count() > 1 and isinstance(value, jax.Array) and not value.is_fully_addressable:
+        yield "is on several processes. Save it with CheckpointManager"
 
 
 @overload
-def load(path: StrPath, *, like: T, **options: Unpack[Fit]) -> T: ...
+def load(path: StrPath, *, like: T, **options: Unpack[LoadOptions]) -> T: ...
 @overload
-def load(path: StrPath, **options: Unpack[Fit]) -> Any: ...
-@cured(lambda *_: "Write load(path, like=tree).")
+def load(path: StrPath, **options: Unpack[LoadOptions]) -> Any: ...
 def load(path: StrPath, *, like: Any = MISSING, **options: Any) -> Any:
-    """The tree in a file that `save` wrote, every leaf verified by its digest.
+    """Load a tree saved by `save`, verifying every leaf.
 
-    With `like`, the result has exactly its treedef, and its arrays the placement of those of `like`. Classes, statics,
-    shapes and dtypes are compared before an array is read. Without, the tree is made from the file's records, of
-    classes that are found in `modules` and nowhere else. No `__init__` and no converter runs either way.
+    With `like`, the result has its treedef, and its arrays get the shardings of `like`. Classes, statics, shapes and
+    dtypes are compared before any array is read. Without `like`, the result consists of lists, tuples, dicts, arrays
+    and numbers: a node or named tuple becomes a dict of its children, and statics are omitted.
 
     Args:
         path: The file.
-        like: A tree to load into: a live one, or an abstract one from `jax.eval_shape`, with shardings if it has them.
-        **options: With `like`, how far the file may differ from it. Without, what the tree is made of. See `Fit`.
+        like: The tree to load into, live or abstract (from `jax.eval_shape`, with or without shardings).
+        **options: The part to load, and the allowed differences from `like`. See `LoadOptions`.
 
     Raises:
-        CheckpointMismatchError: If the file does not fit `like`; its `differences` are those that the message lists.
-        CheckpointDamagedError: If the file is not what was saved.
-        CheckpointError: If it has no manifest or no such part, needs another Treewright, or can't be made.
+        CheckpointMismatchError: If the file does not fit `like`; its `differences` has all of them.
+        CheckpointDamagedError: If the file differs from the saved one.
+        CheckpointError: If it lacks a manifest or the part, or needs a different version of Treewright.
         OSError: If the file system fails.
-        TypeError: If an option is unknown, or belongs to the other way of loading.
+        TypeError: If an option is unknown, or needs `like`.
 
     Examples:
         >>> import tempfile, os
@@ -128,21 +137,21 @@ def load(path: StrPath, *, like: Any = MISSING, **options: Any) -> Any:
         treewright.errors.CheckpointMismatchError: The checkpoint does not fit the tree, a difference:
           ['w']: shape (3,) saved, (4,) in the tree
         What to do:
-          Another shape: change the array in migrate=.
+          Different shape: convert the array in migrate=.
     """
-    checked = checked_options(like, options)
+    checked = check_options(like, options)
     manifest, read = open_saved(local_path(path))
-    return restored(manifest, read, like, checked)
+    return rebuild_tree(manifest, read, like, checked)
 
 
 def read_manifest(path: StrPath) -> Manifest:
-    """The records of a file that `save` wrote: nodes with classes and statics, leaves with shapes and dtypes.
+    """Read the records of a file saved by `save`: nodes with classes and statics, leaves with shapes and dtypes.
 
-    No array is read, nothing is imported.
+    Reads no array and imports nothing.
 
     Raises:
-        CheckpointDamagedError: If header or manifest is damaged.
-        CheckpointError: If there is no manifest, or another version of the format.
+        CheckpointDamagedError: If the header or the manifest is damaged.
+        CheckpointError: If the file lacks a manifest, or has a different format version.
 
     Examples:
         >>> import tempfile, os
@@ -156,78 +165,100 @@ def read_manifest(path: StrPath) -> Manifest:
 
 
 def open_saved(path: Path) -> tuple[Manifest, Read]:
-    """The manifest of a file, and a reader of its arrays, each of which is compared with its digest.
+    """The manifest of a file, and a reader of its arrays that verifies each by its digest.
 
     Raises:
         OSError: If it can't be opened.
         CheckpointDamagedError: If it is not a safetensors file, or its manifest is damaged.
-        CheckpointError: If it is not a file, has no manifest, or one of another version.
+        CheckpointError: If it is not a file, lacks a manifest, or has a different format version.
     """
-    file = opened(path)
+    file = open_safetensors(path)
     metadata = file.metadata() or {}
     if TEXT not in metadata:
         raise CheckpointError(
-            f"{path} can't be loaded: it is a safetensors file without a manifest, written by another program. "
-            f"from_names(read_names(path), like=...) puts its tensors into a tree."
+            f"{path} has no manifest: a different program wrote this safetensors file. Load it by name: "
+            f"from_names(read_names(path), like=...)."
         )
     try:
         manifest = from_metadata(metadata)
     except CheckpointError as error:
         raise type(error)(f"{path} can't be loaded: {error}") from error
 
-    def read(wanted: Sequence[Wanted]) -> Iterator[Any]:
-        for leaf, *_ in wanted:
-            with reading(f"{leaf.path} in {path}"):
+    def read(requests: Sequence[LeafRequest]) -> Iterator[Any]:
+        for leaf in [request.leaf for request in requests]:
+            with translate_read_errors(f"{leaf.path} in {path}"):
                 array = file.get_tensor(leaf.array)
                 if array.nbytes != leaf.form.nbytes:
-                    raise ValueError(f"it has {array.nbytes} bytes, and {leaf.form.nbytes} in the manifest")
-                if array.shape != leaf.form.shape or array.dtype != DTYPES[leaf.form.dtype]:  # as bytes
+                    raise ValueError(f"it has {array.nbytes} bytes, but {leaf.form.nbytes} in the manifest")
+                if array.shape != leaf.form.shape or array.dtype != DTYPES[leaf.form.dtype]:  # saved as bytes
                     array = array.reshape(-1).view(DTYPES[leaf.form.dtype]).reshape(leaf.form.shape)
-                verify(array, leaf.digests, leaf.path)
+                verify(array, manifest.layout_of(leaf).grid, [leaf.digest].__getitem__, leaf.path)
             yield array
 
     return manifest, read
 
 
 @contextlib.contextmanager
-def reading(what: str) -> Generator[None]:
-    """Errors of an engine as what they are: of the file system, of a full memory, or damage for all others."""
+def translate_read_errors(subject: str) -> Generator[None]:
+    """Raise errors of the file system and of memory unchanged, and all others as damage."""
     try:
         yield
     except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):
         raise
-    except FileNotFoundError as error:
-        raise CheckpointDamagedError(f"{what} can't be read: {error}") from error
-    except OSError:
-        raise
     except Exception as error:
-        # Engines in Rust and C++ keep the number of the system's error in their text alone.
-        number = re.search(r"\bos error (\d+)", str(error), re.IGNORECASE)
-        if number and int(number[1]) != 2:
-            raise OSError(int(number[1]), f"{what} can't be read: {error}") from error
-        raise CheckpointDamagedError(f"{what} can't be read: {error}") from error
+        number = getattr(error, "errno", None)
+        # Rust and C++ libraries report errno only in the message.
+        if in_text := re.search(r"\bos[ _]error(?:_code)?[ ='\"]+(\d+)", str(error), re.IGNORECASE):
+            number = int(in_text[1])
+        if number not in _LASTING and (isinstance(error, OSError) or number):
+            raise (
+                error if isinstance(error, OSError) else OSError(number, f"{subject} can't be read: {error}")
+            ) from error
+        raise CheckpointDamagedError(f"{subject} can't be read: {error}") from error
 
 
-def opened(path: Path) -> Any:
-    """An open safetensors file, which is read by `pread`: a failing disk is an error, not a signal.
+def read_regular(path: Any, most: int) -> bytes:
+    """The content of a file in a step, up to a limit.
+
+    Raises:
+        OSError: If it can't be read.
+        ValueError: If it is too large, or not a regular file: reading a pipe would wait for its writer.
+    """
+    if isinstance(path, Path) and not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError(f"{path.name} is not a regular file")
+    with path.open("rb") as file:
+        content: bytes = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{path.name} has more than {most:,} bytes")
+    return content
+
+
+def open_safetensors(path: Path) -> Any:
+    """Open a safetensors file for `pread`: with `mmap`, a failing disk would be a signal instead of an error.
 
     Raises:
         OSError: If it can't be opened.
         CheckpointDamagedError: If it is not a safetensors file.
         CheckpointError: If it is not a regular file.
     """
-    if not stat.S_ISREG(path.stat().st_mode):  # a named pipe would wait for its writer
+    if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would wait for its writer
         raise CheckpointError(
-            f"{path} is no regular file, and load reads a file that save wrote. The steps of a run are in a folder: "
-            f"CheckpointManager({str(path)!r}).restore(like=...)."
+            f"{path} is not a regular file. load() reads files that save() wrote.{_restore_hint(path)}"
         )
+    os.close(os.open(path, os.O_RDONLY))  # raises the real error; safetensors reports all as "No such file"
     engine = _safetensors()
     try:
         return engine.safe_open(path, "np", backend="pread")
     except engine.SafetensorError as error:
-        raise CheckpointDamagedError(
-            f"{path} can't be loaded: it is no safetensors file, or its header is damaged: {error}"
-        ) from error
+        raise CheckpointDamagedError(f"{path} is not a safetensors file, or its header is damaged: {error}") from error
+
+
+def _restore_hint(path: Path) -> str:
+    """The line that restores a step from a folder, which is a step or a run."""
+    if not path.is_dir():
+        return ""
+    run, step = (path.parent, f"{path.name}, ") if path.name.isdecimal() else (path, "")
+    return f" To restore a step of a run: CheckpointManager({str(run)!r}).restore({step}like=...)."
 
 
 def _safetensors() -> Any:
@@ -238,49 +269,115 @@ def _safetensors() -> Any:
     return safetensors
 
 
+def is_url(text: str) -> bool:
+    """Whether a path is a URL, also in the form `gs:/bucket`, which `Path` makes of it."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text) is not None
+
+
 def local_path(path: StrPath) -> Path:
-    """A path on a local or mounted disk; an address is refused, of which `Path` would make a folder called `gs:`."""
+    """A path on a local or mounted disk.
+
+    Raises:
+        TypeError: If it is not a path.
+        CheckpointError: If it is a URL; `Path` would turn `gs://` into a folder called `gs:`.
+    """
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise TypeError(
+            f"The path must be a str or a Path, got {short_text(path)}. It is the first argument: save(path, tree)."
+        )
     text = os.fsdecode(path)
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
+    if text.startswith("file:/"):
+        raise CheckpointError(f"{text} is the URL of a local file. Pass its path: {'/' + text[5:].lstrip('/')!r}.")
+    if is_url(text):
         raise CheckpointError(
-            f"{text} is not on a local or mounted disk, where a file can appear whole or not at all. Mount it, or save "
-            f"to a disk and copy."
+            f"{text} is a URL, but atomic writes need a local or mounted disk. Save to a disk and copy the file, mount "
+            f"the bucket, or save steps: CheckpointManager('gs://bucket/run')."
         )
     return Path(text)
 
 
-# Files that appear whole or not at all
+# Atomic writes
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Generator[Path]:
-    """The place of a new file to write, which is on the disk and at `path` once the block has ended.
+def atomic_write(path: Path) -> Generator[Path]:
+    """Yield a temporary path; when the block ends, the file there is flushed to disk and renamed to `path`.
 
-    Until then, and after any error, `path` is as it was.
+    Until then, and after any error, `path` does not change. Temporary folders of killed writers are deleted.
+
+    Raises:
+        CheckpointError: If `path` is not a file, or the rename could not be flushed to disk.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
-        raise CheckpointError(f"{path} is no regular file, which alone can be replaced.")
-    beside = target.with_name(f".{target.name[:100]}.unfinished-{secrets.token_hex(8)}")
-    # Made here for the permissions that new files have; safetensors gives its own.
-    os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-    mode = (target if target.exists() else beside).stat().st_mode
+        raise CheckpointError(f"{path} is not a regular file, so it can't be replaced.")
+    name = os.fsencode(target.name)[:200].decode(errors="ignore")  # names have at most 255 bytes
+    prefix = f".{name}.unfinished-"
+    for leftover in target.parent.glob(f"{glob.escape(prefix)}*"):
+        _delete_if_dead(leftover)
+    with _locked_folder(target.parent, prefix) as folder:
+        temporary = folder / "file"
+        yield temporary
+        # The mode of the old file, or of any new one; safetensors sets a different mode.
+        temporary.chmod(stat.S_IMODE((target if target.exists() else folder / _LOCK).stat().st_mode))
+        flush_to_disk(temporary)
+        temporary.replace(target)
     try:
-        yield beside
-        beside.chmod(stat.S_IMODE(mode))
-        sync(beside)
-        beside.replace(target)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    sync(target.parent)
+        flush_to_disk(target.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} was replaced, but its folder could not be flushed to disk, so a power cut may restore the old "
+            f"file: {error}"
+        ) from error
 
 
-def sync(path: Path) -> None:
-    """Wait until a file, or the list of names in a folder, is on the disk."""
+@contextlib.contextmanager
+def _locked_folder(parent: Path, prefix: str) -> Generator[Path]:
+    """A new folder with a lock file, deleted after the block. The lock marks the writer as alive."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        try:
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError:
+            folder.rmdir()
+            raise
+        try:
+            _lock(lock, wait=True)
+            if (folder / _LOCK).exists():  # a different writer may have deleted it before the lock was taken
+                yield folder
+                return
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+
+def _delete_if_dead(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # a different user's, or deleted already
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            if _lock(lock, wait=False):
+                shutil.rmtree(folder)
+        finally:
+            os.close(lock)
+
+
+def _lock(descriptor: int, *, wait: bool) -> bool:
+    """Lock a file until it is closed or the process ends. False if it is locked, or locks are unsupported."""
+    locks: Any = fcntl
+    if locks is None:
+        return False
+    try:
+        locks.flock(descriptor, locks.LOCK_EX | (0 if wait else locks.LOCK_NB))
+    except OSError:
+        return False
+    return True
+
+
+def flush_to_disk(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to disk."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
-    except PermissionError:  # Windows opens no folders
+    except PermissionError:  # Windows can't open folders
         if path.is_dir():
             return
         raise

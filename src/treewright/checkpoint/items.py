@@ -1,15 +1,18 @@
-"""One step in Orbax's folders: the manifest as an item of its own, the arrays, and the processes that agree on both."""
+"""Read and write one step with Orbax: the manifest, the arrays, the items, and agreement between processes."""
 
-# Of libraries that a user may not have:
+# Optional dependencies:
 # mypy: disable-error-code="import-not-found, import-untyped"
 
+import bisect
+import contextlib
 import dataclasses
 import functools
 import json
-import shutil
+import os
 import threading
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,219 +22,365 @@ import tensorstore
 from etils import epath
 from orbax.checkpoint import future
 
-from treewright._core.text import short_text
-from treewright._lines import first_of
-from treewright._processes import exchange, process_count, process_index, raise_in_all
-from treewright.checkpoint.arrays import DTYPES, WHOLE, digest_of, local_blocks, verify
-from treewright.checkpoint.file import reading
-from treewright.checkpoint.fit import Wanted
-from treewright.checkpoint.manifest import LARGEST, Leaf, Manifest, from_metadata, join_name
-from treewright.checkpoint.tree import Parts
-from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning
+from treewright._base.lines import first_lines
+from treewright._base.text import short_text
+from treewright._processes import (
+    agree,
+    digest_of_texts,
+    process_count,
+    process_index,
+    raise_in_all,
+    refuse_differences,
+    representatives_of,
+)
+from treewright.checkpoint.arrays import DTYPES, Blocks, Layout, array_to_save, digest_of, grid_of, verify
+from treewright.checkpoint.file import read_regular, translate_read_errors
+from treewright.checkpoint.fit import LeafRequest
+from treewright.checkpoint.folder import LISTING, clear
+from treewright.checkpoint.manifest import (
+    MAX_BYTES,
+    LeafRecord,
+    Manifest,
+    from_metadata,
+    join_name,
+    seal,
+    unseal,
+)
+from treewright.checkpoint.tree import Parts, parts_to_save
+from treewright.errors import CheckpointDamagedError, CheckpointError
 
-STATE, MANIFEST = "state", "manifest"  # the items of a step
-LISTING = "_CHECKPOINT_METADATA"  # the file in which Orbax lists the items of a step
-_JSON = "metadata"  # the name that Orbax gives to the file of an item that is JSON
-_PART = 1 << 25  # bytes that are read together in any case
+STATE, MANIFEST = "state", "manifest"  # Orbax's items in a step
+_JSON = "metadata"  # Orbax's file name for a JSON item
+_OF_PROCESS = "process.{}"  # its items, and its blocks' digests by leaf and number
+_READ_CHUNK_BYTES = 1 << 25  # read together, however small the state
+_MAX_READ_BLOCKS = 1000  # read together: for each block read, Orbax wakes all that wait
 
 
-# Processes that agree
+# Agreement between processes
 
 
-def in_all(
-    name: str, work: Callable[[], Any], timeout: float, *, by_first: bool = False, channel: str = "exchange"
+def run_on_all_processes(
+    name: str,
+    work: Callable[[], Any],
+    timeout: float,
+    *,
+    on_first: bool = False,
+    same: Callable[[Any], Mapping[str, str]] | None = None,
+    channel: str = "exchange",
 ) -> Any:
-    """The result of some work, once it is done in all processes; with `by_first` that of the first, which is JSON.
+    """Run `work` in every process, or only in the first, and return its result, with one exchange.
 
-    If it failed in one, all raise: their own errors, or one that says what failed where. It is damage only if it is in
-    all of them that failed.
+    If it fails anywhere, every process raises: its own error, or one that names the failed process. The error is a
+    CheckpointDamagedError only if all failures are.
+
+    Args:
+        name: Name of the work in messages.
+        work: The function to run.
+        timeout: Seconds to wait for the other processes.
+        on_first: Run only in process 0 and share its result, which must be JSON.
+        same: Texts of a result, by path, that must be equal in all processes.
+        channel: As for `agree`.
     """
     value: Any = None
     error: Exception | None = None
+    texts: Mapping[str, str] = {}
     try:
-        if not by_first or process_index() == 0:
+        if not on_first or process_index() == 0:
             value = work()
-    except Exception as caught:  # noqa: BLE001  raised below, once the others know of it
+        if same is not None and process_count() > 1:
+            texts = same(value)
+    except Exception as caught:  # noqa: BLE001  raised below, after the exchange
         error = caught
     is_damage = isinstance(error, CheckpointDamagedError)
     shown = None if error is None else f"{type(error).__name__}: {error}"
-    mine = json.dumps([is_damage, shown, value if by_first else None])
-    outcomes = [json.loads(text) for text in exchange(mine, name=name, timeout=timeout, channel=channel)]
-    failures = [(*outcome[:2], index) for index, outcome in enumerate(outcomes) if outcome[1] is not None]
-    if failures:
-        damaged, shown, index = min(failures)
+    outcome = [is_damage, shown, value if on_first else None, digest_of_texts(texts)]
+    failure, first, representatives = agree(outcome, _decision, name=name, timeout=timeout, channel=channel)
+    if failure:
+        damaged, shown, index = failure
         if error is not None and is_damage == damaged:
             raise_in_all(error)
         kind = CheckpointDamagedError if damaged else CheckpointError
         raise_in_all(kind(f"In process {index}, {name} failed: {shown}"))
-    return outcomes[0][2] if by_first else value
+    refuse_differences(texts, representatives, name=name, timeout=timeout)
+    return first if on_first else value
+
+
+def _decision(outcomes: Sequence[Any]) -> tuple[Any, Any, list[int]]:
+    """The failure to raise, if any; the result of process 0; one process for each group with equal texts."""
+    failures = [(damaged, shown, index) for index, (damaged, shown, *_) in enumerate(outcomes) if shown is not None]
+    return min(failures, default=None), outcomes[0][2], representatives_of(outcome[3] for outcome in outcomes)
+
+
+# Writing a step
+
+
+def step_to_save(
+    state: Any, items: Mapping[str, Any], blocks_of: Callable[..., Blocks], **of_step: Any
+) -> tuple[Parts, dict[str, Any], "SaveManifest"]:
+    """The records of a tree, the arrays that Orbax saves, and the arguments of `ManifestHandler`.
+
+    Digests host values now, since the caller may change them. `of_step` are further fields of the manifest.
+    """
+    parts = parts_to_save(state, problems_of=problems_of)
+    arrays = {leaf.name: array_to_save(parts.values[leaf.name]) for leaf in parts.manifest.untied()}
+    layouts: dict[Layout, int] = {}
+
+    @functools.cache
+    def layout_and_numbers(sharding: Any, grid: tuple[int, ...]) -> tuple[int, Any]:
+        layout, numbers = blocks_of(sharding, grid)
+        return layouts.setdefault(layout, len(layouts)), numbers
+
+    blocks: dict[str, Any] = {}
+    for leaf in parts.manifest.untied():
+        array = arrays[leaf.name]
+        if isinstance(array, jax.Array) and array.size:
+            leaf.layout, numbers = layout_and_numbers(array.sharding, grid_of(array))
+            blocks[leaf.name] = array, numbers
+        else:
+            leaf.digest = digest_of(array if array.size else b"")
+    manifest = dataclasses.replace(parts.manifest, processes=process_count(), layouts=tuple(layouts), **of_step)
+    full = {name: array for name, array in arrays.items() if array.size}  # Orbax saves no empty arrays
+    return parts._replace(manifest=manifest), full, SaveManifest(manifest, _json_of(items), blocks)
+
+
+def _json_of(items: Mapping[str, Any]) -> str:
+    """Items as JSON.
+
+    Raises:
+        CheckpointError: If JSON would change them.
+    """
+    try:
+        _check_items(dict(items), "items")
+        return json.dumps(dict(items))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"save(..., items=) can't be written as JSON: {error}") from error
+
+
+def _check_items(value: Any, path: str) -> None:
+    cls = type(value)
+    children = value.items() if cls is dict else enumerate(value) if cls is list else ()
+    is_json = cls in {dict, list, str, int, float, bool, type(None)}
+    if not is_json or (cls is dict and {*map(type, value)} - {str}):
+        raise CheckpointError(
+            f"save(..., items=): JSON would change {path}, {short_text(value)} ({cls.__name__}). Convert it to dicts "
+            f"with str keys, lists, str, int, float, bool or None, or make it a leaf of the tree."
+        )
+    for key, child in children:
+        _check_items(child, f"{path}[{key!r}]")
 
 
 def entries_of(parts: Parts) -> dict[str, str]:
-    """What has to be the same of a tree in all processes, by path. Statics that are local to a process are left out."""
+    """Texts of a tree, by path, that must be equal in all processes. Local statics are omitted."""
     entries: dict[str, str] = {}
-    for branch in parts.manifest.branches:
-        entries[branch.shown_path] = f"{branch.cls or branch.kind}: {', '.join(branch.children)}"
-        for name, static in branch.statics.items():
-            if join_name(branch.name, name) not in parts.local:
-                entries[f"{branch.path}.{name}"] = json.dumps(static)
+    for node in parts.manifest.nodes:
+        entries[node.shown_path] = f"{node.cls or node.kind}: {', '.join(node.children)}"
+        for name, static in node.statics.items():
+            if join_name(node.name, name) not in parts.local:
+                entries[f"{node.path}.{name}"] = json.dumps(static)
     for leaf in parts.manifest.leaves:
         value = parts.values[leaf.name]
-        shown = "" if isinstance(value, jax.Array) else f" {short_text(value)} #{leaf.digests.get(WHOLE, '')[:12]}"
+        grid = parts.manifest.layout_of(leaf).grid
+        shown = f" in blocks {grid}" if isinstance(value, jax.Array) else f" {short_text(value)} #{leaf.digest[:12]}"
         entries[leaf.path] = f"{leaf.form}{shown}{f' is {leaf.tied}' if leaf.tied else ''}"
-    return entries
-
-
-# One step, written
+    layouts, metrics = json.dumps(parts.manifest.layouts), json.dumps(parts.manifest.metrics)
+    return {"metrics": metrics, **entries, "the devices": layouts}
 
 
 class ManifestHandler(ocp.JsonCheckpointHandler):  # type: ignore[misc]
-    """Writes the manifest. Digests are taken in the background, of the memory on the host that Orbax writes from."""
+    """Writes the manifest and digests, in the background, the host memory that Orbax writes."""
 
     async def async_save(  # pyright: ignore[reportIncompatibleMethodOverride]  # without the deprecated `item`
         self, directory: Any, args: "SaveManifest"
     ) -> list[Any]:
-        """Look at the blocks now, and digest them later."""
-        # numpy shows the copies that Orbax has just made on the host; on the CPU, the very memory of the arrays.
+        """Collect views of the blocks now, and digest them in the background."""
+        # Views of the copies that Orbax has just made on the host; on CPU, of the arrays' own memory.
         blocks = {
-            name: {place: np.asarray(block) for place, block in local_blocks(array).items()}
-            for name, array in args.arrays.items()
-            if isinstance(array, jax.Array)  # the digests of all others are in the manifest already
+            name: [
+                (*numbers[shard.device], np.asarray(shard.data))
+                for shard in array.addressable_shards
+                if shard.device in numbers
+            ]
+            for name, (array, numbers) in args.blocks.items()
         }
-        args.arrays = {}  # so that the devices can let go of them
+        args.blocks = {}  # allows the devices to free them
         return [future.CommitFutureAwaitingContractedSignals(_write(directory, args, blocks), name="manifest")]
 
 
 @ocp.args.register_with_handler(ManifestHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class SaveManifest(ocp.args.CheckpointArgs):  # type: ignore[misc]
-    """What the handler is given."""
+    """The arguments of `ManifestHandler`.
+
+    Attributes:
+        manifest: The manifest.
+        items: The items of this process, as JSON.
+        blocks: JAX's arrays with their `Blocks.numbers`, by name.
+        folder: The run's folder, to clear.
+        timeout: Seconds to wait for the other processes.
+        returned: Set when `save` returns: until then digests would compete with it for cores.
+    """
 
     manifest: Manifest
-    arrays: dict[str, Any]  # by name
-    thrown_out: Any  # the folder of steps that can be deleted
-    returned: threading.Event  # set when `save` lets the loop go on: digests take the cores that it needs until then
-    timeout: float
+    items: str
+    blocks: dict[str, tuple[jax.Array, dict[Any, tuple[int, bool]]]]
+    folder: Any = None
+    timeout: float = 0.0
+    returned: threading.Event = dataclasses.field(default_factory=threading.Event)
 
 
-async def _write(directory: Any, args: SaveManifest, blocks: dict[str, dict[str, Any]]) -> None:
-    """Write the manifest with the digests of all processes, before the step gets its name.
+async def _write(directory: Any, args: SaveManifest, blocks: dict[str, list[tuple[int, bool, Any]]]) -> None:
+    """Write the digests of this process's blocks, and compare its copies of other processes' blocks with theirs.
 
     Raises:
-        CheckpointError: In all processes, if they hold different values for one block.
+        CheckpointError: In all processes, if they have different values for one block.
     """
     args.returned.wait()
     if process_index() == 0:
-        delete_inside(args.thrown_out)
-    leaves = args.manifest.untied()
-    for leaf in leaves:
-        if leaf.name in blocks:
-            leaf.digests = {place: digest_of(block) for place, block in blocks.pop(leaf.name).items()}
-    if process_count() > 1:
-        together = functools.partial(in_all, timeout=args.timeout, channel="digests")
-        text = json.dumps([dict(leaf.digests) for leaf in leaves])
-        together("writing digests", lambda: (directory / f"digests.{process_index()}").write_text(text))
-        differing = together("comparing digests", lambda: _merged(directory, leaves), by_first=True)
-        if differing:
-            raise CheckpointError(
-                f"processes hold different values of {', '.join(differing)}, which are replicated. Make them the same "
-                f"in all processes, or shard them."
-            )
+        clear(args.folder, in_background=True)
+    manifest = args.manifest
+    digests: dict[str, dict[int, str]] = {}
+    copies: list[tuple[LeafRecord, int, str]] = []
+    for leaf in manifest.untied():
+        mine = digests.setdefault(leaf.name, {})
+        for number, is_mine, block in blocks.pop(leaf.name, ()):
+            if is_mine:
+                mine[number] = digest_of(block)
+            else:
+                copies.append((leaf, number, digest_of(block)))
+    together = functools.partial(run_on_all_processes, timeout=args.timeout, channel="digests")
+    text = json.dumps(seal({"digests": digests, "items": args.items}))
+    together("writing digests", lambda: (directory / _OF_PROCESS.format(process_index())).write_text(text))
+    together("comparing digests", lambda: _compare(copies, digests_in(directory, manifest)))
     if process_index() == 0:
-        (directory / _JSON).write_text(json.dumps(args.manifest.to_metadata()))
+        (directory / _JSON).write_text(json.dumps(manifest.to_metadata()))
 
 
-def _merged(directory: Any, leaves: list[Leaf]) -> list[str]:
-    """Add the digests of the other processes; the result are the paths of leaves for which they differ."""
-    differing: dict[str, None] = {}
-    for process in range(process_count()):
-        file = directory / f"digests.{process}"
-        for leaf, digests in zip(leaves, json.loads(file.read_text()), strict=True):
-            leaf.digests = digests | leaf.digests
-            if any(leaf.digests[place] != digest for place, digest in digests.items()):
-                differing[leaf.path] = None
-        file.unlink()
-    return first_of(list(differing))
+def _compare(copies: Sequence[tuple[LeafRecord, int, str]], digest_at: Callable[[LeafRecord, int], str]) -> None:
+    """Raise if blocks that a different process writes have different values there."""
+    differing = dict.fromkeys(leaf.path for leaf, number, digest in copies if digest != digest_at(leaf, number))
+    if differing:
+        raise CheckpointError(
+            f"processes have different values of {', '.join(first_lines(list(differing)))}, which are replicated. "
+            f"Make them equal in all processes, or shard them."
+        )
 
 
-def problems_of(leaf: Leaf, value: Any) -> Iterator[str]:
-    """What a step can't hold."""
+def problems_of(leaf: LeafRecord, value: Any) -> Iterator[str]:
+    """Reasons why a step can't contain a leaf."""
     if not hasattr(tensorstore, leaf.form.dtype):
         yield f"has the dtype {leaf.form.dtype}, which Orbax does not save: cast or view it"
     if process_count() > 1 and isinstance(value, jax.Array) and value.is_fully_addressable:
-        yield "lies on this process alone. Place it with a sharding over all of them"
+        yield "is only on this process. Place it with a sharding over all processes"
 
 
-def delete_inside(folder: Any) -> None:
-    """Delete all that a folder holds. What can't be deleted is a warning."""
-    for path in list(folder.iterdir()) if folder.is_dir() else ():
-        try:
-            path.unlink() if path.is_symlink() else shutil.rmtree(path)
-        except OSError as error:
-            warnings.warn(f"{path}, a step that was thrown out, can't be deleted: {error}", CheckpointWarning, 2)
-
-
-# One step, read
+# Reading a step
 
 
 def manifest_of_step(folder: Any) -> Manifest:
     """The manifest of a step.
 
     Raises:
-        CheckpointDamagedError: If it can't be read, or is not what was saved.
-        CheckpointError: If another program saved the step.
+        CheckpointDamagedError: If it can't be read, or its digest does not match.
+        CheckpointError: If a different program saved the step.
     """
     file = folder / MANIFEST / _JSON
-    with reading(f"The manifest of step {folder.name}"):
-        if not file.exists() and MANIFEST not in json.loads((folder / LISTING).read_text())["item_handlers"]:
+    with translate_read_errors(f"The manifest of step {folder.name}"):
+        if not file.exists() and MANIFEST not in json.loads(read_regular(folder / LISTING, MAX_BYTES))["item_handlers"]:
             raise CheckpointError(
-                f"Step {folder.name} in {folder.parent} has no manifest: another program saved it with Orbax. "
+                f"Step {folder.name} in {folder.parent} has no manifest: a different program saved it with Orbax. "
                 f"Restore it with Orbax, and put its arrays into a tree: from_names(to_names(arrays), like=...)."
             )
-        if file.stat().st_size > 2 * LARGEST:  # its text is quoted once more
-            raise ValueError(f"it has {file.stat().st_size:,} bytes, more than any")
-        return from_metadata(json.loads(file.read_text()))
+        return from_metadata(json.loads(read_regular(file, 2 * MAX_BYTES)))
 
 
-def arrays_of_step(folder: Any, wanted: Sequence[Wanted]) -> Iterator[Any]:
-    """The arrays of a step, verified. Each process reads its own part of them, and nothing is exchanged.
+def manifest_time(folder: Any) -> Any:
+    """The modification time of a step's manifest; None if it is missing."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        status = (folder / MANIFEST / _JSON).stat()
+        return getattr(status, "st_mtime_ns", None) or status.mtime
+    return None
 
-    They are read in parts, one after the other: Orbax holds what it reads twice, until it returns. An array that goes
-    to two places is read once for each, in two parts.
+
+def items_of_step(folder: Any, process: int) -> dict[str, Any]:
+    """The items of one process in a step."""
+    with translate_read_errors(f"The items of process {process} in step {folder.name}"):
+        return dict(json.loads(_of_process(folder / MANIFEST, process)["items"]))
+
+
+def _of_process(folder: Any, process: int) -> Any:
+    file = folder / _OF_PROCESS.format(process)
+    most = file.stat().st_size if isinstance(file, Path) else MAX_BYTES  # it grows with the blocks of a process
+    return unseal(json.loads(read_regular(file, most)))
+
+
+def digests_in(folder: Any, manifest: Manifest) -> Callable[[LeafRecord, int], str]:
+    """A function from a leaf and a block number to the digest. Each process's file is read at its first use."""
+    ends = [[*accumulate(count for _, count in layout.writers)] for layout in manifest.layouts]
+    written_by = functools.cache(lambda process: _of_process(folder, process)["digests"])
+
+    def digest_at(leaf: LeafRecord, number: int) -> str:
+        if leaf.layout is None:
+            return leaf.digest
+        writer, _ = manifest.layouts[leaf.layout].writers[bisect.bisect(ends[leaf.layout], number)]
+        with translate_read_errors(f"The digest of {leaf.path}"):
+            return str(written_by(writer)[leaf.array][str(number)])
+
+    return digest_at
+
+
+def arrays_of_step(folder: Any, manifest: Manifest, requests: Sequence[LeafRequest]) -> Iterator[Any]:
+    """The arrays of a step, verified. Each process reads its own blocks, without communication.
+
+    They are read in batches, because Orbax keeps two copies until it returns. An array with two requests is read twice,
+    in two batches.
     """
-    # An error of the target, such as a sharding that does not divide, is raised here as what it is.
-    mine = sum(_block_bytes(each) * (len(each.sharding.addressable_devices) if each.sharding else 1) for each in wanted)
-    enough = max(sum(each.leaf.form.nbytes for each in wanted) // 16, _PART)
-    part: dict[str, Wanted] = {}
-    size = 0
-    for index, each in enumerate(wanted, start=1):
+    # Errors of the target, such as a sharding that does not divide the shape, are raised here, unchanged.
+    blocks = [len(each.sharding.addressable_devices) if each.sharding else 1 for each in requests]
+    mine = sum(_block_bytes(each) * count for each, count in zip(requests, blocks, strict=True))
+    enough = max(sum(each.leaf.form.nbytes for each in requests) // 16, _READ_CHUNK_BYTES)
+    if isinstance(folder, Path) and process_index() == 0:
+        with translate_read_errors(f"Step {folder.name}"):
+            _refuse_special_files(folder / STATE)
+    digest_at = digests_in(folder / MANIFEST, manifest)
+    part: dict[str, LeafRequest] = {}
+    size = count = 0
+    for index, each in enumerate(requests, start=1):
         part[each.leaf.array] = each
-        size += each.leaf.form.nbytes
-        if size < enough and index < len(wanted) and wanted[index].leaf.array not in part:
+        size, count = size + each.leaf.form.nbytes, count + blocks[index - 1]
+        is_full = size >= enough or count >= _MAX_READ_BLOCKS
+        if not is_full and index < len(requests) and requests[index].leaf.array not in part:
             continue
-        arrays = _read(folder, list(part.values()), mine // 32)
-        for leaf, *_ in part.values():
+        limits = [_bytes_at_once(one, manifest.layout_of(one.leaf).grid) for one in part.values()]
+        arrays = _read(folder, list(part.values()), max(mine // 32, *limits))
+        for leaf in [one.leaf for one in part.values()]:
             array = arrays.pop(leaf.array)
-            verify(array, leaf.digests, leaf.path)
+            verify(array, manifest.layout_of(leaf).grid, functools.partial(digest_at, leaf), leaf.path)
             yield array
-        part, size = {}, 0
+        part, size, count = {}, 0, 0
 
 
-def _block_bytes(wanted: Wanted) -> int:
-    """The bytes of the largest block of an array that a device, or the host, gets."""
-    form, sharding = wanted.leaf.form, wanted.sharding
+def _block_bytes(request: LeafRequest) -> int:
+    """The bytes of an array on one device, or on the host."""
+    form, sharding = request.leaf.form, request.sharding
     return form.nbytes if sharding is None else form._replace(shape=sharding.shard_shape(form.shape)).nbytes
 
 
-def _read(folder: Any, wanted: Sequence[Wanted], enough: int) -> dict[str, Any]:
-    """Arrays by the names under which they are kept; those without elements, which Orbax does not save, are made.
+def _bytes_at_once(request: LeafRequest, grid: Sequence[int]) -> int:
+    """The bytes that Orbax needs at least: one block, or the whole array if the new blocks split saved ones."""
+    shape, sharding = request.leaf.form.shape, request.sharding
+    part = shape if sharding is None or 0 in shape else sharding.shard_shape(shape)
+    cuts = any(length % (size // count) for length, size, count in zip(part, shape, grid, strict=True) if size)
+    return request.leaf.form.nbytes if cuts else _block_bytes(request)
 
-    Orbax holds a block three times while it reads it, so it reads no more at once than `enough` bytes, or one block.
-    Where a block of the target cuts several that were saved, it has to read those whole.
+
+def _read(folder: Any, requests: Sequence[LeafRequest], limit: int) -> dict[str, Any]:
+    """Arrays by their saved names. Empty ones are created here, because Orbax does not save them.
+
+    Orbax keeps three copies of a block while it reads it, so it reads at most `limit` bytes at the same time.
     """
     arrays: dict[str, Any] = {}
     arguments: dict[str, Any] = {}
-    for leaf, _, _, _, sharding in wanted:
+    for leaf, sharding in [(each.leaf, each.sharding) for each in requests]:
         shape, dtype = leaf.form.shape, DTYPES[leaf.form.dtype]
         if 0 in shape:
             arrays[leaf.array] = np.zeros(shape, dtype)
@@ -239,17 +388,29 @@ def _read(folder: Any, wanted: Sequence[Wanted], enough: int) -> dict[str, Any]:
             arguments[leaf.array] = ocp.RestoreArgs(restore_type=np.ndarray)
         else:
             arguments[leaf.array] = ocp.ArrayRestoreArgs(sharding=sharding, global_shape=shape, dtype=dtype)
-    item = dict.fromkeys(arguments, 0)  # of which only the names count
-    restore = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=True)
-    block, whole = max(map(_block_bytes, wanted)), max(each.leaf.form.nbytes for each in wanted)
-    for limit in (max(enough, block), max(enough, whole)) if arguments else ():
-        gigabytes: Any = (limit + (1 << 20)) / 1e9  # Orbax annotates int, and computes with fractions too
-        handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=gigabytes)
-        try:
-            with reading(f"Step {folder.name}"):
-                read: dict[str, Any] = handler.restore(epath.Path(folder) / STATE, args=restore)
-                return arrays | read
-        except CheckpointDamagedError as error:
-            if limit >= whole or "more bytes than we reserved" not in str(error):
-                raise
+    if arguments:
+        item = dict.fromkeys(arguments, 0)  # only the names matter
+        restore = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=True)
+        gigabytes: Any = (limit + (1 << 20)) / 1e9  # annotated int, but fractions work
+        with translate_read_errors(f"Step {folder.name}"):
+            handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=gigabytes)
+            arrays |= handler.restore(epath.Path(folder) / STATE, args=restore)
+            _check_forms(arrays, [each.leaf for each in requests])
     return arrays
+
+
+def _check_forms(arrays: dict[str, Any], leaves: Sequence[LeafRecord]) -> None:
+    """Raise if Orbax's own index lacks a leaf or has it with a different shape or dtype."""
+    for leaf in leaves:
+        array, form = arrays.get(leaf.array), leaf.form
+        found = getattr(array, "shape", None), getattr(array, "dtype", None)
+        if found != (form.shape, DTYPES[form.dtype]):
+            raise ValueError(f"{leaf.path} was saved as {form}, but Orbax returns {short_text(array)}")
+
+
+def _refuse_special_files(folder: Path) -> None:
+    """Raise if a file is a pipe, a device or a dangling link: reading a pipe would wait for its writer."""
+    for root, _, names in os.walk(folder):
+        for path in (Path(root, name) for name in names):
+            if not path.is_file():
+                raise ValueError(f"{path} is not a regular file")

@@ -1,40 +1,47 @@
-"""The manifest: what a checkpoint says about the bytes of its arrays, as JSON with a digest of its own.
+"""The manifest: structure, statics and digests of a checkpoint, as JSON protected by its own digest.
 
-One record for each node or container and one for each leaf, both in JAX's order, each with the name of its place.
-Nothing is imported or made here.
+It has a record for each node or container and one for each leaf, both in JAX's order. Reading it imports nothing and
+creates no object of a user's class.
 """
 
 import dataclasses
 import functools
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from treewright._core.text import cut_text
-from treewright.checkpoint.arrays import KINDS, Form, digest_of
+from treewright._base.text import cut_text
+from treewright.checkpoint.arrays import KINDS, Form, Layout, digest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
-VERSION = 3  # no other was ever released
+VERSION = 4  # earlier versions were never released
 FORMAT = "treewright.checkpoint"
-LARGEST = 100_000_000  # bytes of a manifest; safetensors ends there too, and JSON takes some twenty times the memory
-TEXT, DIGEST = "treewright", "treewright.digest"  # the names in a file's metadata, and in the item of a step
-ROOT_LEAF = "value"  # the name of a tree that is one leaf
+MAX_BYTES = 100_000_000  # limit of a manifest, as in safetensors; parsed JSON needs about 20 times the memory
+TEXT, DIGEST = "treewright", "treewright.digest"  # keys in a file's metadata and in a step's manifest item
+ROOT_LEAF = "value"  # the name of the only leaf of a tree that is a leaf
+NODE_KINDS = frozenset(
+    {"NoneType", "list", "tuple", "dict", "OrderedDict", "defaultdict", "namedtuple", "node", "other"}
+)
 
 
 def join_name(name: str, step: str) -> str:
-    """The name of a place below another: `params.layers.0.kernel`."""
+    """The name of a child: `params.layers.0` and `kernel` give `params.layers.0.kernel`."""
     return f"{name}.{step}" if name else step
 
 
-# Not frozen or slotted: that takes three times as long to make, and `vars` of a record is its JSON.
+# Neither frozen nor slotted: construction would take three times as long, and `vars(record)` is the JSON.
 
 
 @dataclasses.dataclass
-class Leaf:
-    """The record of a leaf: its flat name (`params.layers.0.kernel`), its path, its form, the digests of its blocks.
+class LeafRecord:
+    """The record of a leaf: its flat name (`params.layers.0.kernel`), its path, its form and its digest.
 
-    Where one array occurs in several places, it is kept for the first, and the others are `tied` to that name.
+    In a step, each process writes the digests of its blocks of JAX arrays to its own file. `layout` is an index into
+    the manifest's layouts, which record the process that wrote each block.
+
+    An array that occurs at several paths is saved under its first name, and the other leaves are `tied` to that name.
 
     Examples:
         >>> import tempfile, os
@@ -42,32 +49,33 @@ class Leaf:
         >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
         >>> save(path, {"w": jnp.arange(3.0)})
         >>> (leaf,) = read_manifest(path).leaves
-        >>> leaf.name, leaf.path, str(leaf.form), list(leaf.digests)
-        ('w', "['w']", 'float32[3] (array)', ['all'])
+        >>> leaf.name, leaf.path, str(leaf.form), len(leaf.digest)
+        ('w', "['w']", 'float32[3] (array)', 32)
     """
 
     name: str
     path: str
     form: Form
-    digests: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    digest: str = ""
+    layout: int | None = None
     tied: str | None = None
 
     @property
     def array(self) -> str:
-        """The name under which its array is kept."""
+        """The name under which its array is saved."""
         return self.name if self.tied is None else self.tied
 
 
 @dataclasses.dataclass
-class Branch:
-    """The record of a node or container: its name, path, kind and class, the steps to its children, and its statics.
+class NodeRecord:
+    """The record of a node or container: its name, path, kind and class, the names of its children, and its statics.
 
     Examples:
         >>> import tempfile, os
         >>> from treewright.checkpoint import read_manifest, save
         >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
         >>> save(path, {"name": Static("first")})
-        >>> root, name = read_manifest(path).branches
+        >>> root, name = read_manifest(path).nodes
         >>> root.kind, root.children, name.cls, name.statics
         ('dict', ('name',), 'treewright:Static', {'value': 'first'})
     """
@@ -77,7 +85,7 @@ class Branch:
     kind: str
     children: tuple[str, ...]
     cls: str | None = None
-    keys: tuple[Any, ...] = ()  # of a dict, as JSON of statics
+    keys: tuple[Any, ...] = ()  # for a dict; encoded as statics are
     statics: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
     @property
@@ -90,7 +98,8 @@ class Branch:
 class Manifest:
     """The records of a checkpoint: nodes with classes and statics, leaves with shapes, dtypes and digests.
 
-    `metrics` and `items` are those of a step; `items` has one entry for each process that saved it.
+    A step also has its `metrics`, its `retention` rules, the number of `processes` that saved it, and the `layouts` of
+    its arrays over them.
 
     Examples:
         >>> import tempfile
@@ -98,120 +107,168 @@ class Manifest:
         >>> with CheckpointManager(tempfile.mkdtemp()) as manager:
         ...     manager.save(1, {"w": jnp.ones(3)})
         ...     manifest = manager.manifest()
-        >>> [branch.kind for branch in manifest.branches], [leaf.name for leaf in manifest.leaves]
+        >>> [node.kind for node in manifest.nodes], [leaf.name for leaf in manifest.leaves]
         (['dict'], ['w'])
     """
 
-    branches: tuple[Branch, ...]
-    leaves: tuple[Leaf, ...]
+    nodes: tuple[NodeRecord, ...]
+    leaves: tuple[LeafRecord, ...]
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
-    items: tuple[Mapping[str, Any], ...] = ()
+    processes: int = 1
+    layouts: tuple[Layout, ...] = ()
+    retention: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
-    def untied(self) -> list[Leaf]:
-        """The leaves that have an array of their own."""
+    def layout_of(self, leaf: LeafRecord) -> Layout:
+        """The blocks of a leaf. A leaf that is not a JAX array is one block, equal in all processes."""
+        return Layout((1,) * len(leaf.form.shape), ((0, 1),)) if leaf.layout is None else self.layouts[leaf.layout]
+
+    def untied(self) -> list[LeafRecord]:
+        """The leaves that are not tied: one for each saved array."""
         return [leaf for leaf in self.leaves if leaf.tied is None]
 
     def with_names(self, new_name: Callable[[str], str | None]) -> "Manifest":
-        """Its records by other names, those of statics too; without those whose new name is None."""
-        branches: list[Branch] = []
-        for branch in self.branches:
-            if (name := new_name(branch.name)) is not None:
-                renamed = {new_name(join_name(branch.name, field)): value for field, value in branch.statics.items()}
+        """A copy with nodes, statics and leaves renamed; those whose new name is None are dropped."""
+        nodes: list[NodeRecord] = []
+        for node in self.nodes:
+            if (name := new_name(node.name)) is not None:
+                renamed = {new_name(join_name(node.name, field)): value for field, value in node.statics.items()}
                 statics = {str(place).rpartition(".")[2]: value for place, value in renamed.items()}
-                branches.append(dataclasses.replace(branch, name=name, statics=statics))
+                nodes.append(dataclasses.replace(node, name=name, statics=statics))
         leaves = [
             dataclasses.replace(leaf, name=name, tied=leaf.array)
             for leaf in self.leaves
             if (name := new_name(leaf.name)) is not None
         ]
-        return dataclasses.replace(self, branches=tuple(branches), leaves=tuple(leaves))
+        return dataclasses.replace(self, nodes=tuple(nodes), leaves=tuple(leaves))
 
     def to_metadata(self) -> dict[str, str]:
-        """The records as JSON, and its digest.
+        """The records as JSON, and the digest of the JSON.
 
         Raises:
-            CheckpointError: If it is larger than any that is read again.
+            CheckpointError: If the JSON is larger than the limit of the reader.
         """
-        nodes, leaves = list(map(vars, self.branches)), list(map(vars, self.leaves))
+        nodes, leaves = list(map(vars, self.nodes)), list(map(vars, self.leaves))
         document = {"format": FORMAT, "version": VERSION, "nodes": nodes, "leaves": leaves}
-        document |= {"metrics": self.metrics, "items": self.items}
-        text = json.dumps(document, separators=(",", ":"), check_circular=False)  # which takes a third of the time
-        if len(text) > LARGEST:
+        document |= {"metrics": self.metrics, "processes": self.processes, "layouts": self.layouts}
+        sealed = seal(document | {"retention": self.retention})
+        if len(sealed[TEXT]) > MAX_BYTES:
             raise CheckpointError(
-                f"The tree can't be saved: its manifest would have {len(text):,} bytes, and {LARGEST:,} is the most."
+                f"The tree can't be saved: its manifest would have {len(sealed[TEXT]):,} bytes, and the limit is "
+                f"{MAX_BYTES:,}. Save parts of it, or stack layers."
             )
-        return {TEXT: text, DIGEST: digest_of(text.encode())}
+        return sealed
+
+
+def seal(document: Any) -> dict[str, str]:
+    """A document as JSON, and the digest of the JSON."""
+    text = json.dumps(document, separators=(",", ":"), check_circular=False)  # a third of the time
+    return {TEXT: text, DIGEST: digest_of(text.encode())}
+
+
+def unseal(metadata: Mapping[str, Any]) -> Any:
+    """The document that `seal` wrote.
+
+    Raises:
+        ValueError: If the digest does not match.
+    """
+    text, saved = metadata[TEXT], metadata[DIGEST]
+    now = digest_of(text.encode(errors="surrogatepass"))
+    if now != saved:
+        raise ValueError(f"its digest is {now}, but {cut_text(str(saved), 40)} was saved")
+    return json.loads(text)
 
 
 # Reading
 
 
 def from_metadata(metadata: Mapping[str, Any]) -> Manifest:
-    """The manifest in the metadata of a file, or in the item of a step.
+    """The manifest in a file's metadata or in a step's manifest item.
 
     Raises:
-        CheckpointDamagedError: If it is not what was saved, or not a manifest.
-        CheckpointError: If another version of the format wrote it.
+        CheckpointDamagedError: If the digest does not match, or it is not a manifest.
+        CheckpointError: If it has a different format version.
     """
     try:
-        text, saved = metadata[TEXT], metadata[DIGEST]
-        if len(text) > LARGEST:
-            raise ValueError(f"it has {len(text):,} characters, and none has more than {LARGEST:,}")
-        now = digest_of(text.encode(errors="surrogatepass"))
-        if now != saved:  # before anything else: the version may be what is damaged
-            raise ValueError(f"it has the digest {now}, and {cut_text(str(saved), 40)} was saved")
-        return _manifest(json.loads(text))
+        if len(metadata[TEXT]) > MAX_BYTES:
+            raise ValueError(f"it has {len(metadata[TEXT]):,} characters; the limit is {MAX_BYTES:,}")
+        return _manifest(unseal(metadata))  # the digest first: the version may be damaged
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise CheckpointDamagedError(f"The manifest is damaged: {cut_text(str(error), 200)}.") from error
 
 
-def _manifest(document: Any) -> Manifest:
+def _check_version(document: Any) -> None:
     if document["format"] != FORMAT:
         raise ValueError(f"the format is {document['format']!r}, not {FORMAT!r}")
-    if (version := document["version"]) != VERSION:
-        cure = "Load it with a newer version."
+    if type(version := document["version"]) is not int:
+        raise ValueError(f"the version is {version!r}")
+    if version != VERSION:
+        fix = "Load it with a newer version."
         if version < VERSION:
-            cure = "Load it with the commit that saved it, which was never released, and save to_names(tree)."
+            fix = "Load it with the commit that saved it, which was never released, and save to_names(tree)."
         raise CheckpointError(
-            f"The checkpoint has format version {version}, and this Treewright reads version {VERSION}. {cure}"
+            f"The checkpoint has format version {version}, but this Treewright reads version {VERSION}. {fix}"
         )
-    branches = tuple(
-        Branch(
-            **record
-            | {name: str(record[name]) for name in ("name", "path", "kind")}
-            | {"children": tuple(map(str, record["children"])), "keys": tuple(record["keys"])}
-            | {"cls": record["cls"] and str(record["cls"]), "statics": dict(record["statics"])}
-        )
-        for record in document["nodes"]
-    )
-    form = functools.cache(_form)  # few forms are many leaves
-    leaves = tuple(
-        Leaf(
-            record["name"],
-            str(record["path"]),
-            form(kind, tuple(shape), *rest),
-            dict(record["digests"]),
-            record["tied"],
-        )
-        for record in document["leaves"]
-        for kind, shape, *rest in [record["form"]]
-    )
-    names = [*(branch.name for branch in branches), *(leaf.name for leaf in leaves)]
-    places = ["" if branches else ROOT_LEAF, *(join_name(x.name, step) for x in branches for step in x.children)]
-    if len(names) != len(places) or len({*names}) != len(names) or {*names} != {*places}:
-        raise ValueError("its records do not make one tree")
+
+
+def _manifest(document: Any) -> Manifest:
+    _check_version(document)
+    nodes = tuple([_node_record(**record) for record in document["nodes"]])
+    form = functools.cache(_form)  # many leaves share few forms
+
+    def leaf_record(fields: Any) -> LeafRecord:
+        kind, shape, *rest = fields["form"]
+        changed: dict[str, Any] = {"path": str(fields["path"]), "form": form(kind, tuple(shape), *rest)}
+        return LeafRecord(**{**fields, **changed})
+
+    leaves = tuple(map(leaf_record, document["leaves"]))
+    names = [*(node.name for node in nodes), *(leaf.name for leaf in leaves)]
+    expected = ["" if nodes else ROOT_LEAF, *(join_name(x.name, step) for x in nodes for step in x.children)]
+    if len({*names}) != len(names) or sorted(names) != sorted(expected):
+        raise ValueError("its records do not form one tree")
     arrays = {leaf.name: leaf for leaf in leaves if leaf.tied is None}
     for leaf in leaves:
         if leaf.tied is not None:
-            leaf.digests = arrays[leaf.tied].digests
+            leaf.digest, leaf.layout = arrays[leaf.tied].digest, arrays[leaf.tied].layout
             if arrays[leaf.tied].form != leaf.form:
-                raise ValueError(f"{leaf.name!r} can't be one array with {leaf.tied!r}")
-    return Manifest(branches, leaves, dict(document["metrics"]), tuple(document["items"]))
+                raise ValueError(f"{leaf.name!r} can't share the array of {leaf.tied!r}")
+    layouts = tuple([_layout(tuple(grid), tuple(map(tuple, writers))) for grid, writers in document["layouts"]])
+    processes, retention = int(document["processes"]), dict(document["retention"])
+    manifest = Manifest(nodes, leaves, _metrics(**document["metrics"]), processes, layouts, retention)
+    for leaf in leaves:
+        grid = manifest.layout_of(leaf).grid
+        if any(size % count for size, count in zip(leaf.form.shape, grid, strict=True)):
+            raise ValueError(f"{leaf.name!r} can't have the blocks {grid}")
+    return manifest
+
+
+def _metrics(**metrics: Any) -> dict[str, float]:
+    if any(type(value) not in {int, float} for value in metrics.values()):
+        raise ValueError("its metrics are not numbers")
+    return metrics
+
+
+def _layout(grid: tuple[Any, ...], writers: tuple[Any, ...]) -> Layout:
+    numbers = [*grid, *(count for _, count in writers)]
+    is_right = all(type(number) is int and number > 0 for number in numbers)
+    if not is_right or sum(count for _, count in writers) != math.prod(grid):
+        raise ValueError(f"its layout {grid} is invalid")
+    return Layout(grid, writers)
+
+
+def _node_record(*, children: Any, keys: Any, statics: Any, **texts: Any) -> NodeRecord:
+    node = NodeRecord(**texts, children=tuple(map(str, children)), keys=tuple(keys), statics=dict(statics))
+    is_text = all(isinstance(text, str) or (text is None and name == "cls") for name, text in texts.items())
+    if node.kind not in NODE_KINDS or not is_text or len(node.keys) not in {0, len(node.children)}:
+        raise ValueError(f"its record {node} is invalid")
+    return node
 
 
 def _form(kind: Any, shape: tuple[int, ...], *rest: Any) -> Form:
     form = Form(kind, shape, *rest)
-    is_scalar = kind not in {"array", "numpy", "key"}
-    if kind not in KINDS or min(shape, default=0) < 0 or (is_scalar and shape) or form.nbytes > sys.maxsize:
-        raise ValueError(f"there is no {form}")
+    is_shape = all(type(size) is int and size >= 0 for size in shape) and (
+        kind in {"array", "numpy", "key"} or not shape
+    )
+    is_key = isinstance(form.key, str) if kind == "key" else form.key is None
+    if kind not in KINDS or not is_shape or not is_key or form.nbytes > sys.maxsize:
+        raise ValueError(f"its form {form} is invalid")
     return form

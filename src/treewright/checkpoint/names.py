@@ -1,6 +1,6 @@
-"""Trees as arrays by flat name, and back: for files of other programs."""
+"""Convert trees to arrays by flat name and back, for files of other programs."""
 
-# Of libraries that a user may not have:
+# Optional dependencies:
 # mypy: disable-error-code="import-not-found, import-untyped"
 
 from collections.abc import Mapping
@@ -10,21 +10,21 @@ from typing import Any, TypeVar
 import numpy as np
 
 from treewright.checkpoint.arrays import DTYPES
-from treewright.checkpoint.file import StrPath, local_path, opened, reading
-from treewright.checkpoint.fit import checked_options, filled
+from treewright.checkpoint.file import StrPath, local_path, open_safetensors, translate_read_errors
+from treewright.checkpoint.fit import check_options, tree_from_names
 from treewright.checkpoint.tree import parts_to_save
 
 T = TypeVar("T")
 
-# The dtypes of safetensors that its numpy reader does not know, by ours.
+# safetensors' dtypes that its numpy reader lacks, with our names.
 _CODES = MappingProxyType({"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"})
 
 
 def to_names(tree: object) -> dict[str, Any]:
-    """The leaves of a tree by the flat names under which checkpoints keep them.
+    """The leaves of a tree by flat name, as in a checkpoint.
 
     Raises:
-        CheckpointError: If two leaves would have one name, or one can't be saved.
+        CheckpointError: If two leaves would have the same name, or a leaf can't be saved.
 
     Examples:
         >>> from treewright.checkpoint import to_names
@@ -35,14 +35,14 @@ def to_names(tree: object) -> dict[str, Any]:
 
 
 def read_names(path: StrPath) -> dict[str, Any]:
-    """The arrays in any safetensors file, as numpy arrays by name: the input of `from_names`.
+    """Read the arrays of any safetensors file, as numpy arrays by name; the input of `from_names`.
 
     Args:
-        path: The file. One that holds fp8 takes twice its size in memory while it is read.
+        path: The file. Reading one with fp8 arrays needs twice its size in memory.
 
     Raises:
         OSError: If it can't be opened or read.
-        CheckpointDamagedError: If it is not a safetensors file, or is cut short.
+        CheckpointDamagedError: If it is not a safetensors file, or is truncated.
         ImportError: If safetensors is not installed.
 
     Examples:
@@ -56,7 +56,7 @@ def read_names(path: StrPath) -> dict[str, Any]:
         {'layer': {'w': Array([1., 1.], dtype=float32)}}
     """
     path = local_path(path)
-    with opened(path) as file, reading(str(path)):
+    with open_safetensors(path) as file, translate_read_errors(str(path)):
         names = list(file.keys())
         others = {name for name in names if file.get_slice(name).get_dtype() in _CODES}
         arrays = {name: None if name in others else file.get_tensor(name) for name in names}
@@ -71,18 +71,18 @@ def read_names(path: StrPath) -> dict[str, Any]:
 
 
 def from_names(values: Mapping[str, Any], *, like: T, allow_cast: bool = False, strict: bool = True) -> T:
-    """A tree like `like` with these leaves, by flat name: the way from files of other programs.
+    """Build a tree like `like` from leaves by flat name, such as the arrays in a different program's file.
 
     Args:
-        values: Arrays and numbers by name, as `to_names` gives them. They are copied.
-        like: A live or abstract tree, whose structure, statics and shardings the result has.
-        allow_cast: Whether a value may have another dtype than the leaf, and is cast to it.
+        values: Arrays and numbers by name, as returned by `to_names`. They are copied.
+        like: A live or abstract tree. The result has its structure, statics and shardings.
+        allow_cast: Whether values may be cast to the leaf's dtype.
         strict: Whether names that only one side has are errors.
 
     Raises:
         CheckpointMismatchError: If names, shapes or dtypes differ.
         CheckpointError: If a value can't be a leaf, or nothing would be loaded.
-        TypeError: If `values` is a path or anything else than arrays by name.
+        TypeError: If `values` is not a mapping, such as a path.
 
     Examples:
         >>> from treewright.checkpoint import from_names
@@ -90,5 +90,7 @@ def from_names(values: Mapping[str, Any], *, like: T, allow_cast: bool = False, 
         {'w': Array([1., 1.], dtype=float32)}
     """
     if not isinstance(values, Mapping):
-        raise TypeError("from_names takes arrays by name. Of a file: from_names(read_names(path), like=tree).")
-    return filled(values, like, checked_options(like, {"allow_cast": allow_cast, "strict": strict}))
+        raise TypeError(
+            "from_names needs a dict of arrays by name. To load a file: from_names(read_names(path), like=tree)."
+        )
+    return tree_from_names(values, like, check_options(like, {"allow_cast": allow_cast, "strict": strict}))

@@ -1,100 +1,126 @@
-"""The steps of a training run: `CheckpointManager`, on Orbax's manager, with the manifest as an item of its own."""
+"""`CheckpointManager`: save and restore the steps of a training run, with Orbax."""
 
-# Of libraries that a user may not have:
+# Optional dependencies:
 # mypy: disable-error-code="import-not-found, import-untyped"
 
+import atexit
 import contextlib
-import dataclasses
 import functools
-import json
 import math
 import operator
-import os
 import secrets
 import threading
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Generic, Literal, Self, SupportsIndex, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    Never,
+    Self,
+    SupportsIndex,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
-import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 
-from treewright._core.text import cut_text, short_text
-from treewright._lines import first_of
-from treewright._processes import compare, exchange, process_count, process_index
-from treewright.checkpoint.arrays import WHOLE, digest_of, stored
-from treewright.checkpoint.file import StrPath, sync
-from treewright.checkpoint.fit import MISSING, Fit, checked_options, restored
-from treewright.checkpoint.items import (
+from treewright._base.lines import counted, first_lines
+from treewright._base.text import cut_text, short_text
+from treewright._processes import process_count, process_index
+from treewright.checkpoint.arrays import blocks_of
+from treewright.checkpoint.file import StrPath, flush_to_disk
+from treewright.checkpoint.fit import MISSING, LoadOptions, check_options, rebuild_tree
+from treewright.checkpoint.folder import (
     LISTING,
+    clear,
+    flush_temporary,
+    folder_of_steps,
+    refuse_unknown,
+    rules_of,
+    steps_in,
+    temporary_paths,
+    throw_out,
+)
+from treewright.checkpoint.items import (
     MANIFEST,
     STATE,
     ManifestHandler,
-    SaveManifest,
     arrays_of_step,
-    delete_inside,
     entries_of,
-    in_all,
+    items_of_step,
     manifest_of_step,
-    problems_of,
+    manifest_time,
+    run_on_all_processes,
+    step_to_save,
 )
 from treewright.checkpoint.manifest import Manifest
-from treewright.checkpoint.tree import Parts, parts_to_save
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning, warn_user
 
 T = TypeVar("T")
 Mode = Literal["min", "max"]
 
-_THROWN_OUT = ".thrown-out"  # the folder into which steps are renamed before they are deleted
+
+class _Pair(NamedTuple, Generic[T]):
+    tree: T
+    step: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Restored(Generic[T]):
-    """The result of `CheckpointManager.restore_latest_valid`: the step, its tree, and the damaged steps it skipped.
+class Restored(_Pair[T]):
+    """The result of `CheckpointManager.restore_latest_valid`: the tree and its step.
 
     Examples:
         >>> import tempfile
         >>> from treewright.checkpoint import CheckpointManager
         >>> with CheckpointManager(tempfile.mkdtemp()) as manager:
         ...     manager.save(10, {"w": 1.5})
-        ...     manager.restore_latest_valid(like={"w": 0.0})
-        Restored(step=10, tree={'w': 1.5}, skipped={})
+        ...     tree, step = manager.restore_latest_valid(like={"w": 0.0})
+        >>> tree, step
+        ({'w': 1.5}, 10)
     """
 
-    step: int
-    tree: T
-    skipped: Mapping[int, str]
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                f"Restored has no attribute {name!r}: it is the pair (tree, step). Use restored.tree.{name}, or "
+                f"tree, step = manager.restore_latest_valid(...)."
+            )
 
 
 class CheckpointManager:
-    """A folder of steps: saves a training run and restores it.
+    """Saves and restores the steps of a training run in a folder.
 
-    A step is there whole or not at all, whenever the process is killed. Saving goes on in the background after `save`
-    has returned; if it fails there, the next call raises `CheckpointError`, once, and the one after that works. Use it
-    in a `with` block, or call `close`: a program that ends without may lose its last step. One manager at a time, in
-    one thread, saves into a folder; any number may read. In a job of several processes, all of them make the same
-    calls, and get the same steps or an error each.
+    Steps are written atomically, even if the process is killed. `save` continues in the background after it returns; if
+    that fails, the next call raises `CheckpointError`, and the call after it works again. Use the manager in a `with`
+    block, or call `close`. Only one manager at a time, in one thread, may save into a folder; any number may read. In a
+    job of several processes, all must make the same calls; all get the same step, or all raise.
 
-    A step stays if `keep`, `keep_every` or `keep_best` keeps it; the step that was saved last always stays. Where a
-    method takes a step, the default is the latest, and one that is not there is a `CheckpointError`.
+    By default, all steps are kept. With `keep`, a step is deleted if neither `keep` nor `keep_every` nor `keep_best`
+    selects it and it was saved under the same rules. Steps that were saved under different rules, by a different
+    program, or whose manifest can't be read are kept until `delete`. The argument `step` of a method defaults to the
+    latest step; a missing step is a `CheckpointError`.
 
     Args:
-        directory: The folder, which the first `save` makes. A bucket (`gs://bucket/run`) is left to Orbax.
-        keep: How many of the steps that were saved last are kept; None keeps all.
-        keep_every: Steps whose number this divides are kept too.
-        keep_best: How many of the best steps are kept too.
-        metric: The metric that ranks the steps. It must be among the `metrics` of each step.
-        mode: Whether the smallest (`"min"`) or the largest (`"max"`) is the best.
+        directory: The folder, created by the first `save`. A bucket (`gs://bucket/run`) is left to Orbax.
+        keep: How many of the newest steps to keep; None keeps all.
+        keep_every: With `keep`, also keep every step divisible by this number.
+        keep_best: With `keep`, also keep this many of the best steps.
+        metric: The metric that ranks steps. Every step must have it in its `metrics`.
+        mode: Whether the smallest (`"min"`) or the largest (`"max"`) value is best.
         timeout_seconds: How long the processes of a job wait for each other.
 
     Raises:
         ImportError: If orbax-checkpoint is not installed, or for a bucket its package, such as gcsfs.
         OSError: If the file system refuses the path.
-        ValueError: If one of the numbers is less than 1, or `keep_best`, `metric` and `mode` do not go together.
-        CheckpointError: If the directory is a file or a step.
+        ValueError: If a number is not a positive int, or the options contradict each other.
+        CheckpointError: If the directory is a file or a step, or a URL that Orbax can't reach.
 
     Examples:
         >>> import tempfile
@@ -111,42 +137,25 @@ class CheckpointManager:
         self,
         directory: StrPath,
         *,
-        keep: int | None = 3,
+        keep: int | None = None,
         keep_every: int | None = None,
         keep_best: int | None = None,
         metric: str | None = None,
         mode: Mode | None = None,
         timeout_seconds: float = 600.0,
+        **unknown: Never,
     ) -> None:
-        if any(count is not None and count < 1 for count in (keep, keep_every, keep_best)):
-            text = f"CheckpointManager({keep=}, {keep_every=}, {keep_best=}): each is a whole number from 1, or None."
-            raise ValueError(text)
-        if (metric is None) != (mode is None) or mode not in {None, "min", "max"} or (keep_best and not metric):
-            raise ValueError(
-                f"CheckpointManager({keep_best=}, {metric=}, {mode=}): the best steps are ranked by one of their "
-                f"metrics, and by whether less is better. Give both: metric='loss', mode='min' or 'max'."
-            )
-        text = os.fsdecode(directory)
-        self._is_local = "://" not in text
-        # A bucket's path has the same methods, and is none of `pathlib`.
-        self.directory: Any = Path(text).absolute() if self._is_local else epath.Path(text)
-        if self._is_local:
-            # Since Python 3.14 `is_file` hides that a folder may not be read.
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                (self.directory / LISTING).stat()
-        if self.directory.is_file() or (self.directory / LISTING).is_file():
-            raise CheckpointError(f"{text} is a file or a step. A CheckpointManager takes the folder of the steps.")
-        policies = ocp.checkpoint_managers
-        stay: list[Any] = [policies.LatestN(keep)]
-        if keep_every is not None:
-            stay.append(policies.EveryNSteps(keep_every))
-        if keep_best is not None:
-            stay.append(policies.BestN(get_metric_fn=float, n=keep_best, keep_checkpoints_without_metrics=False))
-        self._policy: Any = policies.AnyPreservationPolicy(stay)
+        refuse_unknown(unknown)
+        self._retention = rules_of(keep, keep_every, keep_best, metric, mode)
+        self.directory: Any = folder_of_steps(directory)
+        self._is_local = isinstance(self.directory, Path)
         self._metric, self._mode, self._timeout = metric, mode, timeout_seconds
-        self._in_all = functools.partial(in_all, timeout=timeout_seconds)
-        self._saver: Any = None  # Orbax's manager, from the first save on
+        self._run_on_all = functools.partial(run_on_all_processes, timeout=timeout_seconds)
+        self._blocks_of = functools.cache(blocks_of)
+        self._saver: Any = None  # Orbax's checkpointer, created by the first save
         self._pending: int | None = None  # the step that is being written
+        self._is_closed = False
+        self._records: dict[tuple[int, Any], Any] = {}  # results of `_record`, by step and manifest's modification time
 
     def __enter__(self) -> Self:
         return self
@@ -164,285 +173,374 @@ class CheckpointManager:
         metrics: Mapping[str, Any] | None = None,
         items: Mapping[str, Any] | None = None,
     ) -> None:
-        """Save a tree as a step, and throw out the steps that are not to be kept.
+        """Save a tree as a step. Once it is finished, the next `save` or `wait` deletes old steps.
 
         Arrays may be donated or changed as soon as this returns.
 
         Args:
-            step: The number of the step, above all that are there.
+            step: The number of the step, above all existing steps.
             state: Any pytree of arrays and numbers.
-            metrics: Numbers that are to be known of the step, the same in all processes.
-            items: What is not in the tree, as the state of a data iterator, by name: JSON. Each process saves and gets
-                its own.
+            metrics: Numbers by name, equal in all processes.
+            items: Other data by name, such as the state of a data iterator, as JSON values. Each process has its own.
 
         Raises:
-            CheckpointError: If something can't be saved, a step is there that is not below, or the save before failed.
+            CheckpointError: If something can't be saved, the step is not above all others, the manager is closed, or
+                the previous save failed.
             ProcessMismatchError: If the processes do not save the same.
         """
-        number = _step_number(step)
-        self._settle()
-        arrays, parts, numbers, own_items = self._in_all("save", lambda: self._prepared(number, state, metrics, items))
-        if process_count() > 1:
-            entries = {"the step": str(number), "metrics": json.dumps(numbers), **entries_of(parts)}
-            compare(entries, name="save", timeout=self._timeout)
-        every = exchange(own_items, name="items", timeout=self._timeout)
-        manifest = dataclasses.replace(parts.manifest, metrics=numbers, items=tuple(map(json.loads, every)))
-        full = {name: array for name, array in arrays.items() if array.size}  # all that Orbax saves
-        returned = threading.Event()
-        saved: dict[str, Any] = {STATE: ocp.args.PyTreeSave(full)} if full else {}
-        saved[MANIFEST] = SaveManifest(manifest, full, self.directory / _THROWN_OUT, returned, self._timeout)
-        with self._failing_as(number):
+        number = _step_number(step, f" The step comes first: save({state}, state)." if type(state) is int else "")
+        if self._is_closed:
+            raise CheckpointError(
+                f"Step {number} can't be saved, because this manager of {self.directory} is closed. Save inside its "
+                f"`with` block, or create a new CheckpointManager."
+            )
+
+        def prepare() -> tuple[Any, ...]:
+            of_step = {"metrics": self._checked_metrics(number, metrics), "retention": self._retention}
+            return step_to_save(state, items or {}, self._blocks_of, **of_step)
+
+        def entries(prepared: tuple[Any, ...]) -> dict[str, str]:
+            return {"the step": str(number), **entries_of(prepared[0])}
+
+        _, arrays, record = self._wait_and_run("save", prepare, same=entries)
+        record.folder, record.timeout = self.directory, self._timeout
+        saved: dict[str, Any] = {STATE: ocp.args.PyTreeSave(arrays)} if arrays else {}
+        with self._as_save_error(number):
             try:
-                saver = self._opened()
-                saver.save(number, args=ocp.args.Composite(**saved), metrics=numbers, force=True)
+                saver = self._open()
+                args = ocp.args.Composite(**saved, **{MANIFEST: record})
+                saver.save(self.directory / str(number), args=args)
                 self._pending = number
             finally:
-                returned.set()
+                record.returned.set()
 
-    def _prepared(
-        self, number: int, state: object, metrics: Mapping[str, Any] | None, items: Mapping[str, Any] | None
-    ) -> tuple[dict[str, Any], Parts, dict[str, float], str]:
-        """The arrays, records, metrics and items of a step that can be saved."""
-        steps = self._steps_on_disk() if self._saver is None else self._saver.all_steps()
-        newer = [other for other in steps if other >= number]
+    def _checked_metrics(self, number: int, metrics: Mapping[str, Any] | None) -> dict[str, float]:
+        """Check the number and metrics of a step, and convert the metrics to Python numbers."""
+        newer = [other for other in steps_in(self.directory) if other >= number]
         if newer:
             raise CheckpointError(
-                f"{self.directory} has the steps {_shown(newer)} already, and a run that resumes takes the highest. "
-                f"Delete them, as by delete({newer[-1]}), or save into another folder."
+                f"{self.directory} already has the steps {_shown(newer)}, and a run resumes from the highest. Delete "
+                f"them, for example delete({newer[-1]}), or save into a different folder."
             )
-        numbers = {name: np.asarray(value).tolist() for name, value in (metrics or {}).items()}
-        wrong = [name for name, value in numbers.items() if type(value) not in {int, float}]
-        if wrong or self._metric not in {None, *numbers}:
+        is_dict = isinstance(metrics, Mapping | None)
+        numbers = {name: np.asarray(value).tolist() for name, value in (metrics or {}).items()} if is_dict else {}
+        are_numbers = all(type(name) is str and _is_number(value) for name, value in numbers.items())
+        if not (is_dict and are_numbers) or self._metric not in {None, *numbers}:
             raise CheckpointError(
-                f"save(..., metrics={short_text(metrics)}): they have to be numbers by name"
-                f"{f', with {self._metric!r} among them, which ranks the steps' if self._metric else ''}."
+                f"save(..., metrics={short_text(metrics)}): metrics= must be a dict of numbers by name"
+                f"{f', including {self._metric!r}, which ranks the steps' if self._metric else ''}."
             )
-        parts = parts_to_save(state, problems_of=problems_of)
-        if not parts.values:
-            raise CheckpointError("The tree can't be saved: it has no leaves, and Orbax saves no empty tree.")
-        arrays = {leaf.name: stored(parts.values[leaf.name]) for leaf in parts.manifest.untied()}
-        for leaf in parts.manifest.untied():
-            array = arrays[leaf.name]
-            if not isinstance(array, jax.Array) or not array.size:  # now: it may change while Orbax writes its copy
-                leaf.digests = {WHOLE: digest_of(array if array.size else b"")}
-        return arrays, parts, numbers, json.dumps(dict(items or {}))
+        return numbers
 
-    def _opened(self) -> Any:
-        """Orbax's manager, made by the first save: it clears away what killed processes left in the folder."""
+    def _open(self) -> Any:
+        """Orbax's checkpointer, created by the first save."""
         if self._saver is None:
-            policy: Any = SimpleNamespace(should_preserve=self._stay)  # Orbax's types have only its own policies
-            options = ocp.CheckpointManagerOptions(
-                preservation_policy=policy,
-                best_fn=len,  # not called with a policy, but without one no metrics are written
-                lightweight_initialize=True,  # and not read again: one that is damaged would be an error
-                cleanup_tmp_directories=True,
-                todelete_subdir=_THROWN_OUT,
-                async_options=ocp.AsyncOptions(
-                    timeout_secs=math.ceil(self._timeout), post_finalization_callback=self._sync_unfinished
-                ),
-            )
+            token = self._run_on_all("naming temporary folders", lambda: secrets.token_hex(4), on_first=True)
             handlers: Any = {STATE: ocp.PyTreeCheckpointHandler(use_compression=False), MANIFEST: ManifestHandler()}
-            self._saver = ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers)
+            flush = functools.partial(flush_temporary, self.directory, token) if self._is_local else None
+            self._saver = ocp.AsyncCheckpointer(
+                ocp.CompositeCheckpointHandler(**handlers),
+                async_options=ocp.AsyncOptions(timeout_secs=math.ceil(self._timeout), post_finalization_callback=flush),
+                temporary_path_class=temporary_paths(token) if self._is_local else None,
+            )
+            # Orbax needs executors, and these end before `atexit` runs.
+            getattr(threading, "_register_atexit", atexit.register)(self._finish_at_exit)
         return self._saver
 
-    def _sync_unfinished(self) -> None:
-        """Bring a step to the disk before it gets its name. Orbax does that for arrays, and for none of its JSON."""
-        for folder in self.directory.glob("*.orbax-checkpoint-tmp*") if self._is_local else ():
-            for path in (folder, *folder.rglob("*")):
-                sync(path)
-
-    def _stay(self, infos: Sequence[Any], *, context: Any) -> list[bool]:
-        """Whether each step stays: Orbax's policy, for steps whose metrics are ranks."""
-        ranked = [SimpleNamespace(step=x.step, time=x.time, metrics=self._rank(x.step, x.metrics)) for x in infos]
-        stay: list[bool] = self._policy.should_preserve(ranked, context=context)
-        return stay
-
-    def _rank(self, step: int, metrics: Mapping[str, float] | None = None) -> float | None:
-        """How good a step is: the higher the better; None without the metric."""
-        if self._metric is None:
-            return None
-        file = self.directory / str(step) / "metrics" / "metrics"
-        with contextlib.suppress(FileNotFoundError, ValueError, KeyError):  # a damaged one has no rank
-            value: float = (metrics or json.loads(file.read_text()))[self._metric]
-            return -math.inf if math.isnan(value) else -value if self._mode == "min" else value
-        return None
-
-    def wait(self) -> None:
-        """Return when all that was saved is on disk."""
-        self._settle()
-        if process_index() == 0:
-            delete_inside(self.directory / _THROWN_OUT)
-
-    def _settle(self) -> None:
-        """Finish the save under way, and raise in all processes if it failed in one."""
+    def _finish_at_exit(self) -> None:
+        """Finish the save if the program ends without `close`."""
         step, self._pending = self._pending, None
         if step is not None:
-            with self._failing_as(step):
-                self._in_all(f"the end of saving step {step}", lambda: self._finish(self.directory / str(step)))
+            try:
+                self._saver.wait_until_finished()
+            except Exception as error:  # noqa: BLE001  nothing else reports it
+                warn_user(
+                    f"The program ended before step {step} was saved in {self.directory}: {error}. Use the "
+                    f"manager in a `with` block, or call close().",
+                    CheckpointWarning,
+                )
+
+    def wait(self) -> None:
+        """Wait until all saves are on disk and old steps are deleted."""
+        self._wait_and_raise()
+        if self._saver is not None:
+            self._saver.wait_until_finished()  # a save that Ctrl-C interrupted
+            if process_index() == 0:
+                self._prune()
+                clear(self.directory)
+
+    def _wait_and_raise(self) -> None:
+        """Wait for the pending save, and raise in all processes if it failed in one."""
+        if self._pending is not None:
+            self._wait_and_run(f"the end of saving step {self._pending}", lambda: None)
+
+    def _wait_and_run(self, name: str, work: Callable[[], Any], **options: Any) -> Any:
+        """Finish the pending save, then run `work` in all processes, with one exchange for both."""
+        step = self._pending
+
+        def settle_and_work() -> Any:
+            if step is not None:
+                with self._as_save_error(step):
+                    self._finish(self.directory / str(step))
+            return work()
+
+        try:
+            value = self._run_on_all(name, settle_and_work, **options)
+        except Exception:
+            if step is not None:
+                self._close_orbax()  # in all processes
+            raise
+        self._pending = None  # unless Ctrl-C interrupts: then the next call waits for the step
+        return value
 
     def _finish(self, folder: Any) -> None:
+        self._saver.wait_until_finished()
+        if process_index() != 0:
+            return
+        if not folder.is_dir():
+            raise CheckpointError(
+                "its folder is missing: the save was cancelled, or a different manager deleted the step"
+            )
+        try:  # the file that Orbax writes last, and the renames
+            for path in (folder / LISTING, folder, self.directory) if self._is_local else ():
+                flush_to_disk(path)
+        except OSError as error:
+            text = f"it was renamed, but could not be flushed to disk, so a power cut may lose it: {error}"
+            raise CheckpointError(text) from error
+        self._prune()
+
+    def _prune(self) -> None:
+        """Delete the steps that were saved under this manager's rules and are selected by none of them."""
+        if not self._retention:
+            return
+        own: dict[int, Any] = {}
+        for step in steps_in(self.directory):
+            with contextlib.suppress(CheckpointError, OSError):  # a step that can't be read is kept
+                retention, rank = self._record(step)
+                if retention == self._retention:
+                    own[step] = rank
+        every, best = self._retention["keep_every"], self._retention["keep_best"]
+        stay = {*sorted(own)[-self._retention["keep"] :]}
+        stay.update(step for step in own if every and step % every == 0)
+        stay.update(sorted(own, key=lambda step: (own[step], step))[-best:] if best else ())
         try:
-            self._saver.wait_until_finished()
-        except Exception as error:
-            if not folder.is_dir():
-                raise
-            text = f"Step {folder.name} is saved, but an old one could not be thrown out: {error}"
-            warn_user(text, CheckpointWarning)
-        # The names; and Orbax writes this file once more.
-        for path in (folder / LISTING, folder, self.directory) if process_index() == 0 and self._is_local else ():
-            sync(path)
+            throw_out(self.directory, sorted({*own} - stay))
+        except OSError as error:
+            warn_user(f"Step {max(own)} is saved, but an old step could not be deleted: {error}", CheckpointWarning)
+
+    def _record(self, step: int) -> tuple[Mapping[str, Any], float | None]:
+        """The retention rules of a step, and its rank: higher is better, None if it lacks the metric.
+
+        Cached by the modification time of its manifest.
+        """
+        folder = self.directory / str(step)
+        key = step, manifest_time(folder)
+        if key not in self._records:
+            manifest = manifest_of_step(folder)
+            value = manifest.metrics.get(str(self._metric))
+            sign = -1 if self._mode == "min" else 1
+            rank = None if value is None else -math.inf if math.isnan(value) else sign * value
+            self._records[key] = manifest.retention, rank
+        record: tuple[Mapping[str, Any], float | None] = self._records[key]
+        return record
 
     @contextlib.contextmanager
-    def _failing_as(self, step: int) -> Generator[None]:
-        """Any error means that a step was not saved; the next save makes another manager of Orbax."""
+    def _as_save_error(self, step: int) -> Generator[None]:
+        """Report any error as a failed save; the next save creates a new checkpointer."""
         try:
             yield
         except Exception as error:
-            self._let_go()
+            self._close_orbax()
             raise CheckpointError(
-                f"Step {step} could not be saved in {self.directory}; earlier steps are as they were: {error}"
+                f"Step {step} could not be saved in {self.directory}; earlier steps are unchanged: {error}"
             ) from error
 
     def close(self) -> None:
-        """Wait, and let go of the folder."""
+        """Wait for the pending save and close the manager. A closed manager can only read."""
         try:
             self.wait()
         finally:
-            self._let_go()
+            self._is_closed = True
+            self._close_orbax()
 
-    def _let_go(self) -> None:
-        saver, self._saver = self._saver, None
+    def _close_orbax(self) -> None:
+        saver, self._saver, self._pending = self._saver, None, None
         if saver is not None:
-            with contextlib.suppress(Exception):  # it was raised already
+            with contextlib.suppress(Exception):  # already raised
                 saver.close()
 
     def delete(self, step: SupportsIndex) -> None:
-        """Delete a step. A save under way is waited for."""
-        number = self._existing(_step_number(step))
-        self._opened().delete(number)
-        self.wait()
+        """Delete a step, after waiting for the pending save.
+
+        Raises:
+            OSError: If the file system refuses it.
+        """
+        number = self._resolve_step(_step_number(step))
+
+        def delete() -> None:
+            throw_out(self.directory, [number])
+            clear(self.directory)
+
+        self._run_on_all(f"deleting step {number}", delete, on_first=True)
 
     def reached_preemption(self, step: int) -> bool:
-        """Whether the job is told to end and this is the step at which all its processes save.
+        """Whether the job has been preempted and all processes should save at this step.
 
-        JAX agrees on the step, whichever process got the SIGTERM. Ask in each step, in all processes, of a job that
-        called `jax.distributed.initialize`; in any other it is False.
+        Call it in each step, in all processes. JAX chooses one step for all of them, whichever process got SIGTERM. It
+        is always False in a job that did not call `jax.distributed.initialize`.
         """
         return bool(ocp.utils.reached_preemption(step))
 
     # Steps
 
     def all_steps(self) -> tuple[int, ...]:
-        """The steps that are wholly on disk, in order. A save under way is not waited for."""
-        if process_count() == 1 and self._pending is not None and not self._saver.is_saving_in_progress():
-            self._settle()
-        steps: list[int] = self._in_all("listing steps", self._steps_on_disk, by_first=True)
+        """The finished steps in order, without waiting for the pending save."""
+        if process_count() == 1 and self._pending is not None:
+            with self._as_save_error(self._pending):
+                self._saver.check_for_errors()
+            if (self.directory / str(self._pending)).exists():
+                self._wait_and_raise()
+        steps: list[int] = self._run_on_all("listing steps", lambda: steps_in(self.directory), on_first=True)
         return tuple(step for step in steps if step != self._pending)
 
     def latest_step(self) -> int | None:
-        """The last of `all_steps`; None if there is none."""
+        """The highest of `all_steps`; None if there are none."""
         return max(self.all_steps(), default=None)
 
     def best_step(self) -> int | None:
-        """The best of `all_steps` by the `metric` of this manager; None if no step has the metric.
+        """The best of `all_steps` by this manager's `metric`; None if no step has the metric.
 
-        Of equals it is the newest. NaN is worse than any number.
+        Ties go to the newest step; NaN ranks last.
 
         Raises:
             CheckpointError: If the manager has no `metric`.
         """
         if self._metric is None:
             raise CheckpointError(
-                "The manager has no metric that ranks steps: CheckpointManager(..., metric='loss', mode='min')."
+                "The manager has no metric to rank steps. Pass one: CheckpointManager(..., metric='loss', mode='min')."
             )
         steps = self.all_steps()
-        ranks: list[Any] = self._in_all("ranking steps", lambda: list(map(self._rank, steps)), by_first=True)
-        ranked = [(rank, step) for rank, step in zip(ranks, steps, strict=True) if rank is not None]
-        return max(ranked)[1] if ranked else None
+
+        def best() -> int | None:
+            ranked: list[tuple[float, int]] = []
+            for step in steps:
+                with contextlib.suppress(CheckpointError):  # damaged, deleted, or saved by a different program
+                    rank = self._record(step)[1]
+                    ranked += [] if rank is None else [(rank, step)]
+            return max(ranked)[1] if ranked else None
+
+        found: int | None = self._run_on_all("ranking steps", best, on_first=True)
+        return found
 
     def metrics(self, step: SupportsIndex | None = None) -> dict[str, float]:
-        """The metrics that were saved with a step."""
+        """The metrics of a step."""
         return dict(self.manifest(step).metrics)
 
-    def items(self, step: SupportsIndex | None = None) -> dict[str, Any]:
-        """The items that this process saved with a step.
+    def items(self, step: SupportsIndex | None = None, *, process: int | None = None) -> dict[str, Any]:
+        """The items of this process, or of `process`, in a step.
+
+        A run that resumes with a different number of processes reads the items of each, `range(manifest.processes)`,
+        and redistributes them.
 
         Raises:
             CheckpointError: If fewer processes saved it.
+            CheckpointDamagedError: If they can't be read.
         """
-        every, index = self.manifest(step).items, process_index()
-        if index >= len(every) and any(every):
-            raise CheckpointError(
-                f"The step was saved by {len(every)} processes and has no items for process {index}. Redistribute them."
-            )
-        return dict(every[index]) if index < len(every) else {}
+        number, index = self._resolve_step(step), process_index() if process is None else process
+
+        def read() -> dict[str, Any]:
+            folder = self.directory / str(number)
+            count = manifest_of_step(folder).processes
+            if index not in range(count):
+                raise CheckpointError(
+                    f"Step {number} was saved by {counted(count, 'process', 'processes')} and has no items for process "
+                    f"{index}. Redistribute them: items({number}, process=i) for i in range({count})."
+                )
+            return items_of_step(folder, index)
+
+        items: dict[str, Any] = self._run_on_all("reading items", read)
+        return items
 
     def manifest(self, step: SupportsIndex | None = None) -> Manifest:
-        """The manifest of a step. No array is read. A save under way is waited for.
+        """The manifest of a step, after waiting for the pending save. Reads no array.
 
         Raises:
             CheckpointDamagedError: If it can't be read.
         """
-        folder = self.directory / str(self._existing(step))
-        found: Manifest = self._in_all("reading a manifest", lambda: manifest_of_step(folder))
+        number = self._resolve_step(step)
+        folder = self.directory / str(number)
+        with self._deletion_reported(number):
+            found: Manifest = self._run_on_all("reading a manifest", lambda: manifest_of_step(folder))
         return found
 
-    def _steps_on_disk(self) -> list[int]:
-        return sorted(info.step for info in ocp.path.step.standard_name_format().find_all(self.directory))
+    @contextlib.contextmanager
+    def _deletion_reported(self, step: int) -> Generator[None]:
+        """Report a step that a different manager deletes meanwhile as deleted, not as damaged."""
+        try:
+            yield
+        except CheckpointDamagedError as error:
+            if step in self.all_steps():
+                raise
+            raise CheckpointError(f"Step {step} in {self.directory} was deleted while it was read.") from error
 
-    def _existing(self, step: SupportsIndex | None) -> int:
-        """The number of a step that is on disk, by default the latest. A save under way is finished."""
-        self._settle()
+    def _resolve_step(self, step: SupportsIndex | None) -> int:
+        """The number of an existing step, by default the latest, after waiting for the pending save."""
+        self._wait_and_raise()
         steps = self.all_steps()
         number = _step_number(step) if step is not None else max(steps, default=-1)
         if number in steps:
             return number
         empty = "has no steps" if self.directory.is_dir() else "does not exist"
-        has = f"has the steps {_shown(steps)}" if steps else empty
-        raise CheckpointError(f"{self.directory} {has}" + ("." if step is None else f", and no step {number}."))
+        has = f"has only the steps {_shown(steps)}" if steps else empty
+        raise CheckpointError(f"{self.directory} {has}" + ("." if step is None else f", so there is no step {number}."))
 
     # Restoring
 
     @overload
-    def restore(self, step: SupportsIndex | None = ..., *, like: T, **options: Unpack[Fit]) -> T: ...
+    def restore(self, step: SupportsIndex | None = ..., *, like: T, **options: Unpack[LoadOptions]) -> T: ...
     @overload
-    def restore(self, step: SupportsIndex | None = ..., **options: Unpack[Fit]) -> Any: ...
+    def restore(self, step: SupportsIndex | None = ..., **options: Unpack[LoadOptions]) -> Any: ...
     def restore(self, step: SupportsIndex | None = None, *, like: Any = MISSING, **options: Any) -> Any:
         """The tree of a step, with the structure, statics and shardings of `like`.
 
-        A save under way is waited for. Each process reads its own parts, and compares each saved block that lies in
-        them with its digest. The options are those of `treewright.checkpoint.load`; without `like`, the arrays come to
-        the default device.
+        Waits for the pending save. Each process reads its own blocks, and verifies each saved block that is entirely
+        inside one of them. Accepts the options of `treewright.checkpoint.load`; without `like`, the arrays are placed
+        on the default device.
 
         Raises:
-            CheckpointError: If there is no such step, or the tree can't be made.
+            CheckpointError: If the step does not exist.
             CheckpointMismatchError: If the step does not fit `like`.
-            CheckpointDamagedError: If it is not what was saved.
+            CheckpointDamagedError: If it differs from the saved one.
             OSError: If the file system fails.
         """
-        checked = checked_options(like, options)
-        return self._restored(self._existing(step), like, checked)
+        checked = check_options(like, options)
+        is_tree = step is not None and not isinstance(step, SupportsIndex | float | str)
+        number = self._resolve_step(
+            _step_number(step, " Pass the tree by name: restore(like=tree).") if is_tree else step
+        )
+        with self._deletion_reported(number):
+            return self._restored(number, like, checked)
 
     @overload
-    def restore_latest_valid(self, *, like: T, **options: Unpack[Fit]) -> Restored[T] | None: ...
+    def restore_latest_valid(self, *, like: T, **options: Unpack[LoadOptions]) -> Restored[T] | None: ...
     @overload
-    def restore_latest_valid(self, **options: Unpack[Fit]) -> Restored[Any] | None: ...
+    def restore_latest_valid(self, **options: Unpack[LoadOptions]) -> Restored[Any] | None: ...
     def restore_latest_valid(self, *, like: Any = MISSING, **options: Any) -> Restored[Any] | None:
-        """The newest step that is whole, or None if there are no steps: for a run that resumes, or starts.
+        """The newest undamaged step as `(tree, step)`; None if the folder is empty or does not exist.
 
-        A save under way is waited for. A warning names the damaged steps that were skipped. They are renamed to
-        `STEP.damaged-...`, so that they take no place and the run can save their numbers again; nothing deletes them.
-        A run that must resume calls `restore`, for which a missing folder is an error.
+        Waits for the pending save. A warning names the damaged steps that were skipped. They are renamed to
+        `STEP.damaged-...`, so that the run can save their numbers again, and never deleted. If the run must resume,
+        call `restore`: it raises if the folder is missing.
 
         Raises:
-            CheckpointMismatchError: If a whole step does not fit `like`. It is not damaged, so it is not skipped.
-            CheckpointDamagedError: If there are steps, and all are damaged.
-            OSError: If the file system fails. The step may be whole, so it is not skipped.
+            CheckpointMismatchError: If the newest undamaged step does not fit `like`; it is not skipped.
+            CheckpointDamagedError: If there are steps, but all are damaged.
+            OSError: If the file system fails; the step may be undamaged, so it is not skipped.
         """
-        checked = checked_options(like, options)
-        self._settle()
+        checked = check_options(like, options)
+        self._wait_and_raise()
         skipped: dict[int, str] = {}
-        # Listed again each time: another process that saves may have deleted one, and have a newer one.
+        # List again each time: a process that saves may have deleted a step, and added a newer one.
         while untried := [step for step in self.all_steps() if step not in skipped]:
             step = untried[-1]
             try:
@@ -452,38 +550,50 @@ class CheckpointManager:
                     skipped[step] = str(error)
                 continue
             if skipped:
-                self._let_go()  # Orbax would count them
-                self._in_all("renaming damaged steps", lambda: self._set_aside(skipped), by_first=True)
-                text = f"Restored step {step}, and skipped damaged ones, which were renamed:{_lines_of(skipped)}"
-                warn_user(text, CheckpointWarning)
-            return Restored(step, tree, skipped)
+                notes = self._run_on_all("renaming damaged steps", lambda: self._quarantine(skipped), on_first=True)
+                warn_user(f"Restored step {step}, skipping damaged steps:{''.join(notes)}", CheckpointWarning)
+            return Restored(tree, step)
         if skipped:
-            raise CheckpointDamagedError(f"All steps in {self.directory} are damaged:{_lines_of(skipped)}")
+            lines = "".join(f"\n  {step}: {cut_text(reason, 400)}" for step, reason in skipped.items())
+            raise CheckpointDamagedError(f"All steps in {self.directory} are damaged:{lines}")
         return None
 
     def _restored(self, step: int, like: Any, options: Any) -> Any:
         folder = self.directory / str(step)
-        read = functools.partial(arrays_of_step, folder)
-        return self._in_all(f"restoring step {step}", lambda: restored(manifest_of_step(folder), read, like, options))
 
-    def _set_aside(self, damaged: Iterable[int]) -> None:
-        for step in damaged:
-            with contextlib.suppress(OSError):  # of a folder that only others may change
-                (self.directory / str(step)).rename(self.directory / f"{step}.damaged-{secrets.token_hex(4)}")
+        def restore() -> Any:
+            manifest = manifest_of_step(folder)
+            return rebuild_tree(manifest, functools.partial(arrays_of_step, folder, manifest), like, options)
+
+        return self._run_on_all(f"restoring step {step}", restore)
+
+    def _quarantine(self, damaged: Mapping[int, str]) -> list[str]:
+        """Rename damaged steps; return a line about each."""
+        notes: list[str] = []
+        for step, reason in damaged.items():
+            name = f"{step}.damaged-{secrets.token_hex(4)}"
+            try:
+                (self.directory / str(step)).rename(self.directory / name)
+                outcome = f"Renamed to {name}."
+            except OSError as error:  # for example without permission to change the folder
+                outcome = f"It could not be renamed: {error}"
+            notes.append(f"\n  {step}: {cut_text(reason, 400)} {outcome}")
+        return notes
 
 
-def _step_number(step: Any) -> int:
-    number = operator.index(step) if isinstance(step, SupportsIndex) and not isinstance(step, bool) else -1
+def _is_number(value: Any) -> bool:
+    return type(value) is float or (type(value) is int and value.bit_length() < 1024)  # larger ints exceed all floats
+
+
+def _step_number(step: Any, hint: str = "") -> int:
+    number = -1
+    if not isinstance(step, bool):
+        with contextlib.suppress(TypeError):
+            number = operator.index(step)
     if number < 0:
-        raise CheckpointError(
-            f"A step is a whole number from 0, got {short_text(step)}. A tree goes by name: restore(like=tree)."
-        )
+        raise CheckpointError(f"A step must be a non-negative integer, got {short_text(step)}.{hint}")
     return number
 
 
 def _shown(steps: Sequence[int]) -> str:
-    return ", ".join(first_of(list(map(str, steps))))
-
-
-def _lines_of(skipped: Mapping[int, str]) -> str:
-    return "".join(f"\n  {step}: {cut_text(reason, 400)}" for step, reason in skipped.items())
+    return ", ".join(first_lines(list(map(str, steps))))

@@ -4,13 +4,14 @@ import argparse
 import difflib
 import io
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treewright._lines import counted
+from treewright._base.lines import counted
 from treewright.errors import missing_extra
 from treewright.move.libraries import PAGES
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _HELP = (
     "Rewrite Python files so that classes of other libraries become nodes. The diff goes to standard output, and "
-    "nothing is changed without --write. What has to be looked at goes to standard error, by file and line."
+    "nothing is changed without --write. Places to review are listed on standard error, by file and line."
 )
 _NOTHING = "Nothing has been changed."
 _STATUS = (
@@ -41,7 +42,9 @@ def main(arguments: list[str]) -> int:
 
     libraries = [*PAGES] if options.library == "auto" else [options.library]
     try:
-        program = Program({path: path.read_bytes() for path in _files(options.paths)}, libraries)
+        files = _files(options.paths)
+        notebooks = [path for path in files if path.suffix == ".ipynb" and _imports_one(path, libraries)]
+        program = Program({path: path.read_bytes() for path in files if path.suffix != ".ipynb"}, libraries)
         texts = list(moved(program))
         changed = {source.path: text for source, text in texts if text != source.content}
     except (OSError, ValueError) as error:
@@ -58,10 +61,12 @@ def main(arguments: list[str]) -> int:
             sys.stdout.writelines(_diff(source, text))
     sys.stdout.flush()
     sys.stderr.writelines(_account(texts, written=options.write))
-    files = counted(len(changed), "file")
-    last = f"Changed {files}." if options.write else f"{_NOTHING} --write changes {files}."
+    for path in notebooks:
+        sys.stderr.write(f"{path} was skipped, since it is a notebook: export it as a .py file, and move that\n")
+    count = counted(len(changed), "file")
+    last = f"Changed {count}." if options.write else f"{_NOTHING} --write changes {count}."
     sys.stderr.write(f"{last}\n")
-    return int(any(notice.undecided for source, _ in texts for notice in source.notices))
+    return int(bool(notebooks) or any(notice.undecided for source, _ in texts for notice in source.notices))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _files(paths: Iterable[Path]) -> list[Path]:
-    """The Python files that the paths lead to, each once; hidden folders and virtual environments are left out.
+    """The Python files and notebooks below the paths, each once; hidden folders and virtual environments are left out.
 
     Raises:
         FileNotFoundError: If a path leads to nothing.
@@ -92,47 +97,52 @@ def _files_below(folder: Path) -> Iterator[Path]:
         folders[:] = sorted(
             name for name in folders if not name.startswith(".") and not Path(here, name, "pyvenv.cfg").exists()
         )
-        yield from (Path(here, name) for name in sorted(files) if name.endswith(".py"))
+        yield from (Path(here, name) for name in sorted(files) if name.endswith((".py", ".ipynb")))
+
+
+def _imports_one(notebook: Path, libraries: Iterable[str]) -> bool:
+    pattern = rf"\b(import|from) +({'|'.join(libraries)})\b"
+    return re.search(pattern, notebook.read_text("utf-8", "ignore")) is not None
 
 
 # Writing
 
 
 def _write(texts: Mapping[Path, bytes]) -> None:
-    """Write all files or none: all are written beside their places first, and then renamed.
+    """Write all files or none: all are written to temporary files first, and then renamed.
 
     Raises:
         OSError: If one can't be written; the message says whether those before could be put back.
     """
-    places = {path.resolve(): text for path, text in texts.items()}  # of links, the files that they lead to
+    places = {path.resolve(): text for path, text in texts.items()}  # Links are resolved to their files.
     before = {place: place.read_bytes() for place in places}
     staged: dict[Path, Path] = {}
     renamed: list[Path] = []
     try:
         for place, text in places.items():
             staged[place] = _staged(place, text)
-        for place, beside in staged.items():
-            beside.replace(place)
+        for place, temporary in staged.items():
+            temporary.replace(place)
             renamed.append(place)
     except OSError as error:
         left = [str(place) for place in renamed if not _put_back(place, before[place])]
         lines = ["These files have been changed, and could not be put back:", *left] if left else [_NOTHING]
         raise OSError("\n".join([str(error), *lines])) from error
     finally:
-        for beside in staged.values():
-            beside.unlink(missing_ok=True)
+        for temporary in staged.values():
+            temporary.unlink(missing_ok=True)
 
 
 def _staged(place: Path, content: bytes) -> Path:
-    """A file beside another, with its permissions and a new content."""
-    beside = place.with_name(f".{place.name}.{os.getpid()}")
+    """A temporary file in the same folder, with the same permissions and new content."""
+    temporary = place.with_name(f".{place.name}.{os.getpid()}")
     try:
-        beside.write_bytes(content)
-        shutil.copymode(place, beside)
+        temporary.write_bytes(content)
+        shutil.copymode(place, temporary)
     except OSError:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
-    return beside
+    return temporary
 
 
 def _put_back(place: Path, content: bytes) -> bool:
@@ -143,7 +153,7 @@ def _put_back(place: Path, content: bytes) -> bool:
     return True
 
 
-# What is printed
+# Output
 
 
 def _diff(source: "Source", text: bytes) -> Iterator[str]:
@@ -155,10 +165,10 @@ def _diff(source: "Source", text: bytes) -> Iterator[str]:
 
 
 def _account(texts: Sequence[tuple["Source", bytes]], *, written: bool) -> Iterator[str]:
-    """What has to be looked at: first what could not be decided, then what means something else now."""
+    """The places to review: first those that could not be decided, then those whose meaning changed."""
     lines: dict[bool, dict[str, None]] = {True: {}, False: {}}
     for source, text in texts:
-        line_now = _lines_now(source.content, text) if written else {}
+        line_now = _lines_now(source.content, text) if written and source.notices and text != source.content else {}
         for notice in sorted(source.notices):
             line = line_now.get(notice.line, notice.line)
             lines[notice.undecided][f"  {source.path}:{line}: {notice.text} ({notice.page})\n"] = None
@@ -169,8 +179,7 @@ def _account(texts: Sequence[tuple["Source", bytes]], *, written: bool) -> Itera
 def _lines_now(before: bytes, after: bytes) -> dict[int, int]:
     """Where each line of a file is after it was rewritten."""
     numbers: dict[int, int] = {}
-    for _, start, end, new, new_end in difflib.SequenceMatcher(
-        None, before.splitlines(), after.splitlines(), autojunk=False
-    ).get_opcodes():
+    matcher = difflib.SequenceMatcher(None, before.splitlines(), after.splitlines())
+    for _, start, end, new, new_end in matcher.get_opcodes():
         numbers |= {line + 1: min(new + line - start, max(new_end - 1, 0)) + 1 for line in range(start, end)}
     return numbers

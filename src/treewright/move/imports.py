@@ -43,10 +43,30 @@ class _Removal(cst.CSTTransformer):
     def __init__(self, removed: Mapping[int, Any]) -> None:
         super().__init__()
         self._removed = removed
+        self._waiting: list[cst.EmptyLine] = []  # the lines above a removed statement, for the next one
+        self._above: dict[cst.CSTNode, list[cst.EmptyLine]] = {}
 
     def on_visit(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, cst.SimpleStatementLine | cst.BaseCompoundStatement):
+            self._above[node], self._waiting = self._waiting, []
         statements = cst.Module | cst.BaseSuite | cst.BaseCompoundStatement | cst.SimpleStatementLine
         return isinstance(node, statements | cst.Else | cst.Import | cst.ImportFrom)
+
+    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
+        updated: Any = super().on_leave(original_node, updated_node)
+        above = self._above.pop(original_node, [])
+        if isinstance(original_node, cst.Module):
+            return updated.with_changes(footer=[*self._waiting, *updated.footer])
+        if not isinstance(original_node, cst.SimpleStatementLine | cst.BaseCompoundStatement):
+            return updated
+        own = list(original_node.leading_lines)
+        has_comment = any(line.comment for line in above)
+        while above and own and not own[0].comment and (not has_comment or not above[-1].comment):
+            above = above[:-1]  # of two blank lines that meet, one stays
+        if updated is cst.RemovalSentinel.REMOVE or (isinstance(updated, cst.SimpleStatementLine) and not updated.body):
+            self._waiting = [*above, *own]
+            return updated
+        return updated.with_changes(leading_lines=[*above, *updated.leading_lines]) if above else updated
 
     def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> Any:
         return self._without(updated_node, original_node.names)

@@ -1,4 +1,4 @@
-"""The names of each library, and the rule for each: one table, and the only place that knows them."""
+"""Migration rules: one table of the names in each library and their replacements."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ Kind = Literal["decorator", "base", "specifier", "marker", "renamed", "stays"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rule:
-    """The rule for a name: what takes its place where it is used as its kind says, and what changes.
+    """The rule for a name: its use, its replacement and the changes.
 
     A decorator makes a class a pytree, and so does a base; a specifier is a function that declares a field; a marker is
     a type that makes a field static in its annotation, as `Static[int]`.
@@ -38,9 +38,9 @@ class Rule:
     static: bool = False
 
 
-_SERIALIZED = "a node is known to flax.serialization: drop the call, or give it override=True"
 _NO_MAPPING = "is frozen and no mapping: read attributes, and change them by replace, or edit for many"
-_ABSTRACT = "Module has no such annotation: declare the field here and again in the subclass, or make it a property"
+_ABSTRACT = "Module has no such annotation: write an abstract property, which a field, property or constant implements"
+_WRAPPER = "a node is frozen, so functools.update_wrapper fails for it: give the class __wrapped__ and __doc__ itself"
 _ENFORCED = "a node has no such check: annotate with jaxtyping, or check in __check_init__"
 
 RULES = MappingProxyType(
@@ -49,7 +49,6 @@ RULES = MappingProxyType(
         "flax.struct.PyTreeNode": Rule("base"),
         "flax.struct.field": Rule("specifier", argument="pytree_node", static_if="False"),
         "flax.training.train_state.TrainState": Rule("renamed", "treewright.TrainState"),
-        "flax.serialization.register_serialization_state": Rule("stays", advice=_SERIALIZED),
         "chex.dataclass": Rule("decorator", keyword_only="mappable_dataclass", advice=_NO_MAPPING),
         "chex.mappable_dataclass": Rule("stays", advice="a node is not a mapping: read attributes, and drop it"),
         "equinox.Module": Rule("base", drops=("strict",), filtered=True),
@@ -57,6 +56,7 @@ RULES = MappingProxyType(
         "equinox.static_field": Rule("specifier", static=True),
         "equinox.AbstractVar": Rule("stays", advice=_ABSTRACT),
         "equinox.AbstractClassVar": Rule("stays", advice=_ABSTRACT),
+        "equinox.module_update_wrapper": Rule("stays", advice=_WRAPPER),
         "jax_dataclasses.pytree_dataclass": Rule("decorator"),
         "jax_dataclasses.Static": Rule("marker"),
         "jax_dataclasses.field": Rule("specifier"),
@@ -68,16 +68,26 @@ RULES = MappingProxyType(
         "jax_dataclasses.fields": Rule("renamed", "dataclasses.fields"),
         "jax_dataclasses.is_dataclass": Rule("renamed", "dataclasses.is_dataclass"),
         "jax_dataclasses.EnforcedAnnotationsMixin": Rule("stays", advice=_ENFORCED),
+        "treewright.pytree_dataclass": Rule("decorator"),
+        "treewright.Module": Rule("base"),
+        "treewright.static": Rule("specifier", static=True),
+        "treewright.field": Rule("specifier"),
+        "treewright.buffer": Rule("specifier"),
     }
 )
+
+DATACLASSES = frozenset({"dataclasses.dataclass", *(name for name, rule in RULES.items() if rule.kind == "decorator")})
+
+# The package that everything moves to. Its classes are known too, so that a second run reports what is left to do.
+OURS = "treewright"
 
 # The page about each library. A file that uses one has its name somewhere.
 PAGES = MappingProxyType(
     {
-        "flax": "docs/moving/flax-struct.md",
-        "chex": "docs/moving/chex.md",
-        "equinox": "docs/moving/equinox.md",
-        "jax_dataclasses": "docs/moving/jax-dataclasses.md",
+        "flax": "docs/migrating/flax-struct.md",
+        "chex": "docs/migrating/chex.md",
+        "equinox": "docs/migrating/equinox.md",
+        "jax_dataclasses": "docs/migrating/jax-dataclasses.md",
     }
 )
 
@@ -92,16 +102,19 @@ LEFT: Mapping[Kind, tuple[str, bool]] = MappingProxyType(
 )
 
 # Options of a dataclass that a node has by itself, or has no use for.
-WITHOUT_USE = ("frozen", "slots", "weakref_slot")
+WITHOUT_USE = ("frozen", "slots", "weakref_slot", "mappable_dataclass")
 
-# Types and their makers, by their full names. Fields of the first are statics where a base filters leaves.
-NEVER_ARRAYS = frozenset(
-    {
-        *("builtins.str", "builtins.bool", "builtins.int", "builtins.type", "builtins.bytes"),
-        *("typing.Callable", "collections.abc.Callable", "typing.Literal", "typing.Type"),
-    }
+ABSTRACT = frozenset({"equinox.AbstractVar", "equinox.AbstractClassVar"})
+NEW = "a node that no constructor has built stays unfinished: build it through __init__"
+
+# Types and functions, by their full names. Fields of the first are no arrays; a number can still be a traced leaf.
+NUMBERS = frozenset({"builtins.bool", "builtins.int"})
+CALLABLES = frozenset({"typing.Callable", "collections.abc.Callable"})
+NEVER_ARRAYS = (
+    NUMBERS | CALLABLES | {"builtins.str", "builtins.type", "builtins.bytes", "typing.Literal", "typing.Type"}
 )
-# What a static may be given as a list, dict, set or array: `freeze` leaves tuples and the like as they are.
+ARRAYS = ("jax.Array", "jax.numpy.ndarray", "chex.Array", "chex.PRNGKey", "jaxtyping.", "jax.typing.")
+# What a static may be given as a list, dict, set or array of numpy: `freeze` leaves tuples and the like as they are.
 CAN_CHANGE = frozenset(
     {
         *("builtins.list", "builtins.dict", "builtins.set", "numpy.ndarray"),
@@ -111,3 +124,12 @@ CAN_CHANGE = frozenset(
     }
 )
 UNIONS = frozenset({"typing.Optional", "typing.Union", "typing.Final", "typing.Annotated"})
+CONTAINERS = CAN_CHANGE | {"builtins.tuple", "typing.Tuple"}
+FLATTENING = frozenset(
+    {"jax.tree.flatten", "jax.tree.leaves", "jax.tree_util.tree_flatten", "jax.tree_util.tree_leaves"}
+)
+PARTIALS = ("jax.tree_util.Partial", "jax.tree_util.tree_map", "jax.tree.map")
+FUNCTION_CALLS = frozenset({"functools.partial", "jax.jit", "jax.vmap", "jax.grad", "jax.value_and_grad"})
+PLAIN_CALLS = frozenset(
+    f"builtins.{name}" for name in ("int", "float", "bool", "str", "len", "range", "isinstance", "callable", "hasattr")
+)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import libcst as cst
 from libcst import helpers, metadata
 
-from treewright.move.libraries import PAGES, RULES, Rule
+from treewright.move.libraries import ABSTRACT, OURS, PAGES, RULES, Rule
 
 
 class Notice(NamedTuple):
@@ -52,6 +52,7 @@ class Source:
         ]
         nodes = [getattr(each, "node", None) for each in self.assignments]
         self.classes: list[cst.ClassDef] = [node for node in nodes if isinstance(node, cst.ClassDef)]
+        self.functions: list[cst.FunctionDef] = [node for node in nodes if isinstance(node, cst.FunctionDef)]
 
     @functools.cached_property
     def stars(self) -> dict[str, cst.ImportFrom]:
@@ -71,6 +72,10 @@ class Source:
         found = frozenset(self.absolute(name) for name in scope.get_qualified_names_for(dotted))
         return found or frozenset(f"{module}.{dotted}" for module in self.stars)
 
+    def full_names(self, each: metadata.ImportAssignment) -> set[str]:
+        """The full names that an import binds its name to."""
+        return {self.absolute(name) for name in each.get_qualified_names_for(each.name)}
+
     def absolute(self, name: metadata.QualifiedName) -> str:
         """A name with the package in front, where it is relative or of this file."""
         if name.source is metadata.QualifiedNameSource.LOCAL:
@@ -81,7 +86,7 @@ class Source:
 
     def note(self, node: cst.CSTNode, text: str, name: str, *, undecided: bool = False) -> None:
         """Note a place to look at, by its line, with the page about the library of a full name."""
-        page = PAGES[name.partition(".")[0]]
+        page = {**PAGES, OURS: "docs/migrating/command.md"}[name.partition(".")[0]]
         positions: Any = self._wrapper.resolve(metadata.PositionProvider)
         self.notices.add(Notice(positions[node].start.line, text, page, undecided))
 
@@ -103,16 +108,22 @@ class NodeClass:
     def name(self) -> str:
         return self.definition.name.value
 
+    @property
+    def has_moved(self) -> bool:
+        return self.origin.startswith(OURS)
+
 
 class Program:
     """The files of a program, and the classes in them that become nodes."""
 
     def __init__(self, files: dict[Path, bytes], libraries: Iterable[str]) -> None:
-        words = {*libraries}
+        words = {*libraries, OURS}
         self._rules = {name: rule for name, rule in RULES.items() if name.partition(".")[0] in words}
         self.sources: dict[Path, Source] = {}
         self.nodes: dict[cst.ClassDef, NodeClass] = {}
         self.passed_on: set[str] = set()  # full names that a file imports from another one
+        self.functions: dict[str, tuple[Source, cst.FunctionDef]] = {}
+        self.values: dict[str, tuple[Source, cst.BaseExpression]] = {}  # what modules assign to their names
         self._classes: dict[str, list[cst.ClassDef]] = {}
         self._modules: dict[str, list[Source]] = {}
         waiting = dict(files)
@@ -122,6 +133,7 @@ class Program:
             self._find_nodes()
             words |= {definition.name.value for definition in self.nodes}
             words |= {each.name for path in found for each in self.library_imports(self.sources[path])}
+        self._unread: bytes = b"\n".join(waiting.values())
 
     def _load(self, path: Path, content: bytes) -> None:
         source = self.sources[path] = Source(path, content)
@@ -132,6 +144,13 @@ class Program:
         for definition in source.classes:
             for name in source.names_of(definition.name):
                 self._classes.setdefault(name, []).append(definition)
+        for function in source.functions:
+            self.functions |= dict.fromkeys(source.names_of(function.name), (source, function))
+        lines = [part for line in source.module.body if isinstance(line, cst.SimpleStatementLine) for part in line.body]
+        for each in lines:
+            if isinstance(each, cst.Assign | cst.AnnAssign) and each.value is not None:
+                target = each.target if isinstance(each, cst.AnnAssign) else each.targets[0].target
+                self.values[f"{source.name}.{name_of(target)}"] = (source, each.value)
 
     # Names
 
@@ -139,10 +158,11 @@ class Program:
         """The imports of a file that bind a library, or a name from one."""
 
         def is_known(name: str) -> bool:
-            return any(rule == name or rule.startswith(f"{name}.") for rule in self._rules)
+            theirs = (rule for rule in self._rules if not rule.startswith(OURS))
+            return any(rule == name or rule.startswith(f"{name}.") for rule in theirs)
 
-        every = [(each, each.get_qualified_names_for(each.name)) for each in source.imports]
-        return [each for each, names in every if any(is_known(self._origin(source.absolute(name))) for name in names)]
+        every = [(each, source.full_names(each)) for each in source.imports]
+        return [each for each, names in every if any(is_known(self._origin(name)) for name in names)]
 
     def names_of(self, source: Source, node: cst.CSTNode, text: str | None = None) -> frozenset[str]:
         """The full names of an expression, each where it is defined."""
@@ -169,15 +189,28 @@ class Program:
     def rule_of(self, source: Source, node: cst.CSTNode) -> tuple[Rule | None, str]:
         """The rule for a name and its full name; no rule where the name may also be something else.
 
-        The standard library's `dataclass` is no other meaning: libraries stand in for it `if TYPE_CHECKING`.
+        The standard library's `dataclass` and `ClassVar` do not count: libraries stand in for them `if TYPE_CHECKING`.
         """
-        names = self.names_of(source, node) - {"dataclasses.dataclass"}
+        names = self.names_of(source, node) - {"dataclasses.dataclass", "typing.ClassVar"}
         full = next((name for name in names if name in self._rules), "")
         return (self._rules.get(full) if len(names) == 1 else None), full
 
     def has_rules_for(self, module: str) -> bool:
         """Whether a module of a library has names that move."""
-        return any(name.rpartition(".")[0] == module for name in self._rules)
+        return module != OURS and any(name.rpartition(".")[0] == module for name in self._rules)
+
+    def classes_of(self, source: Source, node: cst.CSTNode) -> set[cst.ClassDef]:
+        """The classes of the program that an expression may stand for."""
+        return {each for name in self.names_of(source, node) for each in self._classes.get(name, [])}
+
+    def nodes_named(self, names: Iterable[str]) -> list[NodeClass]:
+        """The node classes of these full names."""
+        classes = (each for name in names for each in self._classes.get(name, []))
+        return [self.nodes[each] for each in classes if each in self.nodes]
+
+    def is_set_elsewhere(self, name: str) -> bool:
+        """Whether a file that was not read, since it names no node class, may give a field of this name a value."""
+        return re.search(rb"\b%s\b" % name.encode(), self._unread) is not None
 
     # Classes
 
@@ -186,12 +219,8 @@ class Program:
         for source, definition in every:
             if definition not in self.nodes:
                 self._begin(source, definition)
-        size = -1
-        while size != len(self.nodes):
-            size = len(self.nodes)
-            for source, definition in every:
-                if definition not in self.nodes:
-                    self._extend(source, definition)
+        while sum(self._extend(source, definition) for source, definition in every):  # until none is added
+            pass
 
     def _begin(self, source: Source, definition: cst.ClassDef) -> None:
         """Add a class that a decorator or a base makes a node."""
@@ -213,24 +242,55 @@ class Program:
     def above(self, source: Source, definition: cst.ClassDef) -> Iterator[tuple[NodeClass, bool]]:
         """The nodes that a class extends, and whether each base can't be something else."""
         for base in definition.bases:
-            names = self.names_of(source, unsubscripted(base.value))
-            classes = {other for name in names for other in self._classes.get(name, [])}
+            classes = self.classes_of(source, unsubscripted(base.value))
             nodes = [self.nodes[other] for other in classes if other in self.nodes]
             if nodes:
                 yield nodes[0], len(classes) == 1
 
-    def _extend(self, source: Source, definition: cst.ClassDef) -> None:
-        """Add a class that extends one which becomes a `Module`."""
+    def _extend(self, source: Source, definition: cst.ClassDef) -> bool:
+        """Add a class that extends one which becomes a `Module`, also if it has a decorator; whether it was added."""
+        if definition in self.nodes and self.nodes[definition].rule.kind == "base":
+            return False
         for above, is_sure in self.above(source, definition):
             if is_sure and above.rule.kind == "base":
                 self.nodes[definition] = NodeClass(source, definition, above.origin, None)
+                return True
+        return False
 
 
 def _has_word(content: bytes, words: Iterable[str]) -> bool:
     return re.search(rb"\b(%s)\b" % b"|".join(re.escape(word.encode()) for word in words), content) is not None
 
 
-# Parts of expressions
+# Parts of syntax trees
+
+
+def statements(definition: cst.ClassDef) -> Iterator[Any]:
+    """The lines of a class body that annotate a name, or assign to one alone."""
+    body = definition.body.body
+    lines = [part for line in body if isinstance(line, cst.SimpleStatementLine) for part in line.body]
+    for each in (*body, *lines):  # of a class in one line, the first
+        targets = [each.target] if isinstance(each, cst.AnnAssign) else []
+        targets += [target.target for target in each.targets] if isinstance(each, cst.Assign) else []
+        if len(targets) == 1 and isinstance(targets[0], cst.Name):
+            yield each
+
+
+def field_lines(definition: cst.ClassDef) -> list[cst.AnnAssign]:
+    """The annotated names of a class body."""
+    return [each for each in statements(definition) if isinstance(each, cst.AnnAssign)]
+
+
+def is_field(line: cst.AnnAssign, node: NodeClass, program: Program) -> bool:
+    """Whether an annotated name is a field, and not a class variable or an abstract one."""
+    names = program.names_of(node.source, unsubscripted(line.annotation.annotation))
+    return not names & {"typing.ClassVar", *ABSTRACT}
+
+
+def name_of(node: cst.CSTNode) -> str:
+    """The last part of a dotted name; empty for any other expression."""
+    last = node.attr if isinstance(node, cst.Attribute) else node
+    return last.value if isinstance(last, cst.Name) else ""
 
 
 def first_name(node: cst.CSTNode) -> cst.CSTNode:

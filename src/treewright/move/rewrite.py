@@ -1,26 +1,39 @@
-"""The codemod: classes, fields and names of one file rewritten, and what has to be looked at noted."""
+"""The codemod: rewrite classes, fields and names in one file, and note places to review."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import libcst as cst
 from libcst import matchers
 
 from treewright.move import libraries
+from treewright.move.evidence import Evidence
 from treewright.move.fields import Field, argument, field_of, keyword_of
 from treewright.move.imports import imports_without_use, with_imports
-from treewright.move.program import NodeClass, Program, Source, first_name, function_of, items_of, unsubscripted
+from treewright.move.program import (
+    NodeClass,
+    Program,
+    Source,
+    first_name,
+    function_of,
+    items_of,
+    name_of,
+    statements,
+    unsubscripted,
+)
 
 
 def moved(program: Program) -> Iterator[tuple[Source, bytes]]:
-    """The new text of each file of a program. What has to be looked at is noted in the files."""
+    """The new text of each file of a program. Places to review are noted in the sources."""
+    evidence = Evidence(program)
     for source in program.sources.values():
         _note_unresolved(source, program)
+    files = {id(node.source) for node in program.nodes.values()}
+    lines = {id(source): dict(_lines(source, program, evidence)) for source in program.sources.values()}
+    for source in program.sources.values():
         uses = program.library_imports(source)
-        if uses or any(node.source is source for node in program.nodes.values()):
-            yield source, Rewriter(source, program, uses).text()
-        else:
-            yield source, source.content
+        is_touched = uses or id(source) in files
+        yield source, _moved(source, program, uses, lines[id(source)]) if is_touched else source.content
 
 
 def _note_unresolved(source: Source, program: Program) -> None:
@@ -38,10 +51,60 @@ def _note_unresolved(source: Source, program: Program) -> None:
             source.note(definition, text, above.origin, undecided=True)
 
 
+def _moved(source: Source, program: Program, uses: list[Any], lines: dict[Any, Field | None]) -> bytes:
+    """The new text of a file. A name of ours that an import still binds to something else gets its module in front."""
+    rewriter = Rewriter(source, program, uses, lines)
+    text = rewriter.text()
+    return Rewriter(source, program, uses, lines, rewriter.clashes).text() if rewriter.clashes else text
+
+
+def _note_class(node: NodeClass, program: Program) -> None:
+    """Note features that a node class can't have: a metaclass, or an `__init_subclass__` without `super()`."""
+    for keyword in node.definition.keywords:
+        if keyword_of(keyword) == "metaclass" and program.names_of(node.source, keyword.value) != {"abc.ABCMeta"}:
+            text = f"{node.name} has a metaclass, which may register the class a second time: drop metaclass="
+            node.source.note(node.definition, text, node.origin, undecided=True)
+    for part in node.definition.body.body:
+        is_hook = isinstance(part, cst.FunctionDef) and part.name.value == "__init_subclass__"
+        if is_hook and "super()" not in node.source.module.code_for_node(part):
+            text = f"{node.name}.__init_subclass__ has to end with super().__init_subclass__(), which makes nodes"
+            node.source.note(part, text, node.origin, undecided=True)
+
+
+def _lines(
+    source: Source, program: Program, evidence: Evidence
+) -> Iterator[tuple[cst.BaseSmallStatement, Field | None]]:
+    """Each line of a node's body that changes: with its field; None for an abstract variable or a shared array."""
+    for node in (program.nodes[each] for each in source.classes if each in program.nodes):
+        _note_class(node, program)
+        inherited = evidence.inherited(node)
+        for line in statements(node.definition):
+            field = field_of(node, line, program, evidence) if isinstance(line, cst.AnnAssign) else None
+            name = name_of(line.target if isinstance(line, cst.AnnAssign) else line.targets[0].target)
+            for text, undecided in field.notes if field is not None else ():
+                source.note(line, f"{node.name}.{name} {text}", node.origin, undecided=undecided)
+            if isinstance(line, cst.AnnAssign):
+                outer = unsubscripted(line.annotation.annotation)
+                if field is not None or program.names_of(source, outer) & libraries.ABSTRACT:
+                    yield line, field
+            elif name in inherited:
+                text = f"{node.name}.{name} hides a field: repeat its annotation, or make it a ClassVar in both classes"
+                source.note(line, text, node.origin, undecided=True)
+            elif evidence.kind_of(source, line.value) in {"array", "container"}:
+                yield line, None
+
+
 class Rewriter(cst.CSTTransformer):
     """Rewrites one file."""
 
-    def __init__(self, source: Source, program: Program, uses: list[Any]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        program: Program,
+        uses: list[Any],
+        lines: dict[Any, Field | None],
+        taken: Iterable[str] = (),
+    ) -> None:
         super().__init__()
         self._source, self._program = source, program
         self._uses = {id(first_name(access.node)) for each in uses for access in each.references}
@@ -50,7 +113,10 @@ class Rewriter(cst.CSTTransformer):
         self._aliases: list[tuple[cst.ImportAlias, cst.ImportAlias]] = []
         self._left: list[tuple[cst.BaseExpression, str]] = []
         self._annotations = 0
-        self._fields = dict(self._fields_by_line())
+        self._lines = lines
+        moving = {id(each) for each in uses}  # imports of a library: their names are free if nothing else uses them
+        self._taken = {each.name for each in source.assignments if id(each) not in moving} | {*taken}
+        self.clashes: set[str] = set()
 
     def text(self) -> bytes:
         """The file rewritten; its content as it was where nothing has to change."""
@@ -65,6 +131,11 @@ class Rewriter(cst.CSTTransformer):
             return self._source.content
         names = imports_without_use(self._source, self._gone, self._program)
         removed = {id(new): new for old, new in self._aliases if id((old.asname or old).name) in names}
+        stay = {each.name: each for each in self._source.imports if id(each.as_name) not in names}
+        for package, attribute in self._needed:
+            other = stay.get(attribute or "")
+            if other is not None and self._source.full_names(other) != {f"{package}.{attribute}"}:
+                self.clashes.add(other.name)
         return with_imports(module, self._needed, removed).bytes
 
     # Names
@@ -73,8 +144,7 @@ class Rewriter(cst.CSTTransformer):
         """A name of ours in place of others; with its module where the file has another meaning for it."""
         self._gone.update(id(first_name(each)) for each in instead_of)
         module, _, name = full.rpartition(".")
-        is_taken = any(each.name == name for each in self._source.assignments)
-        if is_taken and self._source.names_of(self._source.module, name) != {full}:
+        if name in self._taken and self._source.names_of(self._source.module, name) != {full}:
             self._needed.add((module, None))
             return cst.Attribute(cst.Name(module), cst.Name(name))
         self._needed.add((module, name))
@@ -124,7 +194,7 @@ class Rewriter(cst.CSTTransformer):
 
     def leave_ClassDef(self, original_node: cst.ClassDef, updated_node: cst.ClassDef) -> cst.ClassDef:
         node = self._program.nodes.get(original_node)
-        if node is None:
+        if node is None or (node.has_moved and node.by is not None):
             return updated_node
         return (self._with_base if node.rule.kind == "base" else self._with_decorator)(node, updated_node)
 
@@ -163,7 +233,8 @@ class Rewriter(cst.CSTTransformer):
         keywords = [each for each in updated.keywords if keyword_of(each) not in node.rule.drops]
         for before, after in zip(node.definition.decorators, updated.decorators, strict=True):
             function = function_of(before.decorator)
-            if self._program.names_of(self._source, function) != {"dataclasses.dataclass"}:
+            names = self._program.names_of(self._source, function)
+            if not names or not names <= libraries.DATACLASSES:
                 decorators.append(after)
                 continue
             self._gone.add(id(first_name(function)))
@@ -174,25 +245,38 @@ class Rewriter(cst.CSTTransformer):
             bases, keywords = every[: len(bases)], every[len(bases) :]
         return updated.with_changes(bases=bases, keywords=keywords, decorators=decorators)
 
+    def leave_SimpleStatementLine(
+        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
+    ) -> cst.BaseStatement:
+        """An abstract property in place of `name: AbstractVar[type]`, on a line of its own in the body of a node."""
+        line = original_node.body[0]
+        if (
+            len(original_node.body) > 1
+            or not isinstance(line, cst.AnnAssign)
+            or self._lines.get(line, line) is not None
+        ):
+            return updated_node
+        outer = unsubscripted(line.annotation.annotation)
+        self._gone.add(id(first_name(outer)))
+        annotation = cst.ensure_type(updated_node.body[0], cst.AnnAssign).annotation.annotation
+        types = [self._source.module.code_for_node(each) for each in items_of(annotation)]
+        decorator = self._source.module.code_for_node(self._ours("abc.abstractmethod"))
+        text = f"@property\n@{decorator}\ndef {name_of(line.target)}(self) -> {', '.join(types) or 'object'}: ..."
+        return cst.parse_statement(text, self._source.module.config_for_parsing).with_changes(
+            leading_lines=updated_node.leading_lines
+        )
+
+    def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.BaseSmallStatement:
+        """A `ClassVar` in place of an array, list, dict or set that a node class has without an annotation."""
+        if original_node not in self._lines:
+            return updated_node
+        annotation = cst.Annotation(self._ours("typing.ClassVar"))
+        return cst.AnnAssign(updated_node.targets[0].target, annotation, updated_node.value)
+
     # Fields
 
-    def _fields_by_line(self) -> Iterator[tuple[cst.AnnAssign, Field]]:
-        """Each line of the file that declares a field of a node; what it means now is noted."""
-        for node in (each for each in self._program.nodes.values() if each.source is self._source):
-            body = node.definition.body.body
-            within = [part for line in body if isinstance(line, cst.SimpleStatementLine) for part in line.body]
-            lines: list[Any] = [*body, *within]
-            for line in lines:
-                is_field = isinstance(line, cst.AnnAssign) and isinstance(line.target, cst.Name)
-                field = field_of(node, line, self._program) if is_field else None
-                if field is not None:
-                    name = f"{node.name}.{line.target.value}"  # pyright: ignore[reportAttributeAccessIssue]  # a Name
-                    for text, undecided in field.notes():
-                        self._source.note(line, f"{name} {text}", node.origin, undecided=undecided)
-                    yield line, field
-
     def leave_AnnAssign(self, original_node: cst.AnnAssign, updated_node: cst.AnnAssign) -> cst.AnnAssign:
-        field = self._fields.get(original_node)
+        field = self._lines.get(original_node)
         if field is None:
             return updated_node
         if field.kind == "unclear":  # noted already
@@ -204,17 +288,30 @@ class Rewriter(cst.CSTTransformer):
             self._gone.add(id(first_name(unsubscripted(before))))
             (unmarked,) = items_of(updated_node.annotation.annotation)
             updated_node = updated_node.with_deep_changes(updated_node.annotation, annotation=unmarked)
+        if field.kind == "constant":
+            return self._constant(field, original_node, updated_node)
         value = self._value(field, original_node.value, updated_node.value)
         if value is updated_node.value:
             return updated_node
         equal = updated_node.equal if isinstance(updated_node.equal, cst.AssignEqual) else cst.AssignEqual()
         return updated_node.with_changes(value=value, equal=equal)
 
+    def _constant(self, field: Field, original: cst.AnnAssign, updated: cst.AnnAssign) -> cst.AnnAssign:
+        """A `ClassVar` with the default of the field."""
+        if isinstance(original.value, cst.Call) and field.arguments is not None:
+            self._gone.add(id(first_name(original.value.func)))
+            updated = updated.with_changes(value=field.default)
+        item = cst.SubscriptElement(cst.Index(updated.annotation.annotation))
+        annotation = cst.Subscript(self._ours("typing.ClassVar"), [item])
+        return updated.with_changes(annotation=updated.annotation.with_changes(annotation=annotation))
+
     def _value(
         self, field: Field, before: cst.BaseExpression | None, updated: cst.BaseExpression | None
     ) -> cst.BaseExpression | None:
-        """The value behind the `=` of a field: a specifier of ours, or the one that was there."""
+        """The value after the `=` of a field: our specifier, or the original value."""
         static = field.kind == "static"
+        if field.is_ours:
+            return updated
         call, arguments = cst.Call(cst.Name("static")), list[cst.Arg]()
         if isinstance(before, cst.Call) and isinstance(updated, cst.Call) and field.arguments is not None:
             if not static and "dataclasses.field" in self._program.names_of(self._source, before.func):
@@ -223,7 +320,7 @@ class Rewriter(cst.CSTTransformer):
             pairs = zip(before.args, updated.args, strict=True)
             call, arguments = updated, [after for each, after in pairs if each not in field.markers]
             arguments = [each for each in arguments if not (static and keyword_of(each) == "compare")]
-        elif not static:
+        elif not static and not field.is_marked:
             return updated
         elif updated is not None:
             arguments = [_keyword("default", updated)]
@@ -239,7 +336,7 @@ def _keyword(name: str, value: cst.BaseExpression) -> cst.Arg:
 
 
 def _joined(arguments: Sequence[cst.Arg], before: Sequence[cst.Arg]) -> list[cst.Arg]:
-    """Arguments with the commas, and the lines, of those that stood there before."""
+    """Arguments with the commas and line breaks of the previous arguments."""
     end: Any = before[-1].comma if before else cst.MaybeSentinel.DEFAULT
     between: Any = before[0].comma if len(before) > 1 else cst.MaybeSentinel.DEFAULT
     if matchers.matches(between, matchers.Comma(whitespace_after=matchers.ParenthesizedWhitespace())):

@@ -1,6 +1,6 @@
-"""`python -m treewright retraces PROGRAM`: run a program in this process, and report what JAX compiled in it.
+"""`python -m treewright retraces PROGRAM`: run a program in this process, and report JAX's traces and compilations.
 
-Nothing here imports jax: a program sets its environment before it does that.
+This module does not import jax, because programs may set environment variables before they import it.
 """
 
 import argparse
@@ -19,32 +19,34 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treewright._base.lines import counted, first_lines, table
+
 if TYPE_CHECKING:
     from treewright.retrace.jax_private import Event
     from treewright.retrace.report import RetraceReport
 
 _TOO_MANY = 3  # the exit status
-_OUTSIDE = "operations outside of jit"
-_ROWS, _REPORTS, _LINES = 15, 20, 5  # of functions, retraces and lines outside of jit that are printed
+_OUTSIDE = "operations outside jit"
+_MAX_ROWS, _MAX_REPORTS, _MAX_LINES = 15, 20, 5  # printed functions, retraces, and lines outside jit
 _MIN_SECONDS = "jax_persistent_cache_min_compile_time_secs"
 _CACHE = types.MappingProxyType(
-    {"cache read": "read", "cache written": "missed and kept", "cache asked": "missed and not kept"}
+    {"cache read": "read", "cache written": "missed and stored", "cache asked": "missed and not stored"}
 )
 
 
 def main(arguments: list[str]) -> int:
-    """Run the program and return its exit status; the report follows at the very end of the process."""
+    """Run the program and return its exit status; the report is printed at the end of the process."""
     parser = argparse.ArgumentParser(
         prog="python -m treewright retraces",
         usage="python -m treewright retraces [options] [-m] PROGRAM ARGS ...",
         description="Run a script, or a module with -m, and report on standard error what JAX traced and compiled in "
-        "it, for how long, and what was traced again for which reason. The exit status is the program's. For pytest, "
-        "there is `pytest --retraces` too.",
+        "it, how long that took, and why functions were retraced. The exit status is the program's. For pytest, use "
+        "`pytest --retraces`.",
         allow_abbrev=False,
     )
     parser.add_argument("--json", type=_file, metavar="FILE", help="write the report as JSON")
     parser.add_argument("--trace", type=_file, metavar="FILE", help="write a timeline in Chrome's trace format")
-    limit = "exit with 3 if there are more retraces and recompiles, and the program itself succeeds"
+    limit = "exit with status 3 if there are more retraces and recompiles, and the program succeeds"
     parser.add_argument("--max-retraces", type=int, metavar="N", help=limit)
     parser.add_argument("-m", dest="is_module", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -53,28 +55,27 @@ def main(arguments: list[str]) -> int:
     if not program:
         parser.error("no program to run")
     if not (options.is_module or Path(program[0]).exists()):
-        parser.error(f"there is no file {program[0]!r}; an installed module runs with -m {program[0]}")
+        parser.error(f"file {program[0]!r} not found; to run an installed module, use -m {program[0]}")
 
-    recording = Recording(["-m", *program] if options.is_module else program)
-    atexit.register(recording.finish, os.getpid(), options)  # the first to be registered, so the last to run
+    recorder = ProgramRecorder(["-m", *program] if options.is_module else program)
+    atexit.register(recorder.finish, os.getpid(), options)  # registered first, so run last
     try:
         _run(program, is_module=options.is_module)
     except SystemExit as end:
         if end.code not in {None, 0}:
             raise
-    retraces = recording.count()
+    retraces = recorder.count()
     if options.max_retraces is None or retraces <= options.max_retraces:
         return 0
-    noun = "retrace" if retraces == 1 else "retraces"
-    sys.stderr.write(f"{retraces} {noun}, and --max-retraces allows {options.max_retraces}\n")
+    sys.stderr.write(f"{counted(retraces, 'retrace')}, but --max-retraces allows {options.max_retraces}\n")
     return _TOO_MANY
 
 
 def _file(text: str) -> Path:
-    """A file that can be written, in full, since a program may change its folder."""
+    """An absolute path, because a program may change its folder."""
     path = Path(text).absolute()
     if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r}")
+        raise argparse.ArgumentTypeError(f"folder {str(path.parent)!r} not found")
     return path
 
 
@@ -82,7 +83,7 @@ def _file(text: str) -> Path:
 
 
 def _run(program: list[str], *, is_module: bool) -> None:
-    """Run a program as `python` does: with its own `sys.argv`, `sys.path` and `__main__`."""
+    """Run a program as `python` does: with `sys.argv`, `sys.path` and `__main__` set for it."""
     sys.argv[:] = program
     path = Path(program[0])
     if is_module:
@@ -98,12 +99,12 @@ def _run(program: list[str], *, is_module: bool) -> None:
     module.__file__ = file
     with io.open_code(file) as source:
         code = compile(source.read(), file, "exec", dont_inherit=True)
-    sys.modules["__main__"] = module  # for good, as threads and pickles of the program expect
-    exec(code, vars(module))  # noqa: S102  it is the user's
+    sys.modules["__main__"] = module  # not restored: threads and pickles of the program use it
+    exec(code, vars(module))  # noqa: S102  the user's program
 
 
 def _after_import_of_jax(begin: Callable[[], object]) -> None:
-    """Call a function as soon as jax has been imported, whoever imports it and whatever finds it."""
+    """Call a function as soon as jax has been imported, by any importer and any finder."""
     if "jax" in sys.modules:
         begin()
         return
@@ -131,28 +132,28 @@ def _after_import_of_jax(begin: Callable[[], object]) -> None:
 # The record
 
 
-class Recording:
-    """Records what JAX does, from the moment that jax was imported."""
+class ProgramRecorder:
+    """Records what JAX does, from the import of jax on."""
 
     def __init__(self, program: list[str]) -> None:
         self._program = program
         self._began = time.monotonic()
         self._reports: list[RetraceReport] = []
         self._spans: list[dict[str, Any]] = []  # traces, lowerings and compilations in Chrome's trace format
-        self._cache: dict[int, dict[str, float]] = {}  # by thread, of the program that is compiled now
-        self._flush: Callable[[], object] | None = None  # once jax is imported
+        self._cache: dict[int, dict[str, float]] = {}  # per thread, for the program being compiled
+        self._flush: Callable[[], object] | None = None  # set once jax is imported
         _after_import_of_jax(self._begin)
 
     def _begin(self) -> None:
         from treewright.retrace.jax_private import OBSERVER
-        from treewright.retrace.watch import Watch
+        from treewright.retrace.watch import RetraceTracker
 
-        watch = Watch(on_report=self._reports.append)
-        self._flush = watch.flush
-        OBSERVER.add(self._hear)
-        OBSERVER.add(watch.hear)
+        tracker = RetraceTracker(on_report=self._reports.append)
+        self._flush = tracker.flush
+        OBSERVER.add(self._on_event)
+        OBSERVER.add(tracker.on_event)
 
-    def _hear(self, event: "Event") -> None:
+    def _on_event(self, event: "Event") -> None:
         if event.kind.startswith("cache"):
             self._cache.setdefault(event.thread, {})[event.kind] = event.seconds
             return
@@ -161,7 +162,7 @@ class Recording:
             where = f"{Path(code[1]).name}:{code[0].co_firstlineno}"
         elif code is None:
             function = function.removeprefix("jit(").removeprefix("jit_").removesuffix(")")
-        told = self._cache.pop(event.thread, {}) if event.kind == "compile" else {}
+        of_cache = self._cache.pop(event.thread, {}) if event.kind == "compile" else {}
         began = (time.monotonic() - self._began - event.seconds) * 1e6
         inner = [span["own"] for span in self._spans[-64:] if span["tid"] == event.thread and span["ts"] >= began]
         self._spans.append(
@@ -169,27 +170,27 @@ class Recording:
                 "name": f"{event.kind} {function}",
                 "cat": event.kind,
                 "ph": "X",
-                "ts": began,  # in microseconds, as the format has it
+                "ts": began,  # microseconds, as in the format
                 "dur": event.seconds * 1e6,
                 "pid": os.getpid(),
                 "tid": event.thread,
                 "function": function,
-                "where": where,  # it is defined, or the line that called an operation
+                "where": where,  # the definition, or the line that called an operation
                 "is_operation": event.is_operation,
-                "own": max(event.seconds - sum(inner), 0.0),  # without what else happened inside of it
-                "cache": next((_CACHE[kind] for kind in _CACHE if kind in told), ""),
-                "saved": told.get("cache saved", 0.0),
+                "own": max(event.seconds - sum(inner), 0.0),  # without nested events
+                "cache": next((_CACHE[kind] for kind in _CACHE if kind in of_cache), ""),
+                "saved": of_cache.get("cache saved", 0.0),
             }
         )
 
     def count(self) -> int:
-        """How many retraces and recompiles there were so far."""
+        """The number of retraces and recompiles so far."""
         if self._flush is not None:
             self._flush()
         return len(self._reports)
 
     def finish(self, process: int, options: argparse.Namespace) -> None:
-        """Print the report and write the files; not in a process that the program forked."""
+        """Print the report and write the files, unless this is a process that the program forked."""
         if os.getpid() != process:
             return
         sys.stderr.write(f"\n{self.text()}\n")
@@ -200,28 +201,25 @@ class Recording:
                 file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     def text(self) -> str:
-        """The report for a person."""
+        """The report as text."""
         retraces, seconds = self.count(), time.monotonic() - self._began
         ran = f"treewright retraces: {' '.join(self._program)} ran for {seconds:,.2f} s"
         if self._flush is None:
             return f"{ran} and did not import jax."
-        from treewright._lines import first_of
-
         if not self._spans:
             return f"{ran}; JAX traced and compiled nothing in it."
         spent = sum(span["own"] for span in self._spans)
         lines = [f"{ran}, {spent:,.2f} s of it ({spent / seconds:.0%}) tracing and compiling.", "", *self._table(), ""]
         if retraces:
-            again = sum(report.seconds or 0.0 for report in self._reports)
-            times = "1 time" if retraces == 1 else f"{retraces} times"
-            lines.append(f"Traced or compiled again: {times}, {again:,.2f} s.")
-            lines += first_of(list(map(str, self._reports)), _REPORTS, more="more; --json FILE has all of them")
+            seconds = sum(report.seconds or 0.0 for report in self._reports)
+            lines.append(f"Retraces and recompiles: {retraces}, {seconds:,.2f} s.")
+            lines += first_lines(list(map(str, self._reports)), _MAX_REPORTS, more="more; --json FILE has all of them")
         else:
-            lines.append("Nothing was traced or compiled again.")
+            lines.append("No retraces or recompiles.")
         return "\n".join([*lines, *self._lines_outside(), "", *self._cache_lines()])
 
     def _rows(self, *, of_lines: bool = False) -> list[dict[str, Any]]:
-        """By function, or by line outside of jit: traces, compilations and the seconds of both, the longest first."""
+        """By function, or by line outside jit: traces, compilations and the seconds of both, longest first."""
         rows: dict[str, dict[str, Any]] = {}
         for span in self._spans:
             name = f"{span['function']} ({span['where']})" if span["where"] else span["function"]
@@ -239,27 +237,23 @@ class Recording:
         return sorted(rows.values(), key=lambda row: -row["tracing"] - row["compiling"])
 
     def _table(self) -> list[str]:
-        from treewright._lines import first_of, table
-
         head = ("function", "traces", "compilations", "tracing", "compiling")
         rows = [[row[name] for name in head] for row in self._rows()]
         cells = [[f"{cell:,.2f} s" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
-        return first_of(table([head, *cells], right=head[1:]), _ROWS, more="other functions")
+        return first_lines(table([head, *cells], right=head[1:]), _MAX_ROWS, more="more functions")
 
     def _lines_outside(self) -> Iterator[str]:
         several = [row for row in self._rows(of_lines=True) if row["compilations"] > 1]
         if several:
-            yield "\nLines outside of jit that compile, each operation by itself; a jitted function is one program:"
-        for row in several[:_LINES]:
+            yield "\nLines outside jit that compile each operation separately; a jitted function would be one program:"
+        for row in several[:_MAX_LINES]:
             most = [f"{name} {count} times" if count > 1 else name for name, count in row["programs"].most_common(3)]
             seconds = row["tracing"] + row["compiling"]
             yield f"    {row['function']}: {row['compilations']} programs ({', '.join(most)}), {seconds:,.2f} s"
 
     def _cache_lines(self) -> Iterator[str]:
-        """What the persistent cache read and missed, and what a smaller minimum would save."""
+        """The programs that the persistent cache read and missed, and the seconds that a smaller minimum would save."""
         import jax
-
-        from treewright._lines import counted
 
         folder: Any = getattr(jax.config, "jax_compilation_cache_dir", None)
         folder = folder if getattr(jax.config, "jax_enable_compilation_cache", True) else None
@@ -275,13 +269,13 @@ class Recording:
         small = sum(seconds for seconds in missed if not folder or seconds < least)
         if small:
             setting = f"{'' if folder else 'JAX_COMPILATION_CACHE_DIR=FOLDER and '}{_MIN_SECONDS.upper()}=0"
-            yield f"    {setting} (it is {least:g}) would save up to {small:,.2f} s more at the next start."
+            yield f"    {setting} (now {least:g}) would save up to {small:,.2f} s more at the next start."
 
 
 def _as_json(report: "RetraceReport") -> dict[str, Any]:
-    from treewright.retrace.report import remedy_of
+    from treewright.retrace.report import fix_for
 
     parts = [part for whole in report.differences for part in whole.parts or (whole,)]
-    told = [{"kind": part.kind, "text": str(part), "remedy": remedy_of(part)} for part in parts]
+    differences = [{"kind": part.kind, "text": str(part), "fix": fix_for(part)} for part in parts]
     values = {name: getattr(report, name) for name in ("function", "event", "number", "seconds", "caller")}
-    return {**values, "text": str(report), "differences": told}
+    return {**values, "text": str(report), "differences": differences}

@@ -1,25 +1,21 @@
-"""The report: what has been traced again, where from, and every difference with its reason and remedy."""
+"""Retrace reports: the function, its caller, and every difference with its reason and fix."""
 
 import dataclasses
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-from treewright._core import public
-from treewright._core.jax_private import DictKey, Path, SequenceKey, is_key_dtype, is_ref_type
-from treewright._core.text import first_names
-from treewright._lines import first_of, in_html
+from treewright._base.functions import set_public_module
+from treewright._base.jax_private import DictKey, Path, SequenceKey, is_key_dtype, is_ref_type
+from treewright._base.lines import first_lines, in_html
+from treewright._base.text import first_names
 from treewright._trees.diff import Difference
 from treewright._trees.level import LeafType
 
-_LINES = 50  # of differences that are printed; all are in `RetraceReport.differences`
-_BEFORE = "compared with an earlier call, which was traced before the block or inside of another trace"
-_NOTHING = (
-    "no difference was seen, so the cause was not: JAX's caches were cleared or evicted, or an untracked setting "
-    "changed"
-)
+_MAX_LINES = 50  # printed lines of differences; `RetraceReport.differences` has all of them
+_NOTHING = "no visible difference: JAX's caches were cleared or evicted, or an untracked setting changed"
 
-# The kinds of differences that the text does not show by itself.
+# The labels for kinds of differences that the values do not show.
 _KINDS: Mapping[str, str] = types.MappingProxyType(
     {kind: kind for kind in ("static", "added", "removed", "placement", "setting")}
     | {"value": "static", "passing": "passed", "option": "option of jit"}
@@ -28,24 +24,23 @@ _KINDS: Mapping[str, str] = types.MappingProxyType(
 Event = Literal["trace", "recompile", "count", "would trace", "would recompile", "none"]
 
 
-@public("treewright")
+@set_public_module("treewright")
 @dataclasses.dataclass(frozen=True, slots=True)
 class RetraceReport:
-    """One retrace or recompile. `str` gives the text.
+    """One retrace or recompile. `str` is the full text.
 
     Args:
         function: The name of the function.
-        event: `"trace"`; `"recompile"`, a compilation without a trace; `"count"`, a trace of which only the name of
+        event: `"trace"`; `"recompile"`, a compilation without a trace; `"count"`, a trace for which only the name of
             the function could be read. From `explain`: `"would trace"`, `"would recompile"`, `"none"`.
-        number: How many traces of this function's definition there have been, this one among them; of compilations,
-            if `event` is `"recompile"`.
-        differences: The differences to the closest earlier signature. Their paths begin with an argument's name; `left`
-            and `right` describe what was there, and keep no arrays.
-        compared_with: The number of the trace that the differences are to; 0 for one from before the block, None if
-            there is none to compare with.
-        seconds: How long it took to trace, lower and compile.
-        caller: Where the function was called, as `train.py:69 in main`.
-        unseen: What could not be seen, and may be missing from the report; else empty.
+        number: The number of this trace among those of the function's definition; of this compilation, if `event` is
+            `"recompile"`.
+        differences: The differences from the most similar earlier signature. Their paths begin with an argument's name;
+            `left` and `right` describe the values and keep no arrays.
+        compared_with: The number of that earlier trace; None for the first one.
+        seconds: The time to trace, lower and compile.
+        caller: The line that called the function, such as `train.py:69 in main`.
+        unseen: What could not be observed, so the report may lack it; else empty.
 
     Examples:
         >>> step = jax.jit(lambda batch: batch["x"].sum())
@@ -66,14 +61,14 @@ class RetraceReport:
 
     @property
     def is_retrace(self) -> bool:
-        """Whether something had been traced before."""
+        """Whether the function had been traced before."""
         return self.compared_with is not None or (self.event == "count" and self.number > 1)
 
     def __str__(self) -> str:
-        lines = [self._headline(), *first_of(difference_lines(self.differences), _LINES, more="more lines")]
+        lines = [self._headline(), *first_lines(difference_lines(self.differences), _MAX_LINES, more="more lines")]
         if self.compared_with is not None and (self.differences or not self.unseen):
             lines += [] if self.differences else [_NOTHING]
-            lines.append(f"compared with trace {self.compared_with}" if self.compared_with else _BEFORE)
+            lines.append(f"compared with trace {self.compared_with}")
         if self.event == "count":
             lines.append("the arguments could not be read, so traces are only counted, by the function's name")
         return "\n    ".join([*lines, self.unseen] if self.unseen else lines)
@@ -92,98 +87,98 @@ class RetraceReport:
             case "would trace":
                 return f"{self.function} would retrace"
             case "would recompile":
-                return f"{self.function} would be compiled again, without a trace"
+                return f"{self.function} would recompile, without a trace"
             case "recompile":
                 return f"{self.function} recompiled, without a trace ({ordinal} compilation{seconds}){caller}"
             case _:
-                again = "retraced" if self.number > 1 or self.compared_with == 0 else "traced"
+                again = "retraced" if self.is_retrace else "traced"
                 return f"{self.function} {again} ({ordinal} trace{seconds}){caller}"
 
 
 def too_many(limit: int, report: RetraceReport) -> str:
-    """The message for one trace, or one compilation without a trace, too many."""
+    """The error message for one trace, or one compilation without a trace, above the limit."""
     done = "recompiled" if report.event == "recompile" else "traced"
-    if limit == 0:
-        return f"{report.function} may not be {done} here, and is:\n{report}"
-    times = "once" if limit == 1 else f"{limit} times"
-    return f"{report.function} may be {done} {times} here, and is {done} once more:\n{report}"
+    times = {0: "", 1: " twice"}.get(limit, f" {limit + 1} times")
+    return f"{report.function} was {done}{times}; the limit is {limit}:\n{report}"
 
 
 def difference_lines(differences: Iterable[Difference]) -> list[str]:
-    """Lines for each difference, and for the same change in many places."""
+    """The lines for each difference; the same change in several places is listed once."""
     groups: dict[tuple[str, ...], tuple[Difference, list[Path]]] = {}
     is_other_function = False
     for whole in differences:
         is_other_function = is_other_function or whole.kind == "function"
         for part in whole.parts or (whole,):
-            # Why there is another function says what it is.
-            says = part.kind == "function" and part.reason
-            change, reason = (part.reason, "") if says else (part.change, part.reason)
+            # The reason for a different function also describes it.
+            is_described = part.kind == "function" and part.reason
+            change, reason = (part.reason, "") if is_described else (part.change, part.reason)
             folded = ["[*]" if isinstance(key, (SequenceKey, DictKey)) else str(key) for key in part.path]
             groups.setdefault(("".join(folded), part.kind, change, reason), (part, []))[1].append(part.path)
     lines: list[str] = []
     for (_, kind, change, reason), (first, paths) in groups.items():
-        # Another function is traced whatever its arguments are: to change these would be no remedy.
-        remedy = "" if is_other_function and kind != "function" else remedy_of(first)
-        notes = "; ".join(filter(None, (str(reason), remedy)))
+        # A different function is traced for any arguments, so changing these would not help.
+        fix = "" if is_other_function and kind != "function" else fix_for(first)
+        notes = "; ".join(filter(None, (str(reason), fix)))
         lines += [f"{_place_of(kind, paths)}: {change}", *([f"    {notes}"] if notes else [])]
     return lines
 
 
 def _place_of(kind: str, paths: list[Path]) -> str:
-    """The path of one difference, or the pattern of several: `*` where they are in different places."""
+    """The path of one difference, or a pattern for several paths, with `*` for the keys that differ."""
     path = ""
     for same in zip(*paths, strict=True):
         keys = list(dict.fromkeys(map(str, same)))
-        if len(keys) > 1:  # of what is added or removed, the names themselves are what differs
+        if len(keys) > 1:  # if added or removed, the names are the difference
             keys = [f"[{first_names([key.strip('[]') for key in keys])}]" if kind in {"added", "removed"} else "[*]"]
         path += keys[0]
     notes = [_KINDS.get(kind, ""), f"{len(paths)} places" if len(paths) > 1 else ""]
-    shown = ", ".join(filter(None, notes))
-    return f"{path} ({shown})" if shown else path
+    label = ", ".join(filter(None, notes))
+    return f"{path} ({label})" if label else path
 
 
-def remedy_of(difference: Difference) -> str:
-    """What to do about a difference; empty where nothing general can be said."""
+def fix_for(difference: Difference) -> str:
+    """The fix for a difference; empty if no general one is known."""
     cause = getattr(difference.reason, "name", difference.kind)
     if difference.kind == "function":
         return _OF_FUNCTIONS.get(cause, _OTHER_FUNCTION)
-    remedy = REMEDIES[cause]
-    return remedy if isinstance(remedy, str) else remedy(difference.left, difference.right)
+    fix = FIXES.get(cause, "")
+    return fix if isinstance(fix, str) else fix(difference.left, difference.right)
 
 
 def _of_shapes(old: LeafType, new: LeafType) -> str:
     a, b = old.aval.shape, new.aval.shape
     if is_key_dtype(old.aval.dtype) != is_key_dtype(new.aval.dtype):
-        return "make all random keys in one way: jax.random.key(seed)"
+        return "create all random keys in the same way: jax.random.key(seed)"
     if len(a) != len(b):
         return ""
     if sorted(a) == sorted(b):
-        return "the same axes in another order"
+        return "the same axes in a different order"
     smaller = b[0] < a[0] and a[1:] == b[1:]
-    return "if this is a last, smaller batch, drop or pad it" if smaller else "pad to one size, or to a few"
+    return (
+        "if this is the smaller last batch of an epoch, drop or pad it" if smaller else "pad to one size, or to a few"
+    )
 
 
 def _of_dtypes(old: LeafType, new: LeafType) -> str:
     if old.python is not None or new.python is not None:
-        return "make the number an array of a fixed dtype: jnp.asarray(x, dtype)"
+        return "pass the number as an array of a fixed dtype: jnp.asarray(x, dtype)"
     if old.aval.dtype != new.aval.dtype:
-        return "convert it where it is made"
-    return "give the dtype where the array is made: jnp.asarray(x, dtype)"
+        return "convert it where it is created"
+    return "pass the dtype where the array is created: jnp.asarray(x, dtype)"
 
 
 def _of_shardings(old: LeafType, new: LeafType) -> str:
     if str(old) == str(new):
-        return "make it under the mesh that it is used with"
-    return "give it one sharding before the loop: jax.device_put"
+        return "create it under the mesh in which it is used"
+    return "set its sharding once, before the loop: jax.device_put"
 
 
 def _of_classes(old: Any, new: Any) -> str:
     if any(is_ref_type(getattr(side, "aval", None)) for side in (old, new)):
-        return "make the ref once, before the first call: jax.new_ref"
+        return "create the ref once, before the first call: jax.new_ref"
     kinds = {getattr(tree, "kind", None) for tree in (old, new)}
     if type(None) in kinds:
-        return "pass the same in each call: an array of zeros in place of None, say"
+        return "pass the same type in each call, such as an array of zeros instead of None"
     return "use one of the two" if kinds == {list, tuple} else ""
 
 
@@ -191,51 +186,54 @@ def _of_values(old: Any, new: Any) -> str:
     kinds = {type(value.value if isinstance(value, LeafType) else value) for value in (old, new)}
     if not kinds <= {int, float, complex}:
         return ""
-    return "if only its value is computed with, pass it as an array that is traced; a shape or a length must be static"
+    return "if it is only used in arithmetic, pass it as a traced argument; a shape or a length must be static"
 
 
-# What to do about each cause, and about each kind of difference without one; empty where nothing general can be said.
-REMEDIES: Mapping[str, str | Callable[[Any, Any], str]] = types.MappingProxyType(
+# The fix for each cause, and for each kind of difference without a cause.
+FIXES: Mapping[str, str | Callable[[Any, Any], str]] = types.MappingProxyType(
     {
-        "class made twice": "define the class once, in a module of its own, and make the objects again",
+        "redefined class": "define the class once, in a separate module, and recreate the objects",
         "other class": "use one type",
-        "changed in place": "make another object instead of changing this one, and best freeze it",
-        "function made again": "define it once, outside of what calls it, and reuse it",
-        "optimiser made again": "build the optimiser once and reuse it, or keep it in a TrainState",
-        "other function": "use one and the same function in all calls",
-        "other method": "keep one object, or pass the object as an argument of a plain function",
-        "other decorators": "",
-        "other options": "",
-        "other attributes": "",
-        "other arguments": "pass what changes as an argument, and make it once",
-        "wrapped again": "make it once and reuse it",
-        "nan": "use None for what is not there, or reuse one NaN object such as math.nan",
-        "identity": "give it __eq__ and __hash__, as a frozen dataclass has them, or make it once and reuse it",
-        "same text": "make it once and reuse it",
-        "unequal hashes": "give equal values one hash",
-        "argument": "",
-        "default passed": "a default that is passed is an argument more: pass it each time or never",
+        "changed in place": "create a new object instead of changing this one; a frozen dataclass can't change",
+        "recreated function": "define it once, before the loop, and reuse it",
+        "recreated optimiser": "build the optimiser once and reuse it, or keep it in a TrainState",
+        "other function": "use the same function in all calls",
+        "other method": "reuse one object, or pass the object to a plain function as an argument",
+        "other arguments": "create it once, and pass the changing values as arguments",
+        "wrapped again": "create it once and reuse it",
+        "nan": "use None for a missing value, or reuse one NaN object such as math.nan",
+        "identity": "define __eq__ and __hash__, for example with a frozen dataclass, or create it once and reuse it",
+        "same text": "create it once and reuse it",
+        "unequal hashes": "equal values must have equal hashes",
+        "default passed": "passing a default explicitly adds an argument: always pass it, or never",
         "other statics": "jit the function once, with one set of static arguments",
         "shape": _of_shapes,
         "dtype": _of_dtypes,
         "weak_type": _of_dtypes,
         "sharding": _of_shardings,
-        "placement": "put it there once, before the loop: jax.device_put",
+        "placement": "move it once, before the loop: jax.device_put",
+        "batch": "use one batch size, or a few: pad the batch",
         "class": _of_classes,
         "static": _of_values,
         "value": _of_values,
-        "added": "keep the structure the same from call to call",
-        "removed": "keep the structure the same from call to call",
-        "passing": "pass it the same way each time: jit tells by position from by keyword",
+        "added": "use the same structure in every call",
+        "removed": "use the same structure in every call",
+        "passing": "pass it the same way each time: jit distinguishes positional from keyword arguments",
         "setting": "set it once, before the first call",
         "option": "jit the function once, with one set of options",
     }
 )
-# Of the function itself, where that is another one.
-_OTHER_FUNCTION = "jit keeps programs for each function object: make and jit it once, outside of the loop"
+# The fixes if the function itself is a different one.
+_OTHER_FUNCTION = (
+    "jit compiles each function object separately: create and jit it once, before the loop, and pass the changing "
+    "values as arguments"
+)
 _OF_FUNCTIONS = types.MappingProxyType(
     {
-        "other method": "jit a function that takes the object as an argument, and jit it once",
+        "other method": (
+            "jit one function that takes the object as an argument: traced if it is a node, else static, with __eq__ "
+            "and __hash__"
+        ),
         "other decorators": "",
         "other options": "",
     }

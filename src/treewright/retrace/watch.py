@@ -1,300 +1,337 @@
-"""Watching jitted functions: JAX's events become reports of each trace, compared with the closest earlier one."""
+"""Track jitted functions: compare each trace with the most similar earlier call, and report the differences."""
 
 import collections
 import dataclasses
+import itertools
 import threading
-import types
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import jax
 
 from treewright._trees.diff import Difference
+from treewright._trees.why import cause_of, snapshot
 from treewright.errors import RetraceWarning, TooManyTracesError
-from treewright.retrace.jax_private import OBSERVER, Call, Event, count_held, reads_calls, tells_of_compilations
+from treewright.retrace.jax_private import (
+    OBSERVER,
+    Call,
+    Event,
+    can_observe_compilations,
+    can_read_batches,
+    can_read_calls,
+)
 from treewright.retrace.report import RetraceReport, too_many
 from treewright.retrace.signature import Signature, call_differences, signature_of, without_placement
-from treewright.retrace.why import snapshot, why_another
 
-_SIGNATURES = 32  # of one definition
+_MAX_CALLS = 32  # remembered calls per definition
 _JAX = f"JAX {jax.__version__}"
 _NO_CALLS = (
-    f"The calls of jitted functions can't be read in {_JAX}: traces are only counted, by the function's name, if JAX "
-    f"tells of them, and neither recompiles nor traces under grad or vmap alone are seen. Update Treewright."
+    f"Calls of jitted functions can't be read in {_JAX}: at most, traces are counted by the function's name; "
+    f"recompiles, and traces that occur only under grad or vmap, were not observed. Update Treewright."
 )
 _NO_COMPILATIONS = (
-    f"{_JAX} does not tell of compilations as Treewright knows it: neither recompiles nor traces under grad or vmap "
-    f"alone were seen. Update Treewright."
+    f"{_JAX} reports no compilations that Treewright can read: recompiles, and traces that occur only under grad or "
+    f"vmap, were not observed. Update Treewright."
 )
-_TRACED_BEFORE = "traced before the block, which was not seen; compiled in it for "
+_NO_BATCHES = (
+    f"The batch sizes of vmap can't be read in {_JAX}: recompiles for a different batch size were not observed. Update "
+    f"Treewright."
+)
 _ONLY_COMPILED = (
-    "under grad or vmap JAX tells of compilations alone: this one was compiled for arguments that are new in this "
-    "block, and may have been traced before"
+    "under grad or vmap JAX reports only compilations; these arguments are new in this block, but may have been traced "
+    "before"
 )
+# The kinds of compilations: the first program for a trace; a further program for it, because a placement, an option or
+# a batch size differs; one of the programs of a transformation, such as the backward pass; one under a transformation,
+# whose traces JAX does not report; or one after JAX's caches were cleared.
+Compilation = Literal["first", "recompile", "part of a transformation", "unreported trace", "cleared caches"]
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Entry:
-    """A call that was traced or compiled."""
+class PastCall:
+    """An earlier call that JAX traced or compiled."""
 
-    reference: weakref.ref[Any]  # to the function
-    function: Any  # its snapshot
+    reference: weakref.ref[Any]  # the function
+    function: Any  # the function's snapshot
     signature: Signature
-    number: int  # of the trace; 0 before it is known, and if the trace was made before the block
-    compiled: bool | None  # None: before the block, if at all
-    refusal: str = ""  # the message with which this trace was refused
+    number: int  # the number of its trace
+    is_compiled: bool
+    refusal: str = ""  # the error message if the trace was refused
 
 
-class History:
-    """The last calls of the functions that one `def` or `lambda` made: `jit` keeps programs for each of them apart."""
+class CallHistory:
+    """The last calls of all functions from one `def` or `lambda`. `jit` has separate programs for each function."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.counts: collections.Counter[str] = collections.Counter()  # of traces, compilations, recompiles
+        self.counts: collections.Counter[str] = collections.Counter()  # traces, recompiles, compilations
+        self.numbers: Iterator[int] = itertools.count(1)  # numbers of traces, inside other traces too
         self.forgotten = 0
-        self.entries: collections.deque[Entry] = collections.deque(maxlen=_SIGNATURES)
+        self.calls: collections.deque[PastCall] = collections.deque(maxlen=_MAX_CALLS)
 
-    def calls_of(self, function: Any) -> list[Entry]:
-        """The calls of the very function, the newest first; a method may have been looked up again."""
-        calls: list[Entry] = []
-        for entry in reversed(list(self.entries)):  # a copy, to which no other thread adds
-            known = entry.reference()
-            if known is function or (isinstance(function, types.MethodType) and known == function):
-                calls.append(entry)
-        return calls
+    def calls_of(self, function: Any) -> list[PastCall]:
+        """The calls of this function, or of an equal one as in JAX's caches, newest first."""
+        calls = reversed(list(self.calls))  # a copy: other threads may append
+        return [call for call in calls if call.reference() == function]
 
-    def closest(self, function: Any, signature: Signature, *, sharing: bool) -> tuple[Entry | None, list[Difference]]:
-        """The earlier call that is closest to this one, and the differences; if asked, of those that share its trace.
+    def closest(
+        self, function: Any, signature: Signature, *, sharing: bool
+    ) -> tuple[PastCall | None, list[Difference]]:
+        """The most similar earlier call and its differences. With `sharing`, only calls that share a trace count.
 
-        Where the function has none, it is the last call of another function of the same definition, and that it is
-        another function is the first difference.
+        If the function has no earlier call, the last call of a different function with the same definition is used,
+        and the first difference is the function itself.
         """
-        best: tuple[tuple[int, int], Entry] | None = None
+        best: tuple[tuple[int, bool, int], PastCall] | None = None
         calls = self.calls_of(function)
-        for entry in calls:
-            found = call_differences(entry.signature, signature, reasons=False)
-            distance = (len(without_placement(found)), len(found))
+        for call in calls:
+            found = call_differences(call.signature, signature, reasons=False)
+            is_mapped_otherwise = len(call.signature.batch) != len(signature.batch)
+            distance = (len(without_placement(found)), is_mapped_otherwise, len(found))
             if not (sharing and distance[0]) and (best is None or distance < best[0]):
-                best = (distance, entry)
+                best = (distance, call)
         if best is not None:
             return best[1], call_differences(best[1].signature, signature)
-        if sharing or calls or not self.entries:
+        if sharing or calls or not self.calls:
             return None, []
-        last, this = self.entries[-1], snapshot(function)
-        reason = why_another(last.function, this)
+        last, this = self.calls[-1], snapshot(function)
+        reason = cause_of(last.function, this) or ""
         other = Difference(("the function itself",), last.function, this, "function", reason)
         return last, [other, *call_differences(last.signature, signature)]
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class _Seen:
-    """A call that JAX traces or compiles, and the closest earlier one."""
+class _CurrentCall:
+    """A call that JAX is tracing or compiling, and the most similar earlier one."""
 
-    reference: weakref.ref[Any]  # to the function
-    history: History
+    reference: weakref.ref[Any]  # the function
+    history: CallHistory
     signature: Signature
-    closest: Entry | None
+    closest: PastCall | None
     differences: list[Difference]
-    of_trace: list[Difference]  # those for which it is traced, and not only compiled
     seconds: float
-    report: RetraceReport | None = None  # of what was done for it
-    is_guess: bool = False  # whether that the trace is shared is known from the signatures alone
+    report: RetraceReport | None = None
+    is_guess: bool = False  # True if sharing was inferred from signatures, not observed
 
-    def record(self, number: int, *, compiled: bool | None) -> Entry:
-        """Remember the call, so that later ones are compared with it."""
+    @property
+    def of_trace(self) -> list[Difference]:
+        """The differences that make JAX retrace; for the others it only recompiles."""
+        return without_placement(self.differences)
+
+    def record(self, number: int, *, is_compiled: bool = False) -> None:
+        """Add the call to the history, so later events are compared with it."""
         function, history = self.reference(), self.history
         calls = history.calls_of(function)
         described = calls[0].function if calls else snapshot(function)
-        entry = Entry(self.reference, described, self.signature, number, compiled)
-        history.forgotten += len(history.entries) == _SIGNATURES
-        history.entries.append(entry)
-        return entry
+        history.forgotten += len(history.calls) == _MAX_CALLS
+        self.closest = PastCall(self.reference, described, self.signature, number, is_compiled)
+        history.calls.append(self.closest)
+
+    def record_unseen_trace(self) -> None:
+        """Add a call that was traced before the block, or inside a different function's trace."""
+        self.record(next(self.history.numbers))
 
 
-class Watch:
-    """Turns what JAX tells of into reports, from `start` to `stop`: the memory of one block or decorator.
+class RetraceTracker:
+    """The state of one block or decorator: turns JAX's events into reports, from `start` to `stop`.
 
-    JAX tells the same where one function is jitted twice and the trace is shared, so traces are told from that by
-    what its frames show, and where they do not show it by signatures. Traces inside of others are not told.
+    JAX sends the same event if a function is jitted twice and shares the trace, so traces are recognised by JAX's
+    frames, or if these do not show it, by signatures. JAX sends no event for a trace inside another trace.
 
     Args:
-        on_report: Called with the report of each retrace and recompile, once everything is compiled.
-        concerns: Whether a function is one to watch; all are if it is None.
-        name: Its name, which alone is known where the call can't be read.
-        limit: How many traces of one definition's functions are allowed before `TooManyTracesError` is raised.
-        recompiles: How many of their compilations without a trace.
+        on_report: Called with the report of each retrace and recompile, after compilation.
+        concerns: A predicate of the calls to track; None for all.
+        name: The function's name, used if calls can't be read.
+        limit: The maximum number of traces per definition; one more raises `TooManyTracesError`.
+        recompiles: The maximum number of compilations without a trace per definition.
     """
 
     def __init__(
         self,
         *,
         on_report: Callable[[RetraceReport], object] = lambda _report: None,
-        concerns: Callable[[Any], bool] | None = None,
+        concerns: Callable[[Call], bool] | None = None,
         name: str | None = None,
         limit: int | None = None,
         recompiles: int | None = None,
     ) -> None:
         self.violations: list[str] = []
-        self.traced: set[str] = set()  # the names of what was traced, watched or not
+        self.traced: set[str] = set()  # the names of all traced functions, tracked or not
         self._on_report, self._concerns, self._name = on_report, concerns, name
         self._limits = {"trace": limit, "count": limit, "recompile": recompiles}
         self._lock = threading.RLock()
-        self._histories: dict[Any, History] = {}
-        self._begun: dict[int, _Seen] = {}  # by thread, what is not compiled yet
-        self._heard: set[str] = set()
+        self._histories: dict[Any, CallHistory] = {}
+        self._pending: dict[int, _CurrentCall] = {}  # per thread, the call that is not compiled yet
+        self._events: set[str] = set()  # the kinds of events so far
 
     def start(self, *, stacklevel: int) -> None:
-        """Begin to watch, and warn of what is not seen in this version of JAX."""
-        if not reads_calls():
+        """Begin tracking, and warn about calls that can't be observed in this version of JAX."""
+        if not can_read_calls():
             warnings.warn(_NO_CALLS, RetraceWarning, stacklevel=stacklevel + 1)
-        OBSERVER.add(self.hear)
+        OBSERVER.add(self.on_event)
 
     def stop(self, *, stacklevel: int) -> None:
-        """Watch no more, and warn of what was not seen."""
-        OBSERVER.remove(self.hear)
+        """End tracking, and warn about events that were not observed."""
+        OBSERVER.remove(self.on_event)
         self.flush()
-        if "trace" in self._heard and "compile" not in self._heard and not tells_of_compilations():
+        if "trace" in self._events and "compile" not in self._events and not can_observe_compilations():
             warnings.warn(_NO_COMPILATIONS, RetraceWarning, stacklevel=stacklevel + 1)
+        if "transformation" in self._events and not can_read_batches():
+            warnings.warn(_NO_BATCHES, RetraceWarning, stacklevel=stacklevel + 1)
 
     def flush(self) -> None:
-        """Report the traces for which nothing was compiled."""
-        for thread in list(self._begun):
-            self._end(self._begun.pop(thread, None))  # which may end in its own thread meanwhile
+        """Report the traces without a compilation."""
+        for thread in list(self._pending):
+            self._send(self._pending.pop(thread, None))  # its own thread may end it first
 
-    def hear(self, event: Event) -> None:
-        """Take note of what JAX tells of."""
-        self._heard.add(event.kind)
-        call = event.call if reads_calls() else None
+    def on_event(self, event: Event) -> None:
+        """Process one event from JAX."""
+        self._events.add(event.kind)
+        call = event.call if can_read_calls() else None
         if event.is_operation or (call is not None and call.outcome == "failed"):
             return
         if event.kind == "trace" and (call is None or call.outcome != "shared"):
             self.traced.add(event.definition[0])
-        if call is not None and self._concerns is not None and not self._concerns(call.function):
+        if call is not None and self._concerns is not None and not self._concerns(call):
             return
         if event.kind == "trace":
-            self._end(self._begun.pop(event.thread, None))
-            self._hear_trace(event, call)
-        elif event.kind == "lower" and event.thread in self._begun:
-            self._begun[event.thread].seconds += event.seconds
+            self._send(self._pending.pop(event.thread, None))
+            self._on_trace(event, call)
+        elif event.kind == "lower" and event.thread in self._pending:
+            self._pending[event.thread].seconds += event.seconds
         elif event.kind == "compile" and call is not None:
-            self._hear_compilation(event, call)
+            self._on_compilation(event, call)
 
-    def _hear_trace(self, event: Event, call: Call | None) -> None:
-        is_shared = call is not None and call.outcome == "shared"
-        seen = None if call is None else self._look(event, call, sharing=is_shared)
-        if call is None or seen is None:
-            if not is_shared and self._name in {None, event.definition[0]}:
+    # Traces
+
+    def _on_trace(self, event: Event, call: Call | None) -> None:
+        current = None if call is None else self._compare(event, call, sharing=call.outcome == "shared")
+        if call is None or current is None:
+            if (call is None or call.outcome != "shared") and self._name in {None, event.definition[0]}:
                 self._report(event, self._history(event), "count")
             return
-        if is_shared or (call.outcome == "unknown" and seen.closest is not None and not seen.of_trace):
-            seen.is_guess = not is_shared
-            seen.closest = seen.closest or seen.record(0, compiled=None)
-            if seen.closest.refusal:
-                raise TooManyTracesError(seen.closest.refusal)
-        else:
-            self._trace(event, seen, held=0 if seen.closest else count_held(call.jit_function))
-        self._begun[event.thread] = seen
+        current.is_guess = call.outcome == "unknown" and current.closest is not None and not current.of_trace
+        if call.outcome != "shared" and not current.is_guess:
+            self._trace(event, current)
+        elif current.closest is None:
+            current.record_unseen_trace()
+        elif current.closest.refusal:
+            raise TooManyTracesError(current.closest.refusal)
+        self._pending[event.thread] = current
 
-    def _hear_compilation(self, event: Event, call: Call) -> None:
-        seen = self._begun.pop(event.thread, None)
-        if seen is not None and seen.reference() is call.function:
-            seen.seconds += event.seconds
+    def _trace(self, event: Event, current: _CurrentCall, unseen: str = "", *, is_compiled: bool = False) -> None:
+        """Record and report a trace for this call."""
+        history, compared_with = current.history, None if current.closest is None else current.closest.number
+        if history.forgotten and not unseen:
+            unseen = f"compared with the last {_MAX_CALLS} traces; {history.forgotten} earlier ones are forgotten"
+        current.record(next(history.numbers), is_compiled=is_compiled)
+        self._report(event, history, "trace", current, compared_with=compared_with, unseen=unseen)
+
+    # Compilations
+
+    def _on_compilation(self, event: Event, call: Call) -> None:
+        current = self._pending.pop(event.thread, None)
+        if current is not None and current.reference() is call.function:
+            current.seconds += event.seconds
         else:
-            self._end(seen)
-            seen = self._look(event, call, sharing=not call.in_transformation)
-        if seen is None:
+            self._send(current)
+            current = self._compare(event, call, sharing=not call.in_transformation)
+        if current is None:
             return
-        seen.history.counts["compile"] += 1
-        entry = seen.closest
-        if call.in_transformation and seen.report is None:
-            if entry is None or seen.of_trace:  # several may be compiled for one trace
-                self._trace(event, seen, _ONLY_COMPILED)
-        elif entry is not None and entry.compiled is False:  # the first for its trace
-            entry.compiled = True
-        elif seen.is_guess and not seen.differences:  # the caches were cleared
-            self._trace(event, seen, compiled=True)
-        else:
-            unseen = "" if entry is not None and entry.compiled else _TRACED_BEFORE + _arguments(seen.signature)
-            seen.closest = seen.record(0 if entry is None else entry.number, compiled=True)
-            self._report(event, seen.history, "recompile", seen, compared_with=seen.closest.number, unseen=unseen)
-        self._end(seen)
+        if call.in_transformation:
+            self._events.add("transformation")
+        current.history.counts["compile"] += 1
+        past, kind = current.closest, self._kind_of_compilation(current, call)
+        if kind in {"unreported trace", "cleared caches"}:
+            is_unreported = kind == "unreported trace"
+            self._trace(event, current, _ONLY_COMPILED if is_unreported else "", is_compiled=not is_unreported)
+        elif kind == "recompile" and past is not None:
+            current.record(past.number, is_compiled=True)
+            self._report(event, current.history, "recompile", current, compared_with=past.number)
+        elif kind == "first":
+            self._record_first_program(current)
+        self._send(current)
 
-    def _look(self, event: Event, call: Call, *, sharing: bool) -> _Seen | None:
-        """Compare a call with the earlier ones; None where that can't be done: the program must go on."""
+    def _kind_of_compilation(self, current: _CurrentCall, call: Call) -> Compilation:
+        past = current.closest
+        if call.in_transformation and current.report is None:
+            if past is None or current.of_trace:
+                return "unreported trace"
+            if any(difference.kind == "batch" for difference in current.differences):
+                return "recompile"
+            return "first" if len(past.signature.batch) != len(current.signature.batch) else "part of a transformation"
+        if past is None or not past.is_compiled or past.signature.batch:
+            return "first"
+        return "cleared caches" if current.is_guess and not current.differences else "recompile"
+
+    def _record_first_program(self, current: _CurrentCall) -> None:
+        past = current.closest
+        if past is None:
+            current.record_unseen_trace()
+        elif past.signature.batch != current.signature.batch:
+            current.record(past.number)
+        if current.closest is not None:
+            current.closest.is_compiled = True
+
+    # Both
+
+    def _compare(self, event: Event, call: Call, *, sharing: bool) -> _CurrentCall | None:
+        """Compare a call with earlier ones; None if that fails, because the program must go on."""
         function = call.function
         try:
             history = self._history(event)
             if event.signature is None:
-                event.signature = signature_of(call, history.entries[-1].signature if history.entries else None)
+                event.signature = signature_of(call, history.calls[-1].signature if history.calls else None)
             reference = weakref.ref(function)
             closest, found = history.closest(function, event.signature, sharing=sharing)
-        except Exception:  # noqa: BLE001  a user's __eq__ or __hash__, a function that can't be hashed
+        except Exception:  # noqa: BLE001  a user's __eq__ or __hash__, or an unhashable function
             return None
-        return _Seen(reference, history, event.signature, closest, found, without_placement(found), event.seconds)
+        return _CurrentCall(reference, history, event.signature, closest, found, event.seconds)
 
-    def _history(self, event: Event) -> History:
+    def _history(self, event: Event) -> CallHistory:
         name, definition = event.definition
         key = definition or name
         with self._lock:
             if key not in self._histories:
-                self._histories[key] = History(name)
+                self._histories[key] = CallHistory(name)
             return self._histories[key]
-
-    def _trace(self, event: Event, seen: _Seen, unseen: str = "", *, held: int = 0, compiled: bool = False) -> None:
-        """A trace that was made for a call."""
-        compared_with, forgotten = None if seen.closest is None else seen.closest.number, seen.history.forgotten
-        if forgotten and not unseen:
-            unseen = f"the closest of the last traces; {forgotten} before them are not remembered"
-        if held:
-            calls, now = "a call" if held == 1 else f"{held} calls", _arguments(seen.signature)
-            unseen = f"JAX has traces for {calls} from before the block, whose arguments were not seen; now {now}"
-            compared_with = 0
-        seen.closest = seen.record(0, compiled=compiled)
-        self._report(event, seen.history, "trace", seen, compared_with=compared_with, unseen=unseen)
 
     def _report(
         self,
         event: Event,
-        history: History,
+        history: CallHistory,
         kind: Literal["trace", "recompile", "count"],
-        seen: _Seen | None = None,
+        current: _CurrentCall | None = None,
         *,
         compared_with: int | None = None,
         unseen: str = "",
     ) -> None:
-        """Make the report of a trace or a recompile, and raise where it is one too many."""
+        """Create the report of a trace or a recompile; raise if it is above the limit."""
         with self._lock:
             history.counts[kind] += 1
             count = history.counts[kind]
         number = history.counts["compile"] if kind == "recompile" else count
-        found = [] if seen is None else seen.differences if kind == "recompile" else seen.of_trace
+        if kind == "trace" and current is not None and current.closest is not None:
+            number = current.closest.number
+        found = [] if current is None else current.differences if kind == "recompile" else current.of_trace
         report = RetraceReport(
             history.name, kind, number, tuple(found), compared_with, event.seconds, event.caller, unseen
         )
         limit = self._limits[kind]
-        refusal = too_many(limit, report) if limit is not None and count > limit else ""
-        if kind == "trace" and seen is not None and seen.closest is not None:
-            seen.closest.number, seen.closest.refusal = number, refusal
-        if refusal:
+        if limit is not None and count > limit:
+            refusal = too_many(limit, report)
+            if kind == "trace" and current is not None and current.closest is not None:
+                current.closest.refusal = refusal
             self.violations.append(refusal)
             raise TooManyTracesError(refusal)
-        if seen is not None:
-            seen.report = report
+        if current is not None:
+            current.report = report
         elif report.is_retrace:
             self._on_report(report)
 
-    def _end(self, seen: _Seen | None) -> None:
-        if seen is not None and seen.report is not None and seen.report.is_retrace:
-            self._on_report(dataclasses.replace(seen.report, seconds=seen.seconds))
-
-
-def _arguments(signature: Signature) -> str:
-    """`x: float32[2] (committed to cpu:0), n: 3`."""
-    texts: list[str] = []
-    for name in signature.passed:
-        value = signature.arguments[name]
-        placement = getattr(value, "placement", None)
-        texts.append(f"{name}: {value!r}" + ("" if placement is None else f" ({placement})"))
-    return ", ".join(texts) or "no arguments"
+    def _send(self, current: _CurrentCall | None) -> None:
+        """Send the report of a finished call, unless it was the first of its function."""
+        if current is not None and current.report is not None and current.report.is_retrace:
+            self._on_report(dataclasses.replace(current.report, seconds=current.seconds))

@@ -1,4 +1,4 @@
-"""Classes that know how they split: from names on fields to shardings on any mesh, and checks across processes."""
+"""Sharding: from axis names on fields to shardings on any mesh, and checks across processes."""
 
 from treewright.sharding.constrain import constrain, constrain_tree, out_sharding, use_rules
 from treewright.sharding.init import abstract_state, sharded_init

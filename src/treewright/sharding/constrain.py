@@ -1,44 +1,47 @@
-"""One model for any mesh: values are split under Auto axes, typed under Explicit ones, left alone without a mesh."""
+"""Sharding constraints for values, under Auto and Explicit meshes; no-ops without a mesh."""
 
 import contextlib
 import functools
+from collections.abc import Iterable
 from typing import Any, TypeAlias, TypeVar
 
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-from treewright._core import freeze
-from treewright._core.jax_private import untyped_jax
-from treewright._core.text import short_text, text
-from treewright._lines import mesh_text
+from treewright._base.jax_private import untyped_jax
+from treewright._base.lines import mesh_text
+from treewright._base.text import short_text, text
+from treewright._freeze import freeze
 from treewright._processes import mesh_of_old_context, part_of_jit_key
+from treewright._trees.level import refuse_class
 from treewright.errors import ShardingError, ShardingWarning, warn_user
 from treewright.sharding.specs import MeshRules, OnMisfit, Rules, StackNames, fitted_leaves, partition_spec
 
 T = TypeVar("T")
 Name: TypeAlias = str | tuple[str, ...] | None
-_RULES: Any = part_of_jit_key((None, None))  # those of `use_rules`
+_RULES: Any = part_of_jit_key((None, None))  # the rules of `use_rules`
 
 
 def constrain(x: jax.Array, *names: Name, rules: Rules | None = None) -> jax.Array:
-    """`x`, split over the mesh that `jax.set_mesh` has set; without a mesh, `x` as it is.
+    """`x`, split over the mesh set by `jax.set_mesh`; without a mesh, `x` unchanged.
 
-    Under Auto axes this is `jax.lax.with_sharding_constraint`, under Explicit ones `jax.sharding.reshard`. Mesh axes
-    that the mesh lacks are dropped, so that one model runs on any mesh.
+    Under Auto axes this is `jax.lax.with_sharding_constraint`, under Explicit ones `jax.sharding.reshard`. Mesh axes in
+    rules that the mesh lacks are dropped, so that one model runs on any mesh.
 
     Args:
         x: An array, traced or not.
-        *names: For each axis of `x` what it is split over, or None for not at all. Without rules, a name is a mesh axis
+        *names: One name for each axis of `x`; None for an axis that is not split. Without rules, a name is a mesh axis
             or a tuple of mesh axes.
-        rules: The mesh axes for each name; None for those of `use_rules`. In a static field of the model
-            (`treewright.freeze` makes them hashable) they are part of what `jit` compiles for, and so are those of
+        rules: The mesh axes for each name; None for the rules of `use_rules`. Store them in a static field of the
+            model, made hashable by `treewright.freeze`, so `jit` compiles for them, as it does for those of
             `use_rules`.
 
     Raises:
-        ShardingError: If there are more or fewer names than axes, a name has no rule, or a length does not divide.
+        ShardingError: If there are more or fewer names than axes, a name has no rule, or a length is not divisible.
 
     Warns:
-        ShardingWarning: Inside `with mesh:`, which is JAX's old way to set a mesh and does not reach this function.
+        ShardingWarning: Inside `with mesh:`, JAX's old way to set a mesh, which has no effect here; or if, without
+            rules, a name is not an axis of the mesh.
 
     Examples:
         >>> from treewright.sharding import constrain
@@ -53,8 +56,8 @@ def constrain(x: jax.Array, *names: Name, rules: Rules | None = None) -> jax.Arr
     """
     if not hasattr(x, "shape"):
         raise TypeError(
-            f"constrain takes one array, got {short_text(x)}. constrain_tree splits each array of a tree by the names "
-            f"of its field."
+            f"constrain needs one array, got {short_text(x)}. For a tree, call constrain_tree, which uses the names of "
+            f"its fields."
         )
     return _split(x, _spec(f"constrain({text(x)})", names, x.shape, rules))
 
@@ -63,23 +66,24 @@ def constrain_tree(
     tree: T,
     rules: Rules | None = None,
     *,
-    kept: Rules | None = None,
+    storage_rules: Rules | None = None,
     on_misfit: OnMisfit = "error",
     stack: StackNames = (),
 ) -> T:
     """`constrain` for each leaf of a tree, by the names of its field.
 
-    Rules for computing may differ from those for keeping: what `{"embed": "fsdp", ...}` keeps split is gathered by
-    `{"embed": None, ...}` where it is used. Under Explicit axes gradients come back split as the parameters are kept.
-    Under Auto axes they do so where `kept` says how that is; without it the compiler may leave them gathered.
+    The rules for computing may differ from the rules for storage: a parameter that is stored split by `{"embed":
+    "fsdp", ...}` is gathered by `{"embed": None, ...}` for its use. Under Explicit axes, gradients are split as the
+    parameters are stored. Under Auto axes, pass `storage_rules` for this; without them the compiler may leave gradients
+    gathered.
 
-    Where layers are stacked, call it in the body of `jax.lax.scan`, on the one layer that the body is given. On the
-    whole stack it would gather all layers at once.
+    For stacked layers, call it in the body of `jax.lax.scan`, on the layer that the body receives. On the whole stack
+    it would gather all layers together.
 
     Args:
         tree: A node, or any other tree with nodes in it.
-        rules: As for `partition_specs`; None for those of `use_rules`, which are needed only where a mesh is set.
-        kept: The rules by which the tree is kept, and by which its gradients are to be split.
+        rules: As for `partition_specs`; None for the rules of `use_rules`, which are needed only if a mesh is set.
+        storage_rules: The rules for storing the tree and splitting its gradients.
         on_misfit: As for `partition_specs`.
         stack: As for `partition_specs`.
 
@@ -92,39 +96,43 @@ def constrain_tree(
         >>> class Layer(Module):
         ...     kernel: jax.Array = field(sharding=("embed", "mlp"))
         >>> with jax.set_mesh(jax.make_mesh((4,), ("fsdp",))):
-        ...     kept = constrain_tree(Layer(jnp.ones((4, 8))), {"embed": "fsdp", "mlp": None})
-        ...     used = constrain_tree(kept, {"embed": None, "mlp": None})
-        >>> kept.kernel.addressable_shards[0].data.shape, used.kernel.addressable_shards[0].data.shape
+        ...     stored = constrain_tree(Layer(jnp.ones((4, 8))), {"embed": "fsdp", "mlp": None})
+        ...     used = constrain_tree(stored, {"embed": None, "mlp": None})
+        >>> stored.kernel.addressable_shards[0].data.shape, used.kernel.addressable_shards[0].data.shape
         ((1, 8), (4, 8))
     """
-    surrounding, surrounding_kept = _RULES.value
-    used, kept = (surrounding, kept or surrounding_kept) if rules is None else (rules, kept)
+    refuse_class("constrain_tree", tree)
+    if rules is None:
+        rules, storage_rules = _RULES.value[0], storage_rules or _RULES.value[1]
     axes = _usable_axes()
-    if used is None and not axes:
+    if rules is None and not axes:
         return tree
-    if used is None:
-        raise TypeError("constrain_tree has no rules: give it some, or call it inside of `with use_rules(...):`.")
+    if rules is None:
+        raise TypeError("constrain_tree has no rules. Pass rules=, or call it inside `with use_rules(...):`.")
     leaves = jax.tree.leaves(tree)
-    # The transpose of a constraint is the same one: the gradient passes these in the other order, and is kept last.
-    for one in (used,) if kept is None else (kept, used):
-        fitted = fitted_leaves(tree, MeshRules(one, axes), on_misfit, stack)
+    # A constraint is its own transpose: gradients pass these in reverse order.
+    for each in (rules,) if storage_rules is None else (storage_rules, rules):
+        fitted = fitted_leaves(tree, MeshRules(each, axes), on_misfit, stack)
         leaves = [_split(value, fit.spec) for value, (_, fit) in zip(leaves, fitted, strict=True)]
     split: T = jax.tree.unflatten(jax.tree.structure(tree), leaves)
     return split
 
 
-def use_rules(rules: Rules, *, kept: Rules | None = None) -> contextlib.AbstractContextManager[None]:
-    """Rules for all of `constrain`, `constrain_tree` and `out_sharding` in a block that are given none.
+def use_rules(rules: Rules, *, storage_rules: Rules | None = None) -> contextlib.AbstractContextManager[None]:
+    """Default rules for `constrain`, `constrain_tree` and `out_sharding` inside a block.
 
-    They are part of what `jit` compiles for: a function that is called under other rules is traced again, and under the
-    first ones it has its first program.
+    `jit` compiles for them: a function called under different rules is retraced; under the first rules again, it runs
+    its first program.
 
     Args:
-        rules: The mesh axes for each name, in what is computed.
-        kept: Those by which parameters are kept, for `constrain_tree`: it brings gradients back to them.
+        rules: The mesh axes for each name, for values that are computed.
+        storage_rules: The rules for storing parameters; `constrain_tree` splits gradients by them.
 
     Raises:
         TypeError: If `rules` is not a mapping from names to mesh axes.
+
+    Warns:
+        ShardingWarning: If no `with` block is entered, so that the rules have no effect.
 
     Examples:
         >>> from treewright.sharding import constrain, use_rules
@@ -133,24 +141,41 @@ def use_rules(rules: Rules, *, kept: Rules | None = None) -> contextlib.Abstract
         ...     double(jnp.ones((4, 3))).sharding.num_devices
         4
     """
-    for one in (rules, kept or {}):
-        MeshRules(one, None)  # which refuses what are not rules
-    block: contextlib.AbstractContextManager[None] = _RULES((freeze(dict(rules)), kept and freeze(dict(kept))))
-    return block
+    for each in (rules, storage_rules or {}):
+        MeshRules(each, None)  # raises if these are not rules
+    return _RulesBlock(_RULES((freeze(dict(rules)), storage_rules and freeze(dict(storage_rules)))))
+
+
+class _RulesBlock(contextlib.AbstractContextManager[None]):
+    """The block of `use_rules`, which warns if it is never entered."""
+
+    def __init__(self, block: contextlib.AbstractContextManager[None]) -> None:
+        self._block: Any = block
+        self._was_entered = False
+
+    def __enter__(self) -> None:
+        self._was_entered = True
+        self._block.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._block.__exit__(*error)
+
+    def __del__(self) -> None:
+        if not self._was_entered:
+            warn_user("use_rules(...) has no effect without a block. Write `with use_rules(...):`.", ShardingWarning)
 
 
 def out_sharding(*names: Name, rules: Rules | None = None) -> PartitionSpec | None:
-    """How a result is split, for `out_sharding=` of `jnp.dot`, `jnp.einsum` and the like; None without Explicit axes.
+    """The spec for `out_sharding=` of `jnp.dot`, `jnp.einsum` and the like; None without Explicit axes.
 
-    Under Explicit axes JAX must be told how to split a product over an axis that is split; elsewhere it refuses to be
-    told.
+    Under Explicit axes JAX needs it for a product over a split axis; without them it refuses the argument.
 
     Args:
         *names: As for `constrain`.
         rules: As for `constrain`.
 
     Raises:
-        ShardingError: If a name has no rule, or two want one mesh axis.
+        ShardingError: If a name has no rule, or two names need the same mesh axis.
 
     Examples:
         >>> from treewright.sharding import out_sharding
@@ -170,15 +195,15 @@ def _mesh() -> Any:
     mesh: Any = jax.sharding.get_abstract_mesh()
     if mesh.empty and mesh_of_old_context() is not None:
         warn_user(
-            f"`with mesh:` does not reach constrain, constrain_tree and out_sharding, which leave their values as they "
-            f"are: {mesh_text(mesh_of_old_context())} is set by it. Write `with jax.set_mesh(mesh):`.",
+            f"{mesh_text(mesh_of_old_context())} is set by `with mesh:`, which has no effect on constrain, "
+            f"constrain_tree and out_sharding, so nothing is split. Write `with jax.set_mesh(mesh):`.",
             ShardingWarning,
         )
     return mesh
 
 
 def _usable_axes() -> dict[str, int]:
-    """The axes of the mesh that is set, without those that a `shard_map` has taken over."""
+    """The axes of the current mesh, without the manual ones of a `shard_map`."""
     mesh = _mesh()
     return {
         name: size
@@ -188,26 +213,49 @@ def _usable_axes() -> dict[str, int]:
 
 
 def _spec(caller: str, names: tuple[Name, ...], shape: tuple[int, ...], rules: Rules | None) -> PartitionSpec:
-    own_rules = {name: name for name in names if name is not None}
-    given = _RULES.value[0] if rules is None else rules
-    fit = MeshRules(own_rules if given is None else given, _usable_axes()).fit((), names, shape)
+    rules = _RULES.value[0] if rules is None else rules
+    mesh_axes: Any = {name: name for name in names if name is not None}
+    fit = MeshRules(mesh_axes if rules is None else rules, _usable_axes()).fit((), names, shape)
     problems = fit.unknown or fit.misfits
     if problems:
         raise ShardingError(f"{caller} with the names {names}: {'; '.join(problems)}.")
+    if rules is None:
+        _warn_of_absent_axes(caller, mesh_axes)
     return fit.spec
+
+
+def _warn_of_absent_axes(caller: str, names: Iterable[str | tuple[str, ...]]) -> None:
+    """Warn if names without rules are not mesh axes."""
+    mesh, axes = _mesh(), {axis for name in names for axis in ((name,) if isinstance(name, str) else name)}
+    absent = sorted(axes.difference(mesh.axis_names))
+    if absent and mesh.size > 1:
+        warn_user(
+            f"{caller}: without rules, names are mesh axes, but {mesh_text(mesh)} does not have {', '.join(absent)}, "
+            f"so nothing is split over it. Call it inside `with use_rules({{{absent[0]!r}: ...}}):`, or add such an "
+            f"axis of length 1 to the mesh.",
+            ShardingWarning,
+        )
 
 
 def _split(x: T, spec: PartitionSpec) -> T:
     kinds = {*_mesh().axis_types}
     if AxisType.Explicit in kinds:
-        x = untyped_jax.sharding.reshard(x, _part(spec, AxisType.Explicit))
+        try:
+            x = untyped_jax.sharding.reshard(x, _part(spec, AxisType.Explicit))
+        except ValueError as error:
+            if "only AbstractMesh exists" not in str(error):
+                raise
+            raise ShardingError(
+                f"{mesh_text(_mesh())} is set as an abstract mesh, which has no devices for arrays. Trace the function "
+                f"under it, as jax.eval_shape does, or set a mesh of devices: jax.set_mesh(jax.make_mesh(...))."
+            ) from error
     if AxisType.Auto in kinds:
         x = _constrained(x, _part(spec, AxisType.Auto))
     return x
 
 
 def _part(spec: PartitionSpec, kind: AxisType) -> PartitionSpec:
-    """What a spec says of the mesh axes of one kind. An array axis that has both kinds is left to the Explicit ones."""
+    """The part of a spec for mesh axes of one kind. An array axis with both kinds is split only by Explicit ones."""
     mesh = _mesh()
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     entries: list[Any] = []
@@ -221,5 +269,5 @@ def _part(spec: PartitionSpec, kind: AxisType) -> PartitionSpec:
 
 @functools.partial(untyped_jax.jit, static_argnums=1, inline=True)
 def _constrained(x: Any, spec: PartitionSpec) -> Any:
-    """Under `jit`, because an array that is not on a mesh yet can't be constrained outside of it."""
+    """In `jit`, because outside it an array that is not on a mesh can't be constrained."""
     return untyped_jax.lax.with_sharding_constraint(x, spec)

@@ -1,4 +1,4 @@
-"""Make a tree where it will live: each device computes and holds its own part."""
+"""Sharded initialisation: each device computes and stores its own part."""
 
 import contextlib
 from collections.abc import Callable
@@ -8,11 +8,13 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from treewright._core.jax_private import jax_trees, path_text, untyped_jax
-from treewright._core.text import short_text
+from treewright._base.jax_private import jax_trees, path_text, untyped_jax
+from treewright._base.lines import mesh_text
+from treewright._base.text import short_text
 from treewright._json import portable_text
 from treewright._processes import TIMEOUT, compare, process_count
 from treewright._trees.level import leaf_type_of
+from treewright.errors import ShardingError
 from treewright.sharding.processes import tree_texts
 from treewright.sharding.specs import AnyMesh, MeshRules, OnMisfit, Rules, fitted_leaves, sizes_of
 
@@ -29,30 +31,29 @@ def sharded_init(
     timeout_seconds: float = TIMEOUT,
     **kwargs: Any,
 ) -> T:
-    """The result of `fn(*args, **kwargs)`, split over a mesh: each device computes and holds its own part.
+    """The result of `fn(*args, **kwargs)`, split over a mesh: each device computes and stores its own part.
 
-    This is `jax.eval_shape` for the shardings of the leaves, and `jax.jit(fn, out_shardings=...)`. The random numbers
-    are those of a run without a mesh, but for rounding. `fn` may make statics that compare by identity.
+    This is `jax.eval_shape` for the shardings of the leaves, then `jax.jit(fn, out_shardings=...)`. Random numbers are
+    the same as without a mesh, except for rounding. `fn` may create statics that are compared by identity.
 
-    With several processes, each calls this with the same arguments. Before anything is computed they compare the
-    arrays among the arguments, the tree that is to be made, and the program that makes it.
+    All processes must call this with the same arguments. Before computing, they compare the arrays among the arguments,
+    the structure of the result, and the program.
 
     Args:
         fn: A function or class. The leaves of its result are arrays, or numbers, which become arrays.
-        *args: Its arguments. Arrays and random keys in them are traced; all else, such as sizes and names, is passed as
-            it is.
-        mesh: The mesh, with Auto or Explicit axes. The result is on it, whatever mesh is set.
+        *args: Its arguments. Arrays and random keys are traced; other values, such as sizes and names, are not.
+        mesh: The mesh for the result, with Auto or Explicit axes. The current mesh is ignored.
         rules: As for `partition_specs`.
         on_misfit: As for `partition_specs`.
-        timeout_seconds: How long to wait for the other processes.
-        **kwargs: More arguments of `fn`, as in `args`. One that has the name of an argument above goes into a
-            `functools.partial`.
+        timeout_seconds: The time to wait for the other processes.
+        **kwargs: More arguments of `fn`, as in `args`. If a name is that of an argument above, use `functools.partial`.
 
     Raises:
-        ProcessMismatchError: If processes would make different trees, or some do not come in time.
-        ShardingError: As for `partition_specs`.
-        TypeError: As for `partition_specs`, if `mesh` is abstract, which `abstract_state` takes, or if a leaf of the
-            result is neither an array nor a number.
+        ProcessMismatchError: If processes would create different trees, or some do not arrive in time.
+        ShardingError: As for `partition_specs`. Also inside `jit`, `grad` and `vmap`, because traced arrays have no
+            devices.
+        TypeError: As for `partition_specs`, if `mesh` is abstract (use `abstract_state`), or if a leaf of the result is
+            neither an array nor a number.
 
     Examples:
         >>> from treewright.sharding import sharded_init
@@ -66,12 +67,13 @@ def sharded_init(
         >>> layer.kernel.shape, layer.kernel.addressable_shards[0].data.shape
         ((6, 4), (3, 2))
     """
-    given: Any = mesh
-    if isinstance(given, AbstractMesh):
+    any_mesh: Any = mesh
+    if isinstance(any_mesh, AbstractMesh):
         raise TypeError(
-            f"sharded_init makes arrays, and {mesh} has no devices to hold them. abstract_state plans for such a mesh; "
-            f"jax.make_mesh makes one of devices."
+            f"sharded_init creates arrays, but {mesh_text(mesh)} is abstract, without devices to store them. Call "
+            f"abstract_state to plan for it, or pass a mesh of devices: mesh=jax.make_mesh(...)."
         )
+    _refuse_traces("sharded_init")
     plan = _plan(fn, (args, kwargs), mesh, rules, on_misfit)
     auto = _with_auto_axes(mesh)
     on_auto = [NamedSharding(auto, leaf.sharding.spec) for leaf in plan.leaves]
@@ -83,23 +85,23 @@ def sharded_init(
             compare(texts, name="sharded_init", timeout=timeout_seconds)
         leaves = lowered.compile()(plan.arrays)
     # No copy: the same devices in the same order.
-    made: T = plan.treedef.unflatten(jax.device_put(leaves, [leaf.sharding for leaf in plan.leaves]))
-    return made
+    result: T = plan.treedef.unflatten(jax.device_put(leaves, [leaf.sharding for leaf in plan.leaves]))
+    return result
 
 
 def abstract_state(
     fn: Callable[..., T], /, *args: Any, mesh: AnyMesh, rules: Rules, on_misfit: OnMisfit = "error", **kwargs: Any
 ) -> T:
-    """The result of `sharded_init` with a `jax.ShapeDtypeStruct` that has its sharding in place of each array.
+    """The result of `sharded_init`, with a `jax.ShapeDtypeStruct` and its sharding in place of each array.
 
-    Nothing is computed. It is the target for a restore: `treewright.checkpoint.load(path, like=...)` and Orbax put
-    each part of an array on the device that is to have it.
+    Nothing is computed. Use it as the target of a restore: `treewright.checkpoint.load(path, like=...)` and Orbax put
+    each part of an array on its device.
 
     Args:
         fn: As for `sharded_init`.
         *args: As for `sharded_init`.
-        mesh: As for `sharded_init`, or a `jax.sharding.AbstractMesh` to plan for machines that are not here. It need
-            not be the mesh that the arrays were on when they were saved.
+        mesh: As for `sharded_init`, or a `jax.sharding.AbstractMesh` to plan for other machines. It may differ from the
+            mesh of the saved arrays.
         rules: As for `partition_specs`.
         on_misfit: As for `partition_specs`.
         **kwargs: As for `sharded_init`.
@@ -117,27 +119,39 @@ def abstract_state(
         >>> layer.kernel.sharding.spec
         P(None, 'tensor')
     """
+    _refuse_traces("abstract_state")
     plan = _plan(fn, (args, kwargs), mesh, rules, on_misfit)
     result: T = plan.treedef.unflatten(plan.leaves)
     return result
 
 
-class _Plan(NamedTuple):
-    """A function of arrays and the abstract leaves of its result, each with its sharding.
+def _refuse_traces(caller: str) -> None:
+    try:
+        jax.sharding.get_mesh()
+    except ValueError as error:
+        raise ShardingError(
+            f"{caller} sets a mesh, so it can't be called inside jit, grad, vmap or eval_shape. Call it outside. "
+            f"Inside, call the function itself, and pass the shardings of the result to jit: "
+            f"out_shardings=shardings(...)."
+        ) from error
 
-    The leaves and not the tree: it may hold statics that compare by identity, which differ at each trace.
+
+class _Plan(NamedTuple):
+    """A function of arrays, and the abstract leaves of its result with their shardings.
+
+    It has leaves, not the tree, because statics that are compared by identity differ at each trace.
     """
 
     leaves_of: Callable[[list[Any]], list[Any]]
     arrays: list[Any]
-    names: list[str]  # `argument key`, or `argument 0` for the first without a name
+    names: list[str]  # `argument key`; `argument 0` for the first positional one
     treedef: Any
-    leaves: list[Any]  # of `jax.ShapeDtypeStruct`
+    leaves: list[Any]  # instances of `jax.ShapeDtypeStruct`
 
 
-def _plan(fn: Callable[..., Any], given: tuple[Any, Any], mesh: AnyMesh, rules: Rules, on_misfit: OnMisfit) -> _Plan:
+def _plan(fn: Callable[..., Any], inputs: tuple[Any, Any], mesh: AnyMesh, rules: Rules, on_misfit: OnMisfit) -> _Plan:
     on_mesh, treedefs = MeshRules(rules, sizes_of(mesh)), list[Any]()
-    arguments, structure = jax_trees.tree_flatten_with_path(given)
+    arguments, structure = jax_trees.tree_flatten_with_path(inputs)
     places = [place for place, (_, leaf) in enumerate(arguments) if isinstance(leaf, jax.Array | np.ndarray)]
     arrays = [_on_auto_axes(arguments[place][1]) for place in places]
     paths = [arguments[place][0] for place in places]
@@ -150,8 +164,8 @@ def _plan(fn: Callable[..., Any], given: tuple[Any, Any], mesh: AnyMesh, rules: 
         for path, leaf in jax_trees.tree_leaves_with_path(tree):
             if leaf_type_of(leaf).aval is None:
                 raise TypeError(
-                    f"{path_text(path, type(tree).__qualname__)} is {short_text(leaf)}, and the leaves of what is made "
-                    f"are arrays or numbers. Make it a static, or leave it out."
+                    f"{path_text(path, type(tree).__qualname__)} is {short_text(leaf)}, but the leaves of the result "
+                    f"must be arrays or numbers. Make it a static, or omit it."
                 )
         leaves, treedef = jax_trees.tree_flatten(tree)
         treedefs.append(treedef)
@@ -165,7 +179,7 @@ def _plan(fn: Callable[..., Any], given: tuple[Any, Any], mesh: AnyMesh, rules: 
 
 
 def _mesh_for_tracing(mesh: AnyMesh) -> contextlib.AbstractContextManager[object]:
-    """The mesh that `fn` sees. JAX can't set an abstract one where another is set: then `fn` sees that."""
+    """Set the mesh that `fn` sees. JAX can't set an abstract mesh if a mesh is set: then `fn` sees that one."""
     if isinstance(mesh, Mesh):
         return jax.set_mesh(mesh)
     before: Mesh = jax.sharding.get_mesh()
@@ -173,10 +187,10 @@ def _mesh_for_tracing(mesh: AnyMesh) -> contextlib.AbstractContextManager[object
 
 
 def _with_auto_axes(mesh: AnyMesh) -> Any:
-    """A mesh of the same devices that puts no shardings into types.
+    """A mesh of the same devices with Auto axes, so types have no shardings.
 
-    Under Explicit axes random numbers are typed as replicated, so every device would make whole arrays: for a
-    1024 x 1024 normal 16.8 MB beside the 0.5 MB that it keeps, instead of 1.6 MB.
+    Under Explicit axes random numbers are typed as replicated, so every device would create whole arrays: for a
+    1024 x 1024 normal, 16.8 MB in addition to the 0.5 MB that it stores, instead of 1.6 MB.
     """
     kinds = (AxisType.Auto,) * len(mesh.axis_names)
     if isinstance(mesh, AbstractMesh):

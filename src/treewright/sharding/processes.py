@@ -1,4 +1,4 @@
-"""Check that all processes of a run hold the same tree, by a text for each place of it."""
+"""`assert_same_on_all_processes`: compare the trees of all processes by a text for each path."""
 
 import platform
 import sys
@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from treewright._base.jax_private import path_text
+from treewright._base.text import shape_text
 from treewright._core import is_node, spec_of
-from treewright._core.jax_private import path_text
-from treewright._core.text import shape_text
 from treewright._json import modules_in, portable_text
 from treewright._processes import TIMEOUT, compare, process_count
 from treewright._trees.level import Place, walk
@@ -21,29 +21,26 @@ _ALWAYS = ("jax", "jaxlib", "numpy", "treewright")
 
 
 def assert_same_on_all_processes(tree: object, *, values: bool = False, timeout_seconds: float = TIMEOUT) -> None:
-    """Return if all processes hold the same tree, and raise in every process if not.
+    """Check that all processes have the same tree; if not, raise in every process.
 
-    Classes, statics, containers, shapes, dtypes and shardings are compared, and the versions of Python, JAX and the
-    packages whose functions and classes are in the tree. Statics that `static(local=True)` declares are left out. Call
-    it in every process before the first step: a static that differs is silent, or lets a collective wait without end.
-    An abstract tree will do, from `jax.eval_shape` or `abstract_state`.
+    Compares classes, statics, containers, shapes, dtypes and shardings, and the versions of Python, JAX and the
+    packages whose functions and classes are in the tree. Statics declared `static(local=True)` are ignored. Call it in
+    every process before the first step: otherwise a different static goes unnoticed, or makes a collective operation
+    hang. Abstract trees from `jax.eval_shape` or `abstract_state` also work.
 
-    Functions are compared by their code and what they captured, but those of libraries by their names, and libraries
-    by their versions; objects of other classes by their attributes and their `repr`. Lowered programs are compared by
-    their text, which finds differences that no other tree shows: a global or environment variable, the order of a set.
+    Functions are compared by code and captured values, libraries' functions by name and the library's version; other
+    objects by attributes and `repr`. Lowered programs are compared by their text, which reveals differences that the
+    tree does not show: a global or environment variable, the order of a set.
 
     Args:
-        tree: Any pytree. `jax.jit(step).lower(...)` is a leaf like others; compile it afterwards, so that nothing is
-            traced twice.
-        values: Whether to compare the numbers too, of arrays of which each process has all. An array may say that it is
-            replicated and yet hold other numbers in each process, if each has made its own. They are copied to the host
-            for that.
+        tree: Any pytree. `jax.jit(step).lower(...)` can be a leaf; compile it afterwards, to trace only once.
+        values: Whether to also compare the numbers in arrays that each process has completely. Arrays that are marked
+            as replicated may differ if each process created its own. The arrays are copied to the host.
         timeout_seconds: How long to wait for the other processes.
 
     Raises:
-        ProcessMismatchError: If two processes differ. The message has each place, and the value of each process there;
-            of programs the first line that differs. Or if some process does not come in time; the message has its
-            number.
+        ProcessMismatchError: If processes differ. The message has each path with the values of the processes, and for
+            programs the first different line. Also if a process is late; the message has its number.
 
     Examples:
         >>> from treewright.sharding import assert_same_on_all_processes
@@ -61,17 +58,18 @@ def assert_same_on_all_processes(tree: object, *, values: bool = False, timeout_
 
 
 def tree_texts(tree: object, *, values: bool = False) -> dict[str, str]:
-    """A text for each place of a tree, and the versions of the libraries that it is made of.
+    """Texts for the paths of a tree, and the versions of the libraries whose classes and functions it contains.
 
-    The classes of nodes and containers, the statics that are not local, the shapes and dtypes of leaves; with `values`
-    a digest of each array that this process holds whole.
+    They show the classes of nodes and containers, statics that are not local, and shapes and dtypes of leaves; with
+    `values` also a digest of each array that this process has completely.
     """
     texts: dict[str, str] = {}
     modules = set[str]()
     for place in walk(Place(tree)):
         path, value = path_text(place.path), place.value
         if place.level is None:
-            texts[path or ROOT] = f"{_leaf_text(value)}{_numbers_text(value) if values else ''}"
+            root = "the program" if isinstance(value, jax.stages.Lowered) else ROOT
+            texts[path or root] = f"{_leaf_text(value)}{_numbers_text(value) if values else ''}"
             continue
         cls = type(value)
         modules.add(cls.__module__)
@@ -99,15 +97,15 @@ def _leaf_text(leaf: Any) -> str:
 
 
 def _numbers_text(leaf: Any) -> str:
-    """A digest of the numbers of an array, if this process has all of it."""
+    """A digest of the numbers of an array, if this process has all of them."""
     if isinstance(leaf, jax.Array) and leaf.is_fully_replicated:
         leaf = leaf.addressable_data(0)
     return "".join(portable_text(leaf).partition("#")[1:]) if isinstance(leaf, jax.Array | np.ndarray) else ""
 
 
 def _versions(modules: Iterable[str]) -> dict[str, str]:
-    """The versions of Python, of JAX, and of the packages of some modules that say theirs."""
+    """The versions of Python, of JAX, and of the modules' packages that have a `__version__`."""
     packages = sorted({*_ALWAYS, *(module.partition(".")[0] for module in modules)})
     known = {package: getattr(sys.modules.get(package), "__version__", None) for package in packages}
-    python = ".".join(platform.python_version_tuple()[:2])  # whose last part changes no program
+    python = ".".join(platform.python_version_tuple()[:2])  # the last part does not affect programs
     return {f"version of {name}": version for name, version in {"Python": python, **known}.items() if version}

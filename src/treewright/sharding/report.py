@@ -1,16 +1,16 @@
-"""A table of what is split and what is replicated, and the bytes on each device."""
+"""`sharding_report`: a table of split and replicated leaves, and the bytes on each device."""
 
 import dataclasses
-import html
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from treewright._core.jax_private import path_text
-from treewright._core.text import text
-from treewright._lines import counted, table
+from treewright._base.jax_private import path_text
+from treewright._base.lines import counted, in_html, table
+from treewright._base.text import text
+from treewright._trees.level import refuse_class
 from treewright._trees.sizes import bytes_in
 from treewright.sharding.specs import (
     AnyMesh,
@@ -41,13 +41,13 @@ class ShardedLeaf:
     """One leaf of a report.
 
     Attributes:
-        path: Where it is.
+        path: Its path.
         array: Its dtype and shape, as text.
-        spec: How it is split.
+        spec: Its partition spec.
         nbytes: Its bytes.
         device_nbytes: Its bytes on each device.
-        copies: How many devices hold each part of it.
-        misfits: What could not be split as the rules say, and why.
+        copies: The number of devices with a copy of each part.
+        misfits: The rules that do not apply, and why.
     """
 
     path: str
@@ -61,13 +61,13 @@ class ShardedLeaf:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ShardingReport:
-    """All leaves of a tree on a mesh. `print` it for a table, in which equal layers share a line.
+    """All leaves of a tree on a mesh. `print` shows a table, in which equal layers share a line.
 
     Attributes:
-        mesh: The axes of the mesh and how many devices each has.
+        mesh: The number of devices of each mesh axis.
         leaves: The leaves, in order.
-        absent: The mesh axes that the rules name and the mesh does not have.
-        unused: The names of rules that no field of the tree has.
+        absent: The mesh axes that are in the rules but not in the mesh.
+        unused: The names that are in the rules but not in the tree.
     """
 
     mesh: Mapping[str, int]
@@ -87,7 +87,7 @@ class ShardingReport:
 
     @property
     def replicated_nbytes(self) -> int:
-        """The bytes on each device of leaves that every device has whole."""
+        """The bytes on each device of replicated leaves."""
         return sum(leaf.device_nbytes for leaf in self.leaves if leaf.nbytes == leaf.device_nbytes)
 
     def __str__(self) -> str:
@@ -101,6 +101,9 @@ class ShardingReport:
             rows.append((path, array, spec_text(leaf.spec), str(leaf.copies), *sizes))
         lines = table(rows, right=head[3:])
         lines += [f"{path}: {misfit}" for path, members in folds for misfit in self.leaves[members[0]].misfits]
+        idle = [axis for axis in self.mesh if self.mesh[axis] > 1 and axis not in _axes_in(self.leaves)]
+        if idle:
+            lines.append(f"mesh axes that split no leaf: {', '.join(idle)}")
         if self.absent:
             lines.append(f"not in the mesh, so not used: {', '.join(self.absent)}")
         if self.unused:
@@ -113,28 +116,34 @@ class ShardingReport:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return in_html(str(self))
+
+
+def _axes_in(leaves: Iterable[ShardedLeaf]) -> set[str]:
+    """The mesh axes that split a leaf."""
+    entries = [entry for leaf in leaves for entry in leaf.spec]
+    return {axis for entry in entries for axis in ((entry,) if isinstance(entry, str) else entry or ())}
 
 
 def spec_text(spec: Iterable[Any]) -> str:
     """`fsdp, tensor`, `-, data x fsdp`, or `replicated`."""
-    shown = [entry if isinstance(entry, str) else " x ".join(entry or "-") for entry in spec]
-    return ", ".join(shown) or "replicated"
+    axes = [entry if isinstance(entry, str) else " x ".join(entry or "-") for entry in spec]
+    return ", ".join(axes) or "replicated"
 
 
 def sharding_report(
     tree: object, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "error", stack: StackNames = ()
 ) -> ShardingReport:
-    """What of a tree is split over a mesh and what is replicated, with the bytes on each device.
+    """A table of the leaves of a tree on a mesh: how each is split, and the bytes on each device.
 
-    Nothing is computed or moved, so you can plan for machines that are not here: with an abstract tree from
-    `jax.eval_shape` and a `jax.sharding.AbstractMesh`.
+    Nothing is computed or moved, so you can plan for other machines with an abstract tree from `jax.eval_shape` and a
+    `jax.sharding.AbstractMesh`.
 
     Args:
         tree: As for `partition_specs`.
         mesh: As for `shardings`.
-        rules: As for `partition_specs`. One that no field uses is in the report, and no warning.
-        on_misfit: As for `partition_specs`; with `"replicate"` the report says what did not fit.
+        rules: As for `partition_specs`. The report lists unused rules, without a warning.
+        on_misfit: As for `partition_specs`; with `"replicate"` the report lists the rules that do not apply.
         stack: As for `partition_specs`.
 
     Raises:
@@ -152,8 +161,10 @@ def sharding_report(
         leaf     array          split over  copies      bytes  on a device
         .kernel  f32[256,1024]  -, tensor        8  1,024 KiB      256 KiB
         .bias    f32[1024]      replicated      32    4,096 B      4,096 B
+        mesh axes that split no leaf: data
         1,028 KiB on 32 devices (data 8, tensor 4): 260 KiB on each, 4,096 B of them replicated
     """
+    refuse_class("sharding_report", tree)
     sizes = sizes_of(mesh)
     on_mesh = MeshRules(rules, sizes)
     devices = math.prod(sizes.values())

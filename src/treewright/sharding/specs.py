@@ -10,26 +10,27 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from treewright._base.jax_private import GetAttrKey, Path, jax_trees, path_text
+from treewright._base.lines import counted, first_lines
+from treewright._base.text import did_you_mean, text, with_article
 from treewright._core import FieldSpec, flat_form, is_node, spec_of
-from treewright._core.jax_private import GetAttrKey, Path, jax_trees, path_text
-from treewright._core.text import did_you_mean, text
-from treewright._lines import counted, first_of
 from treewright._processes import ranges_text
+from treewright._trees.level import refuse_class
 from treewright._trees.specs import spec_like
 from treewright.errors import ShardingError, ShardingWarning, warn_user
 
 T = TypeVar("T")
 MeshAxes: TypeAlias = str | tuple[str, ...] | None
 Rules: TypeAlias = Mapping[str, MeshAxes]
-"""What the axes of each name are split over: a mesh axis, a tuple of several, or None for not at all."""
+"""The mesh axis for each name, a tuple of several, or None for an axis that is not split."""
 AnyMesh: TypeAlias = Mesh | AbstractMesh
 Misfit: TypeAlias = Literal["error", "replicate", "replicate_rank"]
 Names: TypeAlias = tuple[str | None, ...]
 OnMisfit: TypeAlias = Misfit | Mapping[str, Misfit]
 StackNames: TypeAlias = str | tuple[str, ...]
 
-partition_spec: Callable[..., PartitionSpec] = PartitionSpec  # whose constructor has no annotations
-ROOT = "The tree itself"
+partition_spec: Callable[..., PartitionSpec] = PartitionSpec  # its constructor has no annotations
+ROOT = "the tree"
 _INDEX = re.compile(r"\[(\d+)\]")
 _NUMBER = re.compile(r"\d+")
 
@@ -39,11 +40,11 @@ class Fit:
     """How an array is split.
 
     Attributes:
-        spec: The spec. What could not be split as the rules say is whole in it.
-        misfits: What could not be split, and why.
-        unknown: The names that have no rule, each in a phrase of its own.
-        wrong_rank: Whether the array is not what the names are for: it has more or fewer axes, or one number in all,
-            as optimisers keep it in place of an array.
+        spec: The spec, without the rules that do not apply.
+        misfits: The rules that do not apply, and why.
+        unknown: One phrase for each name without a rule.
+        wrong_rank: Whether the names do not fit the array: it has more or fewer axes, or only one element, as a
+            placeholder of an optimiser.
     """
 
     spec: PartitionSpec
@@ -53,14 +54,16 @@ class Fit:
 
 
 class MeshRules:
-    """Rules on a mesh: they say how an array is split over its axes.
+    """Rules on a mesh, which determine how arrays are split.
 
-    Without `sizes`, how many devices each mesh axis has, nothing is dropped and no length is checked.
+    `sizes` are the numbers of devices of the mesh axes. Without them, nothing is dropped and no length is checked.
     """
 
     def __init__(self, rules: Mapping[Any, Any], sizes: Mapping[str, int] | None) -> None:
         if not isinstance(rules, Mapping):
-            raise TypeError(f'rules= is a mapping from names to mesh axes, such as {{"mlp": "tensor"}}, got {rules!r}.')
+            raise TypeError(
+                f'rules= must be a mapping from names to mesh axes, such as {{"mlp": "tensor"}}, got {rules!r}.'
+            )
         self._axes = {name: _axes_of(name, rule) for name, rule in rules.items()}
         self.sizes: Mapping[str, int] = sizes or {}
         self._present = {
@@ -69,25 +72,25 @@ class MeshRules:
         }
         self._used: set[Hashable] = set()
         named = {axis for axes in self._axes.values() for axis in axes}
-        self.absent: tuple[str, ...] = tuple(sorted(named - self.sizes.keys()))  # the axes that the mesh does not have
+        self.absent: tuple[str, ...] = tuple(sorted(named - self.sizes.keys()))  # axes that the mesh lacks
         self.all_absent: bool = bool(named) and len(named) == len(self.absent)
         guesses = {axis: _almost(axis, self.sizes) for axis in self.absent}
         misspelt = [f"{axis!r} (did you mean {close!r}?)" for axis, close in guesses.items() if close]
         if misspelt:
             raise ShardingError(
                 f"Unknown mesh ax{'es' if len(misspelt) > 1 else 'is'} {', '.join(misspelt)}: the mesh has "
-                f"{axes_text(self.sizes)}, and what is split over another axis would be whole on every device. If it "
-                f"is an axis of another mesh, give it a name that is less like those of this one."
+                f"{axes_text(self.sizes)}. Axes that a mesh lacks are dropped, which would leave arrays whole on every "
+                f"device. If it is an axis of a different mesh, choose a less similar name."
             )
         self._fits: dict[tuple[Any, ...], Fit] = {}
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """The names that no array has had, whose rules would split something."""
+        """The names with rules that would split an axis, but that no array has had."""
         return tuple(str(name) for name, axes in self._axes.items() if axes and name not in self._used)
 
     def fit(self, stacks: tuple[str, ...], names: tuple[Hashable, ...] | None, shape: tuple[int, ...]) -> Fit:
-        """How an array is split whose leading axes hold stacks, and whose others have these names, or none."""
+        """How an array is split: `stacks` name its leading axes, and `names` the others, or they have no names."""
         key = (stacks, names, shape)
         if key not in self._fits:
             self._fits[key] = self._fit(stacks, names, shape)
@@ -119,23 +122,23 @@ class MeshRules:
                 axes = ()
             taken.update(dict.fromkeys(axes, place))
             entries.append(axes[0] if len(axes) == 1 else axes or None)
-        while entries and entries[-1] is None:  # as JAX writes the shardings of its results
+        while entries and entries[-1] is None:  # JAX omits them in the shardings of results
             entries.pop()
         return Fit(partition_spec(*entries), tuple(misfits), wrong_rank=math.prod(shape) == 1)
 
     def _misfit(self, axes: tuple[str, ...], length: int, taken: Mapping[str, int]) -> str | None:
         for axis in axes:
             if axis in taken:
-                return f"wants mesh axis {axis!r}, which axis {taken[axis]} has"
+                return f"needs mesh axis {axis!r}, already used by axis {taken[axis]}"
         if len({*axes}) < len(axes):
-            return f"wants a mesh axis twice: {axes}"
+            return f"needs a mesh axis twice: {axes}"
         if length % math.prod(self.sizes.get(axis, 1) for axis in axes):
-            return f"does not divide by {' x '.join(f'{axis!r} ({self.sizes[axis]})' for axis in axes)}"
+            return f"is not divisible by mesh axis {' x '.join(f'{axis!r} ({self.sizes[axis]})' for axis in axes)}"
         return None
 
 
 def _almost(axis: str, axes: Iterable[str]) -> str | None:
-    """The mesh axis of which this one is a misspelling. `data1` is none of `data2`, and `dp` none of `fsdp`."""
+    """The mesh axis that this one misspells, if any. `data1` does not misspell `data2`, nor `dp` `fsdp`."""
     close = difflib.get_close_matches(axis, axes, 1, cutoff=0.75)
     return close[0] if close and _NUMBER.sub("", axis) != _NUMBER.sub("", close[0]) else None
 
@@ -144,18 +147,18 @@ def _axes_of(name: Any, rule: Any) -> tuple[str, ...]:
     axes = () if rule is None else (rule,) if isinstance(rule, str) else rule
     if not (isinstance(axes, tuple) and all(isinstance(axis, str) for axis in axes)):
         raise TypeError(
-            f"The rule for {name!r} is {rule!r}. A rule is a mesh axis, a tuple of mesh axes, or None for an axis that "
-            f"is not split."
+            f"The rule for {name!r} is {rule!r}, but must be a mesh axis, a tuple of mesh axes, or None for an axis "
+            f"that is not split."
         )
     return tuple(axes)
 
 
-# The leaves of a tree, and what their fields declare
+# The leaves of a tree, and the names that their fields declare
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeclaredLeaf:
-    """A leaf with what its field declares: the names of its leading axes that hold stacks, and those of the others."""
+    """A leaf with the names that its field declares: of the leading axes of stacks, and of the other axes."""
 
     path: Path
     value: Any
@@ -166,9 +169,15 @@ class DeclaredLeaf:
 def declared_leaves(
     tree: Any, path: Path = (), stacks: tuple[str, ...] = (), names: Names | None = None
 ) -> Iterator[DeclaredLeaf]:
-    """The leaves of a tree in JAX's order; `path`, `stacks` and `names` are what is declared above the tree."""
+    """The leaves of a tree in JAX's order; `path`, `stacks` and `names` come from the tree's parents."""
     if is_node(tree):
         children, _ = flat_form(tree)
+        if names is not None and jax.tree.leaves(tree):
+            name = type(tree).__qualname__
+            raise ShardingError(
+                f"{path_text(path) or ROOT} is {with_article(name)}, but its field declares sharding={names!r}, which "
+                f"would be ignored: names are for arrays. Declare them on the fields of {name}, and remove them here."
+            )
         for field, child in zip(spec_of(tree).children, children, strict=True):
             own_names, stack = _declared(field, tree, path)
             below = (*path, GetAttrKey(field.name))
@@ -176,7 +185,7 @@ def declared_leaves(
     else:
         for steps, part in jax_trees.tree_leaves_with_path(tree, is_leaf=is_node):
             if is_node(part):
-                yield from declared_leaves(part, (*path, *steps), stacks)
+                yield from declared_leaves(part, (*path, *steps), stacks, names)
             else:
                 yield DeclaredLeaf((*path, *steps), part, stacks, names)
 
@@ -190,16 +199,16 @@ def _declared(field: FieldSpec, node: Any, path: Path) -> tuple[Names | None, st
     if callable(names):
         names = names(node)
         if names is not None and not (type(names) is tuple and all(isinstance(name, str | None) for name in names)):
-            raise ShardingError(f"{place} sharding= gave {names!r}, not a tuple with a name or None for each axis.")
+            raise ShardingError(f"{place} sharding= returned {names!r}, not a tuple with a name or None for each axis.")
     if callable(stack):
         stack = stack(node)
         if not isinstance(stack, str | None):
-            raise ShardingError(f"{place} stack= gave {stack!r}, not the name of an axis or None.")
+            raise ShardingError(f"{place} stack= returned {stack!r}, not the name of an axis or None.")
     return names, stack
 
 
 def _shape_of(leaf: Any) -> tuple[int, ...]:
-    """The shape of an array, live, abstract or traced; that of a number for anything else."""
+    """The shape of a live, abstract or traced array; the empty shape for any other leaf."""
     shape = getattr(leaf, "shape", ())
     return tuple(shape) if isinstance(shape, tuple) else ()  # `shape` may be a method
 
@@ -207,9 +216,9 @@ def _shape_of(leaf: Any) -> tuple[int, ...]:
 def fitted_leaves(
     tree: object, rules: MeshRules, on_misfit: OnMisfit, stack: StackNames = (), *, whole: bool = False
 ) -> list[tuple[DeclaredLeaf, Fit]]:
-    """The leaves of a tree in JAX's order, each with how it is split.
+    """The leaves of a tree in JAX's order, each with its fit.
 
-    `whole` says that all that the rules are for is in this tree, so that one that is not used deserves a warning.
+    With `whole`, the rules are meant only for this tree, so unused rules cause a warning.
     """
     leaves = [*declared_leaves(tree, stacks=(stack,) if isinstance(stack, str) else stack)]
     fitted = [(leaf, rules.fit(leaf.stacks, leaf.names, _shape_of(leaf.value))) for leaf in leaves]
@@ -224,27 +233,27 @@ def fitted_leaves(
         names = ", ".join(map(repr, rules.unused))
         known = dict.fromkeys(str(name) for leaf in leaves for name in (*leaf.stacks, *(leaf.names or ())) if name)
         warn_user(
-            f"No field of the tree has a name of these rules, which split nothing: {names}. The names in the tree: "
-            f"{', '.join(known) or 'none'}. Take the names of activations out of the rules for what is kept.",
+            f"Rules that no field of the tree uses: {names}. They split nothing. The names in the tree are "
+            f"{', '.join(known) or 'none'}. Omit the names of activations from the rules for parameters.",
             ShardingWarning,
         )
     if whole and rules.all_absent and math.prod(rules.sizes.values()) > 1:
         warn_user(
-            f"The mesh has none of the axes that the rules name ({', '.join(rules.absent)}), so every device holds all "
-            f"of each array. The mesh has {axes_text(rules.sizes)}. Name its axes in the rules, or None for an array "
-            f"axis that is not split.",
+            f"The mesh has none of the axes in the rules ({', '.join(rules.absent)}), so every device stores whole "
+            f"arrays. The mesh has {axes_text(rules.sizes)}. Use its axes in the rules, or None for an array axis "
+            f"that is not split.",
             ShardingWarning,
         )
     return fitted
 
 
 def _settings(tree: object, on_misfit: OnMisfit, count: int) -> list[Misfit]:
-    """What to do about a misfit of each leaf."""
+    """The setting of `on_misfit` for each leaf."""
     settings: list[Any] = [*on_misfit.values()] if isinstance(on_misfit, Mapping) else [on_misfit]
     for setting in settings:
         if setting not in get_args(Misfit):
             raise ValueError(
-                f'on_misfit= is "error", "replicate" or "replicate_rank", or a mapping from places in the tree to '
+                f'on_misfit= must be "error", "replicate" or "replicate_rank", or a mapping from places in the tree to '
                 f"these, got {setting!r}."
             )
     if isinstance(on_misfit, Mapping):
@@ -259,21 +268,21 @@ def _message(wrong: list[tuple[DeclaredLeaf, Fit]], count: int) -> str:
         array, problems = rows[members[0]][1]
         shown.append(f"{path or ROOT}, {array}: {'; '.join(dict.fromkeys(problems))}")
     lines = [
-        f"{len(wrong)} of {count} leaves can't be split as the rules say:",
-        *(f"  {line}" for line in first_of(shown)),
+        f"The rules don't fit {len(wrong)} of {count} leaves:",
+        *(f"  {line}" for line in first_lines(shown)),
     ]
     if any(fit.unknown for _, fit in wrong):
-        lines.append("Each name needs a rule; None is the rule for an axis that is not split.")
+        lines.append("Add a rule for each name; None is the rule for an axis that is not split.")
         return "\n".join(lines)
     if all(fit.wrong_rank and len(_shape_of(leaf.value)) > len(leaf.names or ()) for leaf, fit in wrong):
-        lines.append('If this is a part of a stack, stack= names its leading axes, as in stack="layers".')
+        lines.append('If this is part of a stack, name its leading axes, as in stack="layers".')
     setting = "replicate_rank" if all(fit.wrong_rank for _, fit in wrong) else "replicate"
-    lines.append(f'on_misfit="{setting}" keeps such an axis, or array, whole on every device.')
+    lines.append(f'With on_misfit="{setting}", such an axis or array is whole on every device.')
     return "\n".join(lines)
 
 
 def folded(rows: Sequence[tuple[str, Hashable]]) -> list[tuple[str, list[int]]]:
-    """Rows of a path and its content, those of equal layers as one: `.layers[0-79].kernel`, and their numbers."""
+    """Rows of path and content, with one row for equal layers, `.layers[0-79].kernel`, and their indices."""
     groups: dict[tuple[str, Hashable], list[int]] = {}
     for number, (path, content) in enumerate(rows):
         groups.setdefault((_INDEX.sub("[]", path), content), []).append(number)
@@ -291,31 +300,31 @@ def partition_specs(
 ) -> T:
     """A tree of the same treedef with a `PartitionSpec` for each leaf, by the names of its field.
 
-    A leaf whose field has no names is replicated, and so is a leaf outside all nodes.
+    Leaves without names, or outside all nodes, are replicated.
 
     Args:
-        tree: A node, or any other tree with nodes in it: live, traced, or abstract as `jax.eval_shape` gives it.
-            An optimiser's state is such a tree: its moments are nodes of the classes of the parameters.
+        tree: A node, or any other tree with nodes in it: live, traced, or abstract, as from `jax.eval_shape`. An
+            optimiser's state is such a tree: its moments are nodes of the parameters' classes.
         mesh: A mesh, or a `jax.sharding.AbstractMesh`. Mesh axes that it lacks, or that have one device, are dropped,
             and lengths are checked. With None, nothing is dropped and no length is checked.
-        rules: What the axes of each name are split over: a mesh axis, a tuple of several, or None for not at all.
-        on_misfit: What to do if a length does not divide by the devices, two axes want one mesh axis, or there are
-            more or fewer names than axes, as in optimisers that factor their moments. `"error"`, or `"replicate"`: keep
-            that axis whole, or the array if the number of names is wrong. `"replicate_rank"` does so for such arrays
-            alone, and for those of one number. Or a mapping from places, as `spec_like` takes them, to these:
-            `{"opt_state": "replicate_rank"}`. A name without a rule is always an error.
-        stack: The names of the leading axes of all arrays, where the tree is a part of a stack, such as
-            `model.blocks`: the field with `stack=` is above it.
+        rules: The mesh axis for each name, a tuple of several, or None for an axis that is not split.
+        on_misfit: The action if a rule does not apply: a length is not divisible, two axes need the same mesh axis, or
+            there are more or fewer names than axes, as in optimisers that factor their moments. `"error"` raises.
+            `"replicate"` leaves that axis whole, or the array if the number of names is wrong. `"replicate_rank"` does
+            so only for arrays with the wrong number of names or with one element. Or a mapping from places, as in
+            `spec_like`, to these: `{"opt_state": "replicate_rank"}`. A name without a rule is always an error.
+        stack: The names of the leading axes of all arrays, if the tree is part of a stack, such as `model.blocks`,
+            whose field with `stack=` is in its parent.
 
     Raises:
-        MissingPlaceError: If a place in `on_misfit` is not there.
-        ShardingError: If leaves can't be split as the rules say; the message lists all of them by path. Or if a rule
-            names a mesh axis almost as the mesh has it, such as `"modle"`.
+        MissingPlaceError: If a place in `on_misfit` does not exist.
+        ShardingError: If rules do not apply to leaves; the message lists all of them by path. Or if a rule misspells a
+            mesh axis, such as `"modle"`.
         TypeError: If `mesh` is not a mesh, or `rules` is not a mapping from names to mesh axes.
 
     Warns:
-        ShardingWarning: If no field has the name of a rule that splits something, or if a mesh of several devices has
-            none of the axes that the rules name.
+        ShardingWarning: If no field uses a rule that splits an axis, or if a mesh of several devices has none of the
+            axes in the rules.
 
     Examples:
         >>> from treewright.sharding import partition_specs
@@ -327,6 +336,7 @@ def partition_specs(
         >>> print(specs.kernel, specs.bias)
         P(None, 'tensor') P('tensor',)
     """
+    refuse_class("partition_specs", tree)
     on_mesh = MeshRules(rules, None if mesh is None else sizes_of(mesh))
     fitted = fitted_leaves(tree, on_mesh, on_misfit, stack, whole=True)
     specs: T = jax_trees.tree_structure(tree).unflatten(fit.spec for _, fit in fitted)
@@ -334,13 +344,13 @@ def partition_specs(
 
 
 def shardings(tree: T, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "error", stack: StackNames = ()) -> T:
-    """A tree of the same treedef with a `NamedSharding` for each leaf: for `jax.device_put`, `jit` and checkpoints.
+    """A tree of the same treedef with a `NamedSharding` for each leaf, for `jax.device_put`, `jit` and checkpoints.
 
-    Mesh axes that the mesh lacks are dropped, as are those of one device: one set of rules serves a laptop and a pod.
+    Mesh axes that the mesh lacks, or that have one device, are dropped, so the same rules work on a laptop and a pod.
 
     Args:
         tree: As for `partition_specs`.
-        mesh: A mesh, or a `jax.sharding.AbstractMesh` to plan for machines that are not here.
+        mesh: A mesh, or a `jax.sharding.AbstractMesh` to plan for other machines.
         rules: As for `partition_specs`.
         on_misfit: As for `partition_specs`.
         stack: As for `partition_specs`.
@@ -359,6 +369,7 @@ def shardings(tree: T, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "er
         >>> layer.kernel.sharding.spec, layer.kernel.addressable_shards[0].data.shape
         (P(None, 'tensor'), (4, 4))
     """
+    refuse_class("shardings", tree)
     fitted = fitted_leaves(tree, MeshRules(rules, sizes_of(mesh)), on_misfit, stack, whole=True)
     placed: T = jax_trees.tree_structure(tree).unflatten(NamedSharding(mesh, fit.spec) for _, fit in fitted)
     return placed
@@ -370,8 +381,8 @@ def axes_text(sizes: Mapping[str, int]) -> str:
 
 
 def sizes_of(mesh: object) -> Mapping[str, int]:
-    """How many devices each axis of a mesh has."""
+    """The number of devices of each mesh axis."""
     if not isinstance(mesh, Mesh | AbstractMesh):
-        raise TypeError(f"mesh= is a jax.sharding.Mesh or AbstractMesh, got {mesh!r}.")
+        raise TypeError(f"mesh= must be a jax.sharding.Mesh or AbstractMesh, got {mesh!r}.")
     shape: Mapping[str, int] = mesh.shape
     return shape

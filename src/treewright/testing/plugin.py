@@ -1,6 +1,6 @@
 """The pytest plugin: the marker `max_traces`, the fixture `retraces` and the option `--retraces`.
 
-pytest loads it in every run of an environment, so it imports nothing but pytest until a test asks for it.
+pytest loads it in every run in the environment, so it imports only pytest until a test needs more.
 """
 
 from collections.abc import Generator, Iterator
@@ -9,55 +9,56 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from treewright.retrace.command import Recording
+    from treewright.retrace.command import ProgramRecorder
     from treewright.retrace.explain import max_traces as limit_class
     from treewright.retrace.report import RetraceReport
 
-_RECORDING: "pytest.StashKey[Recording]" = pytest.StashKey()
+_RECORDER: "pytest.StashKey[ProgramRecorder]" = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option."""
-    text = "report at the end what JAX traced and compiled in this process, and what again for which reason"
+    text = "report at the end what JAX traced and compiled in this process, and why functions were retraced"
     parser.getgroup("treewright").addoption("--retraces", action="store_true", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known, and begin to record if asked."""
+    """Register the marker, and begin to record with `--retraces`."""
     if config.getoption("--retraces"):
-        from treewright.retrace.command import Recording
+        from treewright.retrace.command import ProgramRecorder
 
-        config.stash[_RECORDING] = Recording(["pytest", *config.invocation_params.args])
+        config.stash[_RECORDER] = ProgramRecorder(["pytest", *config.invocation_params.args])
     config.addinivalue_line(
         "markers",
         "max_traces(limit, *, only=None, recompiles=None): fail if jit traces a function more than `limit` times "
-        "during the test, or compiles it without a trace more than `recompiles` times; `only` names the one function "
+        "during the test, or compiles it without a trace more than `recompiles` times; `only` is the only function "
         "that counts (Treewright)",
     )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the report."""
-    recording = config.stash.get(_RECORDING, None)
-    if recording is not None:
-        terminalreporter.write_line(f"\n{recording.text()}")
+    recorder = config.stash.get(_RECORDER, None)
+    if recorder is not None:
+        terminalreporter.write_line(f"\n{recorder.text()}")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Run the test under the limits of its markers. Of several for one function, or for all, the closest holds."""
-    marks = {mark.kwargs.get("only"): mark for mark in reversed(list(item.iter_markers("max_traces")))}
+    """Run the test under the limits of its markers.
+
+    For each function, the closest marker applies; on the same test or class, a marker with `only` comes first.
+    """
+    marks = list(item.iter_markers_with_node("max_traces"))
     if not marks:
         return (yield)
-    from contextlib import ExitStack
-
     from treewright.errors import TooManyTracesError
-    from treewright.retrace.explain import max_traces
+    from treewright.retrace.explain import max_traces, nested
 
+    nodes = [node for node, _ in marks]
+    marks.sort(key=lambda pair: (nodes.index(pair[0]), pair[1].kwargs.get("only") is None))
     try:
-        with ExitStack() as limits:
-            for mark in marks.values():
-                limits.enter_context(_as_limit(max_traces, mark))
+        with nested([_as_limit(max_traces, mark) for _, mark in marks]):
             return (yield)
     except TooManyTracesError as error:
         raise pytest.fail.Exception(str(error), pytrace=False) from None
@@ -67,16 +68,17 @@ def _as_limit(max_traces: "type[limit_class]", mark: pytest.Mark) -> "limit_clas
     try:
         return max_traces(*mark.args, **mark.kwargs)
     except TypeError as error:
-        given = ", ".join([*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())])
-        message = f"@pytest.mark.max_traces({given}) has no meaning: {error}. Write @pytest.mark.max_traces(1), say."
+        arguments = ", ".join([*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())])
+        example = "Write, for example, @pytest.mark.max_traces(1)."
+        message = f"@pytest.mark.max_traces({arguments}) is invalid: {error}. {example}"
         raise pytest.fail.Exception(message, pytrace=False) from None
 
 
 @pytest.fixture
 def retraces() -> "Iterator[list[RetraceReport]]":
-    """The reports of all retraces and recompiles during the test, as `explain_retraces` gives them."""
+    """The reports of all retraces and recompiles during the test, as from `explain_retraces`."""
     from treewright.retrace.explain import explain_retraces
 
-    found: list[RetraceReport] = []
-    with explain_retraces(on_report=found.append):
-        yield found
+    reports: list[RetraceReport] = []
+    with explain_retraces(on_report=reports.append):
+        yield reports

@@ -1,4 +1,4 @@
-"""What a constructor takes: in order, with defaults, by keyword, through inheritance, in generic classes."""
+"""Constructor arguments: in order, with defaults, by keyword, through inheritance, in generic classes."""
 
 import abc
 import dataclasses

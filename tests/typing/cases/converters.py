@@ -1,4 +1,4 @@
-"""Fields that convert: what they take, and what they read as."""
+"""Fields with converters: the accepted types, and the types they read as."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, TypeAlias, assert_type

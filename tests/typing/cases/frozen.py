@@ -1,4 +1,4 @@
-"""Who may assign to a field: nobody, but the `__init__` of a Module."""
+"""Only the `__init__` of a Module may assign to a field."""
 
 from typing import Any, Final, assert_type
 

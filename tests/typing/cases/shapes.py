@@ -1,4 +1,4 @@
-"""Shapes in annotations: `jaxtyping` on fields and functions, which checkers read as the array itself."""
+"""Shapes in annotations: `jaxtyping` on fields and functions, which checkers read as the array type."""
 
 from typing import Any, assert_type
 

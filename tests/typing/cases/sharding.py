@@ -1,4 +1,4 @@
-"""Fields with names for their axes, and trees of the same class in all that takes them."""
+"""Fields with names for their axes, and trees of the same class in functions that accept them."""
 
 from typing import Any, assert_type
 

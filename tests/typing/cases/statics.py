@@ -1,4 +1,4 @@
-"""Which types a static field may have, as a plain field, with a default, with a factory, and in a `Static`."""
+"""Types of static fields: as a plain field, with a default, with a factory, and in a `Static`."""
 
 import dataclasses
 import enum
@@ -117,6 +117,14 @@ if TYPE_CHECKING:
 
 
 assert_type(Static[tuple[int, ...]]((1, 2)).value, tuple[int, ...])
+
+
+class SameObject(Module):
+    log: list[str] = static(identity=True)
+    table: dict[str, int] = static(identity=True, default_factory=dict, kw_only=True)
+
+
+assert_type(SameObject([]).log, list[str])
 
 
 class Converted(Module):

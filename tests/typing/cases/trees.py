@@ -1,4 +1,4 @@
-"""What is selected in a tree has its own type, and what comes back is of the class that went in."""
+"""Selected values have their own type, and updated trees keep their class."""
 
 from contextlib import suppress
 from typing import Any, NamedTuple, assert_type
@@ -54,7 +54,7 @@ layer = Layer(jnp.ones(3))
 net = Net((layer, layer), {"x": jnp.ones(2)})
 pair = Pair(layer, layer)
 
-# The type of what is selected flows through get, set and apply.
+# The type of the selected value flows through get, set and apply.
 assert_type(at(net, lambda net: net.name).get(), str)
 assert_type(at(net, lambda net: net.layers[0]).get(), Layer)
 assert_type(at(net, lambda net: net.layers[0].bias).get(), jax.Array | None)
@@ -101,7 +101,7 @@ assert_type(nbytes(net), int)
 assert_type(nbytes(net, by="field"), dict[str, int])
 assert_type(find_aliases(net), list[tuple[str, ...]])
 assert_type(summary(net, depth=1).total, str)
-assert_type(allclose(net, net, rtol=0.1).apart, tuple[str, ...])
+assert_type(allclose(net, net, rtol=0.1).mismatches, tuple[str, ...])
 assert_type(diff(net, net)[:0] == [], bool)
 assert_trees_close(net, net, atol=0.1)
 

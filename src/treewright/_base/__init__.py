@@ -1,0 +1,1 @@
+"""Helpers below `_core`: inspect functions, format text and reports, and use JAX's private APIs."""

@@ -1,0 +1,360 @@
+"""Inspect functions: their library, and the globals, captured variables, defaults and attributes that they depend on.
+
+A static function determines what a compiled program computes, and so does everything that it reads.
+"""
+
+import builtins
+import contextlib
+import dataclasses
+import dis
+import functools
+import itertools
+import operator
+import os
+import sys
+import types
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+from treewright._base.jax_private import JIT_ATTRIBUTES, options_of
+
+# Packages whose modules and functions users don't modify, and whose factories capture only constants. A package joins
+# with `__treewright_library__ = True` in its top module. docs/statics.md prints both lists.
+LIBRARIES = frozenset(
+    {
+        *("jax", "jaxlib", "numpy", "scipy", "ml_dtypes", "opt_einsum", "einops", "treewright"),
+        *("optax", "chex", "flax", "equinox", "haiku", "jaxtyping", "lineax", "optimistix", "diffrax", "distrax"),
+    }
+)
+# Modules of the standard library without settings, unlike `os`, `random` and others.
+STANDARD = frozenset(
+    {
+        *("abc", "bisect", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum"),
+        *("fractions", "functools", "heapq", "itertools", "math", "numbers", "operator", "re", "reprlib"),
+        *("statistics", "string", "types", "typing"),
+    }
+)
+OWN_MARK = "__treewright_library__"
+_RANDOM = "numpy.random"  # It has mutable state.
+_STANDARD_FOLDER = os.__file__.removesuffix("os.py")
+
+# Names through which code reads variables, attributes, files or settings that it does not name.
+_DYNAMIC = frozenset(
+    {
+        *("__import__", "breakpoint", "compile", "eval", "exec", "getattr", "globals", "input", "locals", "open"),
+        *("vars", "attrgetter", "methodcaller", "get_type_hints", "__getattribute__", "__dict__", "__closure__"),
+        *("__builtins__", "__globals__", "f_back", "f_globals", "f_locals", "get_printoptions", "geterr"),
+        *("fromfile", "genfromtxt", "load", "loadtxt", "memmap", "open_memmap"),
+    }
+)
+_READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+_READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_CHANGES_ITEMS = frozenset({"update", "setdefault", "pop", "popitem", "clear", "append", "extend"})
+_OPENS = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"})
+_CODE: Callable[[types.CodeType], tuple[Any, ...]] = operator.attrgetter(
+    *("co_code", "co_exceptiontable", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_name"),
+    *("co_qualname", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags", "co_stacksize"),
+    *("co_filename", "co_firstlineno", "co_linetable"),
+)
+BY_EQUALITY = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType})  # constants whose == is exact
+CONSTANTS = BY_EQUALITY | {float, complex}
+MISSING: Any = dataclasses.MISSING
+C = TypeVar("C", bound=type[Any])
+
+
+class NodeMethod:
+    """The base of a node's bound methods, with the attributes of `types.MethodType`."""
+
+    __slots__ = ("__func__", "__self__", "__weakref__")
+    __func__: Callable[..., Any]
+    __self__: Any
+
+
+class FrozenValue:
+    """The base of what `freeze` creates: values that can't change."""
+
+    __slots__ = ()
+
+
+METHODS = (types.MethodType, NodeMethod)
+C_METHODS = frozenset({types.BuiltinFunctionType, types.MethodWrapperType})
+
+
+# Classes, instances, and the names of values
+
+
+def class_attribute(cls: type[Any], name: str) -> Any:
+    """An attribute of a class or its nearest base, without calling descriptors; None if there is none."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+
+
+def is_cached_property(cls: type[Any], name: str) -> bool:
+    """Whether this attribute of the class is a `cached_property`."""
+    return isinstance(getattr(cls, name, None), functools.cached_property)
+
+
+def is_linen(cls: type[Any]) -> bool:
+    """Whether a class is a Module of flax.linen, whose instances store internal state in private attributes."""
+    return any((base.__module__, base.__name__) == ("flax.linen.module", "Module") for base in cls.__mro__)
+
+
+def native_base(cls: type[Any]) -> type[Any] | None:
+    """The first class in the MRO that is written in C, such as `list` or `Exception`; None if there is none."""
+    is_native = types.BuiltinFunctionType
+    return next((base for base in cls.__mro__[:-1] if isinstance(vars(base).get("__new__"), is_native)), None)
+
+
+def is_generated(method: Any) -> bool:
+    """Whether `dataclasses` generated a method."""
+    code = getattr(method, "__code__", None)
+    return code is not None and code.co_qualname.startswith("__create_fn__.")
+
+
+def is_written(cls: type[Any], name: str) -> bool:
+    """Whether a user or a library's author wrote this method, rather than Python, numpy or `dataclasses`."""
+    method = getattr(cls, name)
+    if method is None or method is getattr(object, name) or is_generated(method):
+        return False
+    owner = next(base for base in cls.__mro__ if name in vars(base))
+    return not is_standard_class(owner) and owner.__module__.partition(".")[0] != "numpy"
+
+
+def has_author(cls: type[Any]) -> bool:
+    """Whether a user or a library's author wrote the `__eq__` or `__hash__` of a class."""
+    return is_written(cls, "__eq__") or is_written(cls, "__hash__")
+
+
+def is_installed(cls: type[Any]) -> bool:
+    """Whether a class comes from an installed package, which users do not edit."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file
+
+
+def is_standard_class(cls: type[Any]) -> bool:
+    """Whether a class is defined by Python or its standard library."""
+    return str(cls.__module__).partition(".")[0] in sys.stdlib_module_names
+
+
+def instance_attributes(value: Any) -> dict[str, Any]:
+    """The attributes in an instance's `__dict__` and slots, bypassing overrides of its class."""
+    attributes = dict(object.__getattribute__(value, "__dict__")) if type(value).__dictoffset__ else {}
+    for base in type(value).__mro__:
+        if base.__dict__.get("__slots__") and not is_standard_class(base):
+            for name, slot in vars(base).items():
+                with contextlib.suppress(AttributeError):
+                    if isinstance(slot, types.MemberDescriptorType):
+                        attributes[name] = slot.__get__(value)
+    return attributes
+
+
+def set_public_module(module: str) -> Callable[[C], C]:
+    """Decorator that sets a class's `__module__` to a public module, where users, pickles and checkpoints find it."""
+
+    def set_module(cls: C) -> C:
+        cls.__module__ = module
+        setattr(cls, "__firstlineno__", None)  # noqa: B010  Then `inspect` reports that the module has no source of it.
+        return cls
+
+    return set_module
+
+
+def attribute_of(value: Any, name: str) -> Any:
+    """An attribute; None if it is missing, or if a user's `__getattr__` or property raises."""
+    try:
+        return getattr(value, name, None)
+    except Exception:  # noqa: BLE001
+        return None
+
+
+def lookup_imported(module: str, name: str) -> Any:
+    """The value at a dotted name in a module that is already imported; None if there is none."""
+    value: Any = sys.modules.get(module)
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def import_path(value: Any) -> tuple[str, str] | None:
+    """The module and dotted name at which this object can be imported; None if there are none."""
+    module, name = attribute_of(value, "__module__"), attribute_of(value, "__qualname__")
+    if not isinstance(module, str) or not isinstance(name, str) or "<" in name:  # a lambda or a local function
+        return None
+    return (module, name) if lookup_imported(module, name) is value else None
+
+
+def earlier_class_hint(cls: type[Any]) -> str:
+    """A hint for an instance whose class has been redefined since; empty if it has not."""
+    current = lookup_imported(cls.__module__, cls.__qualname__)
+    if not isinstance(current, type) or current is cls or current.__qualname__ != cls.__qualname__:
+        return ""
+    return (
+        f" This {cls.__qualname__} belongs to an older definition of the class: the class statement has run again, for "
+        f"example in a notebook cell or a reloaded module. Recreate the object."
+    )
+
+
+# Whose code
+
+
+def is_library(module: object) -> bool:
+    """Whether a module of this name belongs to a library: it is in a list above, or its package has the mark."""
+    name = str(module)
+    package = name.partition(".")[0]
+    top = sys.modules.get(package)
+    if package in LIBRARIES:  # A user's file of the same name is not a package.
+        return hasattr(top, "__path__") and _RANDOM not in name
+    if package.removeprefix("_") in STANDARD:  # For example, _operator is the C part of operator.
+        origin = str(getattr(getattr(top, "__spec__", None), "origin", None))
+        is_standard = origin.startswith(_STANDARD_FOLDER) and "site-packages" not in origin
+        return is_standard or origin in {"built-in", "frozen"}
+    return top is not None and vars(top).get(OWN_MARK) is True
+
+
+def is_library_function(function: types.FunctionType) -> bool:
+    """Whether a function's code belongs to a library. `__module__` is unreliable, because `wraps` copies it."""
+    return is_library(function.__globals__.get("__name__"))
+
+
+def is_library_object(value: Any) -> bool:
+    """Whether a value is a library's function or class that can be imported from the library.
+
+    A user's function that a library wrapped is imported from the user's module. So is a class that a library created
+    for the user, for example with `make_dataclass`.
+    """
+    if isinstance(value, types.MethodDescriptorType | types.WrapperDescriptorType):  # str.upper
+        value = value.__objclass__
+    path = import_path(value) if callable(value) else None
+    return path is not None and is_library(path[0]) and path[1] not in _DYNAMIC
+
+
+# Names that code reads and writes
+
+
+@functools.lru_cache(maxsize=4096)
+def code_reads(code: types.CodeType) -> tuple[tuple[tuple[str, str], ...], bool]:
+    """The globals that code reads, each with the attribute that follows; and whether it reads nothing else."""
+    reads: dict[tuple[str, str], None] = {}
+    is_all = True
+    for here, after in itertools.pairwise(dis.get_instructions(code)):
+        if here.opname in _READS_GLOBAL:
+            reads[here.argval, after.argval if after.opname in _READS_ATTRIBUTE else ""] = None
+        dynamic = here.opname in _READS_GLOBAL | _READS_ATTRIBUTE and here.argval in _DYNAMIC
+        is_all = is_all and not dynamic and here.opname not in _OPENS
+    for nested in code.co_consts:
+        if isinstance(nested, types.CodeType):
+            inner, are_all = code_reads(nested)
+            reads |= dict.fromkeys(inner)
+            is_all = is_all and are_all
+    return tuple(reads), is_all
+
+
+class Effects(NamedTuple):
+    """The names that code may change, and those that it reads."""
+
+    variables: frozenset[str]  # assigned captured variables and globals
+    assigned: frozenset[str]  # assigned attributes, and "[]" if it may change the items of a container
+    attributes: frozenset[str]  # attributes that it reads
+    strings: frozenset[str]  # string constants, which may be keys of items that it reads
+
+
+@functools.lru_cache(maxsize=4096)
+def code_effects(code: types.CodeType) -> Effects:
+    """The effects of code, and of the code nested in it."""
+    by_name: dict[str, set[str]] = {}
+    for instruction in dis.get_instructions(code):
+        by_name.setdefault(instruction.opname, set()).add(str(instruction.argval))
+    variables = by_name.get("STORE_GLOBAL", set()) | (by_name.get("STORE_DEREF", set()) & {*code.co_freevars})
+    assigned = by_name.get("STORE_ATTR", set())
+    read = set[str]().union(*(by_name.get(name, set()) for name in _READS_ATTRIBUTE))
+    changes_items = "STORE_SUBSCR" in by_name or not read.isdisjoint(_CHANGES_ITEMS)
+    strings = {each for each in code.co_consts if isinstance(each, str)}
+    own = Effects(*map(frozenset, (variables, assigned | {"[]"} if changes_items else assigned, read, strings)))
+    nested = [code_effects(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    every = Effects(*(frozenset().union(*names) for names in zip(own, *nested, strict=True)))
+    return every._replace(variables=every.variables.difference(code.co_cellvars))
+
+
+def variables_assigned(function: types.FunctionType) -> dict[str, Any]:
+    """The variables that a function, or a function that it captured, assigns when it runs: cells; for globals True."""
+    functions = [function, *(each for each in captured(function).values() if isinstance(each, types.FunctionType))]
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    return {name: cells.get(name, True) for each in functions for name in code_effects(each.__code__).variables}
+
+
+def reads_of(function: Any) -> Iterator[tuple[str, Any, bool]]:
+    """The globals that a function reads: the name, such as `settings.RATE`, the value, and whether it is constant.
+
+    A global is constant if it belongs to Python or a library and is read under its original name.
+    """
+    for name, attribute in code_reads(function.__code__)[0]:
+        value = function.__globals__.get(name, MISSING)
+        if value is MISSING:
+            value = function.__builtins__.get(name, MISSING)
+            yield name, value, value is not MISSING and value is getattr(builtins, name, None)
+        elif not isinstance(value, types.ModuleType):
+            yield name, value, getattr(value, "__name__", None) == name and is_library_object(value)
+        elif attribute in vars(value):
+            member = vars(value)[attribute]
+            is_module = isinstance(member, types.ModuleType)
+            is_constant = is_library(member.__name__) if is_module else callable(member) or type(member) in CONSTANTS
+            yield f"{name}.{attribute}", member, is_constant and is_library(value.__name__)
+        else:
+            yield name, value, is_library(value.__name__)
+
+
+def globals_read(function: types.FunctionType) -> dict[str, Any]:
+    """The globals that a user's function reads, without those of libraries and Python."""
+    if is_library_function(function):
+        return {}
+    return {name: value for name, value, is_constant in reads_of(function) if not is_constant and value is not MISSING}
+
+
+# Code and captured variables
+
+
+@functools.lru_cache(maxsize=4096)
+def code_key(address: int, code: types.CodeType) -> Hashable:  # noqa: ARG001  Otherwise the cache would use `==`.
+    """The exact key of a code object. Compiling the same text of the same file again yields an equal key.
+
+    `==` of code ignores the file and the order of constant sets.
+    """
+    return (*_CODE(code), *map(_constant_key, code.co_consts))
+
+
+def _constant_key(value: Any) -> Hashable:
+    if isinstance(value, types.CodeType):
+        return code_key(id(value), value)
+    if isinstance(value, tuple | frozenset):
+        return (type(value), *map(_constant_key, value))
+    return (type(value), repr(value))
+
+
+def captured(function: types.FunctionType) -> dict[str, Any]:
+    """The captured variables of a function by name, without those that are not bound yet."""
+    variables: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not bound yet
+            variables[name] = cell.cell_contents
+    return variables
+
+
+def bound_variables(function: types.FunctionType) -> dict[str, Any]:
+    """The captured variables and the parameter defaults of a function, by name."""
+    positional = function.__code__.co_varnames[: function.__code__.co_argcount]
+    last = zip(reversed(positional), reversed(function.__defaults__ or ()), strict=False)
+    return captured(function) | dict(reversed(list(last))) | (function.__kwdefaults__ or {})
+
+
+def unwrap(function: Any) -> Any:
+    """The innermost function that a partial, a method or a wrapper calls."""
+    is_partial = isinstance(function, functools.partial)
+    inner = function.func if is_partial else getattr(function, "__func__", getattr(function, "__wrapped__", None))
+    return function if inner is None else unwrap(inner)
+
+
+def jit_options(value: Any) -> tuple[Any, ...] | None:
+    """The options of a jitted function; None for other values, or if this JAX version does not provide them."""
+    options = options_of(value)
+    if options is None or not vars(value).keys() <= {*JIT_ATTRIBUTES, *getattr(value.__wrapped__, "__dict__", ())}:
+        return None
+    return tuple(options.values())

@@ -1,0 +1,147 @@
+"""Private, untyped and recent JAX APIs, each with what breaks if a JAX version lacks it.
+
+Every JAX version from 0.9.0 to the newest is supported. APIs used only for retraces are in
+`treewright.retrace.jax_private`, and those used only for checkpoints in `treewright.checkpoint.fit`.
+`tests/test_jax_private.py` removes each of them in turn.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path as FilePath
+from types import FunctionType
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+# Untyped, but public: strict checkers reject JAX's incomplete annotations.
+
+untyped_jax: Any = jax
+jax_trees: Any = jax.tree_util
+GetAttrKey: Any = jax.tree_util.GetAttrKey
+SequenceKey: Any = jax.tree_util.SequenceKey
+DictKey: Any = jax.tree_util.DictKey
+FlattenedIndexKey: Any = jax.tree_util.FlattenedIndexKey
+Key: TypeAlias = Any  # one of these, or what a foreign class registered
+Path: TypeAlias = tuple[Key, ...]
+
+
+def path_text(path: Path, root: str = "") -> str:
+    """A path in Python syntax: `state.params.layers[2].kernel` for the root `state`."""
+    return root + "".join(map(str, path))
+
+
+# Recent. `import treewright` fails in a JAX version without these.
+
+typeof: Any = jax.typeof
+_REF_TYPE: Any = jax.ref.AbstractRef  # pyright: ignore[reportAttributeAccessIssue]  # `import jax` imports jax.ref too
+
+
+def is_ref_type(aval: Any) -> bool:
+    """Whether a JAX type is the type of a ref."""
+    return isinstance(aval, _REF_TYPE)
+
+
+def is_ref(value: Any) -> bool:
+    """Whether a value is a ref, an array that changes in place, or the tracer of one."""
+    return type(value) is jax.Ref or (isinstance(value, Tracer) and is_ref_type(typeof(value)))
+
+
+_prng_key: Any = jax.dtypes.prng_key
+
+
+def is_key_dtype(dtype: Any) -> bool:
+    """Whether a dtype belongs to typed random keys, such as `key<fry>`."""
+    return bool(jax.numpy.issubdtype(dtype, _prng_key))
+
+
+def numbers_of(array: Any) -> np.ndarray[Any, Any]:
+    """The values of an array as a numpy array; for random keys, their bits."""
+    return np.asarray(jax.random.key_data(array) if is_key_dtype(array.dtype) else array)
+
+
+# Private.
+
+
+def node_data(treedef: Any) -> tuple[type[Any], Any] | None:
+    """The class and the `aux_data` of a treedef's root; None for a leaf.
+
+    Without it, functions that inspect dicts or nodes of other libraries (`diff`, `at`, `explain` and others) raise
+    AttributeError, and retraces with such arguments are counted but not explained.
+    """
+    data: tuple[type[Any], Any] | None = treedef.node_data()
+    return data
+
+
+def weakly_typed(array: Any) -> Any:
+    """A weakly typed copy of an array, like `jnp.asarray(1.0)`.
+
+    Without it, weakly typed arrays are restored from a checkpoint strongly typed, so functions retrace once.
+    """
+    convert: Any = getattr(untyped_jax._src.lax.lax, "_convert_element_type", None)
+    return array if convert is None else convert(array, weak_type=True)
+
+
+# The attributes in the `__dict__` of a jitted function, in addition to those of the wrapped function. With any further
+# attribute, a jitted function in a static field is compared by identity.
+JIT_ATTRIBUTES = frozenset(
+    {"__wrapped__", "_fun", "_jit_info", "__annotations__", "__name__", "__module__", "__doc__", "__qualname__"}
+    | {"__type_params__", "__annotate__"}
+)
+
+
+def is_jitted(function: Any) -> bool:
+    """Whether `jax.jit` returned this function, rather than a wrapper that copied its attributes."""
+    kind = type(function)
+    return kind.__name__ == "PjitFunction" and kind.__module__.partition(".")[0] in {"jax", "jaxlib"}
+
+
+def options_of(function: Any) -> Mapping[str, Any] | None:
+    """The options of a jitted function by the names of `jax.jit`'s parameters; None if they can't be read.
+
+    Without it, `explain` reports that it does not know which arguments are static, and a jitted function in a static
+    field is compared by identity.
+    """
+    return options_record(getattr(function, "_jit_info", None)) if is_jitted(function) else None
+
+
+def options_record(info: Any) -> Mapping[str, Any] | None:
+    """JAX's record of the options of a jitted function as a mapping; None for anything else."""
+    options: dict[str, Any] = getattr(info, "_asdict", dict[str, Any])()
+    for about_function in ("fun_sourceinfo", "fun_signature"):
+        options.pop(about_function, None)
+    return options if {"static_argnums", "static_argnames"} <= options.keys() else None
+
+
+def unwrap_api_boundary(function: Any) -> Any:
+    """The function inside JAX's traceback filter. Without its names, reports show `grad`'s inner function."""
+    is_filter = isinstance(function, FunctionType) and function.__code__.co_name == "reraise_with_filtered_traceback"
+    return inspect.getclosurevars(function).nonlocals.get("fun", function) if is_filter else function
+
+
+_traces: Any = getattr(untyped_jax._src.core, "trace_ctx", None)
+
+
+def current_trace() -> object:
+    """The current trace, or JAX's object for no trace.
+
+    Without it, a loop that is called during a trace loses its state, and JAX reports a leaked tracer.
+    """
+    return getattr(_traces, "trace", None)
+
+
+def hide_frames(folder: str) -> None:
+    """Hide frames of a folder's files in tracebacks of jitted functions, as JAX hides its own.
+
+    `JAX_TRACEBACK_FILTERING=off` shows them. Without this JAX API they are always shown.
+    """
+    try:
+        from jax._src.traceback_util import register_exclusion
+    except ImportError:
+        return
+    hide: Callable[[str], None] = register_exclusion
+    hide(folder)
+
+
+hide_frames(str(FilePath(__file__).parents[1]))

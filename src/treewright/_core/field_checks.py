@@ -1,0 +1,379 @@
+"""Detect wrong field values: values that can't be static, and settings in child fields; each with a fix."""
+
+import collections.abc
+import dataclasses
+import enum
+import random
+import sys
+import types
+from collections.abc import Mapping, MutableMapping, MutableSequence, MutableSet
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from treewright._base.functions import (
+    METHODS,
+    has_author,
+    instance_attributes,
+    is_installed,
+    is_library,
+    is_standard_class,
+)
+from treewright._base.jax_private import jax_trees
+from treewright._base.text import annotation_text, function_text, short_text, text, text_with_class, with_article
+from treewright.errors import ChildWarning, NodeInitError, StaticFieldError, warn_user
+
+# Statics
+
+_GENERATORS: tuple[type[Any], ...] = (
+    collections.abc.Iterator,  # open files among them
+    *(random.Random, np.random.Generator, np.random.BitGenerator, np.random.RandomState),
+)
+MUTABLE: tuple[type[Any], ...] = (
+    *(list, dict, set, bytearray, MutableMapping, MutableSequence, MutableSet),
+    *(np.ndarray, np.void, jax.Array, jax.Ref),  # a row of a structured array is a view of it
+    *_GENERATORS,
+)
+IDENTITY = "static(identity=True)"
+_OWN_HASH = (
+    "a hashable value, such as a tuple, or define __hash__ and __eq__ on its class (@dataclass(frozen=True) does)"
+)
+_AS_ARRAY = "treewright.freeze(numpy.asarray(...)), for a constant table"
+# The value to pass instead, by the class of the wrong value; and whether `freeze` returns it.
+_FIXES = types.MappingProxyType(
+    {
+        ("builtins", "list"): ("a tuple", True),
+        ("builtins", "set"): ("a frozenset", True),
+        ("builtins", "dict"): ("treewright.freeze(the_dict)", True),
+        ("argparse", "Namespace"): ("treewright.freeze(args)", True),
+        ("types", "SimpleNamespace"): ("treewright.freeze(config)", True),
+        ("omegaconf", "DictConfig"): ("treewright.freeze(config)", True),
+        ("omegaconf", "ListConfig"): ("treewright.freeze(OmegaConf.to_container(config, resolve=True))", False),
+        ("pydantic", "BaseModel"): (
+            "treewright.freeze(config.model_dump()), or set model_config = ConfigDict(frozen=True) on its class",
+            False,
+        ),
+        ("numpy", "MaskedArray"): ("treewright.freeze((array.data, array.mask)), for a constant table", False),
+        ("numpy", "matrix"): (_AS_ARRAY, False),
+        ("numpy", "recarray"): (_AS_ARRAY, False),
+        ("numpy", "ndarray"): ("treewright.freeze(table), for a constant table", True),
+        ("collections", "MutableMapping"): ("treewright.freeze(the_mapping)", True),
+    }
+)
+
+
+_UNHASHABLE = "It is not hashable, so jit can't tell whether it compiled for this value."
+
+
+@dataclasses.dataclass(eq=False)
+class NoExactKeyError(TypeError):
+    """A value that can't be static: its description, the consequence, and the value to pass instead, if any."""
+
+    value: Any
+    description: str
+    consequence: str
+    fix: str  # the value to pass instead; empty if there is none
+    can_freeze: bool = False  # whether `freeze` returns that value
+    can_be_child: bool = True
+
+
+class ArraysReachedError(NoExactKeyError):
+    """A value that reaches a node with arrays, or one that is being built."""
+
+
+def problem_of(value: Any) -> NoExactKeyError:
+    """Why a value can't be static."""
+    description, (fix, can_freeze), can_be_child = text_with_class(value), _fix(value), True
+    consequence = _UNHASHABLE
+    if isinstance(value, Tracer):
+        description, fix = f"a tracer, {text(value)}", ""
+        consequence = "A tracer is valid only during its trace, but a static outlives it."
+    elif type(value) is jax.Ref:
+        description, fix = f"a ref, {text(value)}", ""
+        consequence = (
+            "A ref changes in place, but jit would treat it as part of the program, not of the tree: checkpoints would "
+            "not save it, and a program compiled for one ref would not run with a different one."
+        )
+    elif isinstance(value, np.ndarray | jax.Array):
+        description, fix = f"an array, {text(value)}", "" if fix is _OWN_HASH else fix
+        consequence = (
+            "jit compares statics with ==, which returns an array, and a change in place would give stale results."
+        )
+    elif isinstance(value, _GENERATORS) or is_nnx(type(value)):
+        fix, can_be_child = IDENTITY, False
+        consequence = "It changes when it is used, but a compiled program keeps its state during the trace."
+    elif isinstance(value, MUTABLE):
+        consequence = "jit compares statics and never copies them, so a change in place would give stale results."
+    return NoExactKeyError(value, description, consequence, fix, can_freeze, can_be_child)
+
+
+def _fix(value: Any) -> tuple[str, bool]:
+    """The value to pass instead, and whether `freeze` returns it."""
+    cls: Any = type(value)
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        return "treewright.freeze(array.tolist()), for a constant table", False
+    for base in cls.__mro__:
+        name = (str(base.__module__).partition(".")[0], base.__name__)
+        if name in _FIXES:
+            return _FIXES[name]
+    if hasattr(cls, "__attrs_attrs__"):
+        return "treewright.freeze(attrs.asdict(config)), or decorate its class with @attrs.frozen", False
+    if cls.__hash__ is None and dataclasses.is_dataclass(cls):
+        return (
+            "treewright.freeze(dataclasses.asdict(config)), or decorate its class with @dataclass(frozen=True)",
+            False,
+        )
+    return _OWN_HASH, False
+
+
+def arrays_reached(node: Any, *, is_built: bool = True) -> ArraysReachedError:
+    """Why a value that reaches a node with arrays, or an unfinished node, can't be static."""
+    state = "with arrays" if is_built else "that is being built"
+    return ArraysReachedError(
+        node,
+        f"{with_article(type(node).__qualname__)} {state}",
+        "Its arrays would be constants of the compiled program, without gradients or updates.",
+        "",
+        can_be_child=is_built,
+    )
+
+
+def unset_field(value: Any, name: str) -> NoExactKeyError:
+    """Why a dataclass with a field that was never assigned can't be static."""
+    cls = type(value).__qualname__
+    description = f"{with_article(cls)} whose field {name} has no value"
+    return NoExactKeyError(value, description, "jit compares it by its fields.", f"a {cls} with a {name}")
+
+
+def too_deep(value: Any) -> NoExactKeyError:
+    """Why a value that is nested deeper than Python's stack can't be static."""
+    return NoExactKeyError(
+        value,
+        f"{with_article(type(value).__name__)} that is nested too deeply",
+        "It can't be compared.",
+        "a flatter value",
+    )
+
+
+def comparison_problem(value: Any, *, with_equality: bool) -> NoExactKeyError | None:
+    """Why an object can't be compared: its hash raises, or its custom `==` does not return a bool."""
+    try:
+        hash(value)
+    except Exception:  # noqa: BLE001  a user's
+        return problem_of(value)
+    if not with_equality:
+        return None
+    try:
+        answer = value == value  # noqa: PLR0124
+        if isinstance(answer, bool | np.bool_):
+            return None
+        result = f"returns {short_text(answer)}, not a bool"
+    except Exception as error:  # noqa: BLE001  a user's
+        result = f"raises {type(error).__name__}: {error}"
+    consequence = f"{type(value).__qualname__}.__eq__ {result}, so jit can't tell whether it compiled for this value."
+    return NoExactKeyError(value, text_with_class(value), consequence, _OWN_HASH)
+
+
+def is_nnx(cls: type[Any]) -> bool:
+    """Whether instances of a class are modules or variables of flax.nnx, which change in place."""
+    return any(
+        base.__module__.startswith("flax.nnx.") and base.__name__ in {"Pytree", "Variable"} for base in cls.__mro__
+    )
+
+
+def has_arrays(value: Any) -> bool:
+    """Whether an object is a pytree with arrays among its leaves, but not a mapping."""
+    try:
+        if jax_trees.default_registry.flatten_one_level(value) is None or isinstance(value, Mapping):
+            return False
+        return any(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax_trees.tree_leaves(value))
+    except Exception:  # noqa: BLE001  a user's flatten function, with an unfinished object
+        return False
+
+
+def refusal(cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, NoExactKeyError]) -> StaticFieldError:
+    """The error for the static fields of a new node that have a problem: the first in full, the others by name."""
+    (name, problem), *others = problems.items()
+    lines = _refusal_lines(cls, name, values[name], problem)
+    if others:
+        lines.append(f"Other static fields of {cls.__qualname__} that must change:")
+        lines += [f"  {other}: {each.description}" for other, each in others]
+    return StaticFieldError("\n".join(lines))
+
+
+def _refusal_lines(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> list[str]:
+    is_value, line, verb = problem.value is value, f"  {name}: ... = static(", "holds"
+    inside = "" if is_value else f", inside {text_with_class(value)}"
+    fixes, can_be_child = [f"Pass {problem.fix}."] if problem.fix else [], problem.can_be_child
+    if isinstance(problem, ArraysReachedError) and not is_value:
+        verb, inside, is_method = "reaches", f", through {text_with_class(value)}", isinstance(value, METHODS)
+        fixes, can_be_child = ["Pass the node as an argument."], can_be_child and is_method
+        if is_method:
+            fixes = [f"Pass {value.__func__.__qualname__}, and pass the node as its first argument."]
+        elif not problem.can_be_child:
+            fixes = ["Write a method, and look it up where you call it."]
+    elif problem.fix is IDENTITY:
+        fixes = [f"Pass the values that it returns as arguments. Or, to keep this object:\n{line}identity=True)"]
+    if cls.__module__.partition(".")[0] != "treewright":  # Users can't change our own fields.
+        if problem.can_freeze and (is_value or isinstance(value, tuple | frozenset)):
+            fixes = [f"Pass {problem.fix}, or let the field freeze it:\n{line}converter=treewright.freeze)"]
+        if can_be_child:
+            fixes.append(f"{'Or make' if fixes else 'Make'} {name} a child: remove static().")
+    found = f"{cls.__qualname__}.{name} is static but {verb} {problem.description}{inside}."
+    return [found, problem.consequence, *(fixes or ["Store it outside the node, and pass it as an argument."])]
+
+
+def is_user_class(cls: Any) -> bool:
+    """Whether a user can edit a class, and the attributes of its instances can be assigned."""
+    return cls.__setattr__ is object.__setattr__ and not (
+        is_standard_class(cls) or is_library(cls.__module__) or is_installed(cls)
+    )
+
+
+def has_public_attributes(value: Any) -> bool:
+    return any(not name.startswith("_") for name in instance_attributes(value))
+
+
+def why_it_can_change(value: Any) -> str:
+    """Why an object can't be frozen, with the fix; empty if it is immutable."""
+    cls: Any = type(value)
+    if isinstance(value, MUTABLE) or cls.__hash__ is None or is_nnx(cls):
+        problem = problem_of(value)
+        fix = "Pass the values that it returns as arguments" if problem.fix is IDENTITY else f"Use {problem.fix}"
+        return f"{problem.description}. {fix}."
+    if has_author(cls) or not (is_user_class(cls) and has_public_attributes(value)):
+        return ""
+    return (
+        f"{text_with_class(value)}, whose attributes can be assigned. Decorate its class with "
+        f"@dataclasses.dataclass(frozen=True), or freeze its attributes: treewright.freeze(vars(...))."
+    )
+
+
+def identity_warning(place: str, value: Any) -> str:
+    """The warning for a static that is compared by identity, but may be meant as a constant."""
+    cls = type(value).__name__
+    return (
+        f"{place} is static and holds {text_with_class(value)}, whose attributes can be assigned. jit compares it by "
+        f"identity: it ignores later assignments, and a different {cls} retraces.\n"
+        f"If it contains settings, freeze its class:\n  @dataclass(frozen=True)\n  class {cls}: ...\n"
+        f"If it is meant to change, declare:\n  {place.rpartition('.')[2]}: ... = static(identity=True)"
+    )
+
+
+# Children
+
+# Only the first nodes of each class are checked: checking all makes nodes with 8 children 20 % slower to create.
+MAX_CHECKED_NODES = 64
+_COMMON = frozenset({tuple, dict, types.NoneType, np.ndarray, bool, int, float, complex})
+_NUMBERS = (int, float, complex)
+_SETTINGS = (str, bytes, enum.Enum, type, np.dtype)
+# Iterables such as `map` and `dict.values()`, which to JAX are leaves.
+_ITERABLES = (collections.abc.Iterator, collections.abc.Set, collections.abc.MappingView, range)
+LAYERS = frozenset({("equinox", "Module"), ("flax", "Module")})  # flax.linen's and flax.nnx's
+
+
+def check_children(node: Any) -> None:
+    """Warn about children of a new node that are invalid leaves, unless declared with `field()`.
+
+    Raises:
+        NodeInitError: If a child is a field marker, such as `static()`.
+    """
+    spec, children = node.__node_spec__, object.__getattribute__(node, "_node")[0]
+    spec.sample.left = max(spec.sample.left - 1, 0)
+    for field in spec.children:
+        value = children[field.index]
+        if type(value) in _COMMON or isinstance(value, jax.Array):
+            continue
+        if isinstance(value, dataclasses.Field):
+            place, marker = f"{type(node).__qualname__}.{field.name}", "a field marker, such as static()"
+            raise NodeInitError(
+                f"{place} was assigned {marker}, which would be its value. Declare the field in the class body, and "
+                f"assign its value in __init__:\n  {field.name}: {annotation_text(field.type, type(node))} = static()"
+            )
+        if field.is_plain and (problem := _child_problem(type(node), field, value)):
+            warn_user(problem, ChildWarning)
+
+
+def self_reference_error(node: Any, name: str) -> NodeInitError:
+    """The error for a node that would contain itself."""
+    return NodeInitError(
+        f"{type(node).__qualname__}.{name} is the node itself, one of its methods, or a function that captured it, so "
+        f"the node would contain itself. Write a method, and look it up where you call it."
+    )
+
+
+def _child_problem(cls: type[Any], field: Any, value: Any) -> str | None:
+    """The warning for a child; None if it is fine."""
+    place, value_cls = f"{cls.__qualname__}.{field.name}", type(value)
+    as_tuple = f"Pass a tuple: {field.name} = tuple(...)."
+    if value_cls is list:
+        annotation = annotation_text(field.type, cls)
+        if not annotation.startswith("tuple["):
+            return None
+        return (
+            f"{place} is annotated {annotation} but got a list. To JAX these are different trees: jit retraces, and "
+            f"the nodes are unequal.\n{as_tuple}"
+        )
+    if any((base.__module__.partition(".")[0], base.__name__) in LAYERS for base in value_cls.__mro__):
+        leaves = jax.tree.leaves(value)  # The layer itself is a leaf if its library has not registered it.
+        if all(leaf is not value and (hasattr(leaf, "dtype") or isinstance(leaf, _NUMBERS)) for leaf in leaves):
+            return None
+        fix = (
+            f"Wrap the layer with adopt, which makes its arrays children and its settings statics:\n"
+            f"  {field.name} = treewright.adopt(...)"
+        )
+    elif not jax.tree_util.all_leaves([value]) or hasattr(value_cls, "dtype") or hasattr(value_cls, "__jax_array__"):
+        return None
+    elif isinstance(value, _ITERABLES):
+        fix = as_tuple
+    elif isinstance(value, _SETTINGS) or callable(value) or dataclasses.is_dataclass(value_cls):
+        fix = f"If it is a setting, make it static:\n  {_static_line(cls, field)}\n"
+        if dataclasses.is_dataclass(value_cls):
+            fix += f"If it contains arrays, decorate {value_cls.__qualname__} with @pytree_dataclass.\n"
+        fix += "To keep it as a leaf anyway, declare it with field()."
+    else:
+        return None
+    function = function_text(value)
+    description = text_with_class(value) if function is None else f"the function {function}"
+    leaves_are = "jit, grad and vmap accept only arrays and numbers as leaves"
+    return f"{place} is a child but holds {description}. {leaves_are}.\n{fix}"
+
+
+def _static_line(cls: type[Any], field: Any) -> str:
+    """The declaration of a child as a static."""
+    option = "" if field.default is dataclasses.MISSING else f"default={_as_written(field.default, cls)}"
+    return f"{field.name}: {annotation_text(field.type, cls)} = static({option})"
+
+
+def _as_written(value: Any, cls: type[Any]) -> str:
+    """A value as the module of `cls` writes it, such as `jnp.tanh`."""
+    name = function_text(value)
+    if name is None:
+        return short_text(value)
+    names = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
+    modules = [alias for alias, module in names.items() if isinstance(module, types.ModuleType)]
+    owner = next((alias for alias in modules if getattr(names[alias], name, None) is value), None)
+    return name if owner is None or names.get(name) is value else f"{owner}.{name}"
+
+
+def add_static_hint(error: TypeError, node: Any) -> None:
+    """Add a note to JAX's error about a tracer's value in a method: which child was probably meant to be static.
+
+    JAX suggests `static_argnums`, which would make the whole node static.
+    """
+    message, cls = str(error), type(node)
+    needs_value = (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError)
+    if not (isinstance(error, needs_value) or "concrete value" in message):
+        return
+    for field in cls.__node_spec__.children:
+        is_number = field.type in (bool, int, "bool", "int")
+        is_blamed = "depends on the value of the argument" not in message or f".{field.name}" in message
+        if is_number and is_blamed and isinstance(node._node[0][field.index], Tracer):
+            note = (
+                f"{cls.__qualname__}.{field.name} is a child, so it is traced and has no value here. If it is a "
+                f"setting, make it static:\n  {_static_line(cls, field)}"
+            )
+            if note not in getattr(error, "__notes__", ()):
+                error.add_note(note)

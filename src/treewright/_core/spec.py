@@ -1,0 +1,95 @@
+"""`NodeSpec` and `FieldSpec`: the description of a node class and its fields that all other modules read."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from treewright._base.text import text_with_class
+from treewright._core.fields import FieldKind, Sharding, Stack
+from treewright._core.statics import StaticTable
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """One field. `index` is its position among the children, or among the statics."""
+
+    name: str
+    index: int
+    type: Any
+    init: bool
+    repr: bool
+    hash: bool
+    equal: bool
+    kw_only: bool
+    default: Any
+    default_factory: Any
+    kind: FieldKind = "child"
+    converter: Callable[[Any], Any] | None = None
+    identity: bool = False  # a static that is compared by identity
+    sharding: Sharding | None = None
+    stack: Stack | None = None
+    local: bool = False
+    doc: str | None = None
+    is_plain: bool = False  # declared without a specifier
+    is_static: bool = False  # stored in `aux_data`
+    set_only_in_post_init: bool = False  # neither a parameter nor a default
+
+    def convert(self, value: Any, cls: Any) -> Any:
+        """The value after the field's converter, in a node of `cls`."""
+        if self.converter is None:
+            return value
+        try:
+            return self.converter(value)
+        except Exception as error:
+            add_field_note("converter", cls, self.name, error, value)
+            raise
+
+    def make_default(self, cls: Any) -> Any:
+        """The result of the field's default factory."""
+        try:
+            return self.default_factory()
+        except Exception as error:
+            add_field_note("default_factory", cls, self.name, error)
+            raise
+
+    def value_in(self, pair: tuple[Any, Any]) -> Any:
+        """The field's value in an instance's `(children, statics)`."""
+        return pair[1].values[self.index] if self.is_static else pair[0][self.index]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class NodeSpec:
+    """A node class: its fields in order, its table of statics, and how its instances are created."""
+
+    cls: type[Any]
+    fields: tuple[FieldSpec, ...]
+    by_name: dict[str, FieldSpec]
+    children: tuple[FieldSpec, ...]
+    statics: tuple[FieldSpec, ...]
+    table: StaticTable
+    checks: tuple[Callable[[Any], None], ...]  # each `__check_init__`, bases first
+    has_own_init: bool
+    runs_post_init: bool  # True if the generated constructor calls a `__post_init__`
+    init_vars: dict[str, Any]  # the default of each, or MISSING
+    unfinished: Any  # the value of `_node` until an instance is sealed
+    slots: tuple[str, ...]  # slots of bases that are not nodes; their values would be lost
+    sample: "Sample"
+
+
+@dataclasses.dataclass(slots=True)
+class Sample:
+    """How many more nodes of a class are built with additional checks."""
+
+    left: int
+
+
+def add_field_note(function: str, cls: type[Any], name: str, error: Exception, *arguments: Any) -> None:
+    """Add the field and the argument to an error of a converter or default factory."""
+    values = "".join([f", called with {text_with_class(value)}" for value in arguments])
+    error.add_note(f"Raised by the {function} of {cls.__qualname__}.{name}{values}.")
+
+
+def spec_of(node_or_class: Any) -> NodeSpec:
+    """The spec of a node or of its class."""
+    spec: NodeSpec = node_or_class.__node_spec__
+    return spec

@@ -1,0 +1,241 @@
+"""`freeze`: hashable, immutable copies of lists, dicts, sets, numpy arrays and config objects, for static fields."""
+
+# mypy: always-true=TYPE_CHECKING_WITH_PYREFLY
+import argparse
+import sys
+import types
+import zlib
+from collections.abc import Hashable, Iterator, Mapping, MutableSequence, MutableSet
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, SupportsIndex, TypeVar, cast, overload
+
+import jax
+import numpy as np
+
+from treewright._base.functions import BY_EQUALITY, FrozenValue, set_public_module
+from treewright._base.text import is_node_class, short_text
+from treewright._core import Kind, kind_of, why_it_can_change, with_parts
+
+TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False  # pyrefly assumes True, and so does mypy in this file.
+
+K = TypeVar("K")
+T = TypeVar("T")
+V_co = TypeVar("V_co", covariant=True)
+Fixed = TypeVar("Fixed", bound=Hashable)
+
+
+@set_public_module("treewright")
+class FrozenMapping(FrozenValue, Mapping[K, V_co], Generic[K, V_co]):
+    """An immutable dict, which can be static. `freeze` creates it.
+
+    Items whose keys are names can also be read as attributes. `==` ignores the order, as for any mapping, but statics
+    with different orders are different, because a program can read the order.
+
+    Examples:
+        >>> sizes = freeze({"hidden": [64, 64]})
+        >>> sizes["hidden"]
+        (64, 64)
+    """
+
+    __slots__ = ("_items",)
+    _items: dict[K, V_co]
+    _kind_: ClassVar[Kind] = Kind(
+        "FrozenMapping", lambda value: tuple(value.items()), lambda *items: FrozenMapping(dict(items))
+    )
+
+    def __init__(self, items: Mapping[K, V_co]) -> None:
+        object.__setattr__(self, "_items", dict(items))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"can't change {name}: a FrozenMapping is immutable. Create a new one.")
+
+    def __delattr__(self, name: str) -> None:
+        self.__setattr__(name, None)
+
+    if not TYPE_CHECKING:  # Otherwise checkers would accept misspelt methods.
+
+        def __getattr__(self, name: str) -> Any:
+            """Read an item as an attribute, as in the original namespace or config."""
+            if name in self._items:
+                return self._items[name]
+            names = ", ".join(map(str, self._items)) or "none"
+            raise AttributeError(f"This FrozenMapping has no {name!r}, and is immutable. Its items: {names}.")
+
+    def __getitem__(self, key: K) -> V_co:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items.items()))
+
+    def __repr__(self) -> str:
+        return f"FrozenMapping({self._items!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (FrozenMapping, (self._items,))
+
+
+def _frozen_array(dtype: Any, shape: tuple[int, ...], data: bytes) -> "FrozenArray":
+    """A frozen array from bytes in C order."""
+    # With a bytes object as buffer, the array can't be made writeable. Even an empty array needs one.
+    array: FrozenArray = np.ndarray.__new__(FrozenArray, shape, dtype, data or b"\0")
+    return array
+
+
+def _bytes_of(array: Any) -> bytes:
+    """The bytes of a frozen array in C order; its buffer if possible, because bytes objects cache their hash."""
+    base: Any = array.base
+    is_buffer = type(base) is bytes and len(base) == array.nbytes and array.flags.c_contiguous
+    data: bytes = base if is_buffer else array.tobytes()
+    return data
+
+
+@set_public_module("treewright")
+class FrozenArray(FrozenValue, np.ndarray[Any, Any]):
+    """An immutable numpy array, which can be static. `freeze` creates it.
+
+    It computes like any numpy array and `==` is elementwise; `hash` uses its dtype, shape and bytes. As a static it
+    becomes a constant of the compiled program. Two are the same static if dtype, shape and bytes are equal. Results
+    computed from it are ordinary arrays, which must be frozen before they can be static.
+
+    Examples:
+        >>> import numpy as np
+        >>> table = freeze(np.array([1.0, 2.0]))
+        >>> table.flags.writeable
+        False
+    """
+
+    _kind_: ClassVar[Kind] = Kind(
+        "FrozenArray", lambda value: (value.dtype, value.shape, _bytes_of(value)), _frozen_array
+    )
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:  # noqa: ARG004  numpy's signature
+        """Raises, because numpy would create a mutable array."""
+        raise TypeError("FrozenArray can't be called. Use treewright.freeze(array).")
+
+    def __array_finalize__(self, source: object) -> None:
+        # numpy calls this for every array it creates with this class. Only views of a bytes object are immutable.
+        base = cast("Any", self).base
+        while isinstance(base, np.ndarray):
+            base = base.base
+        if not isinstance(base, bytes):
+            object.__setattr__(self, "__class__", ComputedArray)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"can't change {name}: a FrozenArray is immutable. Create a new one.")
+
+    def __setstate__(self, state: object) -> None:
+        raise TypeError("can't set the state of a FrozenArray, which is immutable. Use treewright.freeze(array).")
+
+    def __hash__(self) -> int:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]  # numpy's can change
+        return hash((self.dtype, self.shape, _bytes_of(self)))
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        return (_frozen_array, (self.dtype, self.shape, _bytes_of(self)))
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any] | None, /) -> Self:
+        return self
+
+    def _label(self) -> str:
+        """A label for `repr` that distinguishes frozen arrays with the same shape."""
+        return f"(frozen {self.tolist()})" if self.size <= 8 else f"(frozen #{zlib.crc32(self.tobytes()):08x})"
+
+
+class ComputedArray(np.ndarray[Any, Any]):
+    """An array computed from frozen arrays, which prints and pickles like an ordinary numpy array."""
+
+    def __repr__(self) -> str:
+        return repr(np.asarray(self))
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        return np.asarray(self).__reduce_ex__(protocol)
+
+
+_PLAIN_ARRAYS = frozenset({np.ndarray, np.memmap, ComputedArray})  # Others contain more than data, such as a mask.
+
+
+class _AsConverter:
+    """A dummy type. In `static(converter=freeze)` checkers use its overload, the first, so the annotation decides."""
+
+
+# Hidden from ty, which combines the results of all overloads of a converter. Types that a union can't express are Any.
+if TYPE_CHECKING and (TYPE_CHECKING_WITH_PYREFLY or sys.version_info.major < 3):
+
+    @overload
+    def freeze(value: _AsConverter) -> Any: ...
+    @overload
+    def freeze(value: list[Any] | tuple[Any, ...]) -> tuple[Any, ...]: ...
+    @overload
+    def freeze(value: dict[K, Any] | FrozenMapping[K, Any]) -> FrozenMapping[K, Any]: ...
+    @overload
+    def freeze(value: set[T] | frozenset[T]) -> frozenset[T]: ...
+    @overload
+    def freeze(value: bytearray) -> bytes: ...
+    @overload
+    def freeze(value: np.ndarray[Any, Any]) -> FrozenArray: ...
+    @overload
+    def freeze(value: Fixed) -> Fixed: ...
+    @overload
+    def freeze(value: Any) -> Any: ...
+
+
+def freeze(value: Any) -> Any:
+    """A hashable, immutable copy of settings: `static(converter=treewright.freeze)`.
+
+    Lists become tuples, sets frozensets, bytearrays bytes and numpy arrays read-only `FrozenArray`s. Dicts and other
+    mappings (including OmegaConf configs), `argparse.Namespace` and `types.SimpleNamespace` become `FrozenMapping`s,
+    whose items are also attributes. This applies at every depth, also in named tuples and frozen dataclasses. Immutable
+    values, such as numbers, strings and functions, are returned unchanged.
+
+    It is not for parameters. To exclude those from training, declare them `buffer()`, or set `optax.set_to_zero()` for
+    their leaves, with `optax.partition` and a mask such as `trainable`.
+
+    Raises:
+        TypeError: If the value can't be frozen: an object whose attributes can be assigned, a random generator, an
+            iterator, an open file, or a numpy array with more than its data. Also for a node with children and a JAX
+            array, which are part of the tree, not settings.
+
+    Examples:
+        >>> freeze({"sizes": [64, 64], "names": {"a"}})
+        FrozenMapping({'sizes': (64, 64), 'names': frozenset({'a'})})
+    """
+    cls: Any = type(value)
+    if cls in BY_EQUALITY:
+        return value
+    _refuse_part_of_model(value)
+    if cls in _PLAIN_ARRAYS and not value.dtype.hasobject:
+        return _frozen_array(value.dtype, value.shape, value.tobytes())
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if isinstance(value, MutableSequence):
+        return tuple(map(freeze, value))
+    if isinstance(value, MutableSet):
+        return frozenset(map(freeze, value))
+    if isinstance(value, types.SimpleNamespace | argparse.Namespace):
+        value = vars(value)
+    if kind_of(type(value)) is not None:
+        return with_parts(value, freeze)
+    if isinstance(value, Mapping):
+        return FrozenMapping({key: freeze(item) for key, item in value.items()})
+    problem = why_it_can_change(value)
+    if problem:
+        raise TypeError(f"freeze can't freeze {problem}")
+    return value
+
+
+def _refuse_part_of_model(value: Any) -> None:
+    is_node = is_node_class(type(value)) and bool(jax.tree.leaves(value))
+    if is_node or isinstance(value, jax.Array):
+        description = "a node with children" if is_node else "a JAX array, which may be part of a model"
+        raise TypeError(
+            f"freeze is for settings, but {short_text(value)} is {description}. Make the field a child: remove "
+            f"static(). To exclude it from training, declare it buffer(), or set optax.set_to_zero() for its leaves. "
+            f"For a constant table, use freeze(numpy.asarray(...))."
+        )

@@ -1,0 +1,495 @@
+"""Explain why two similar-looking statics differ: snapshots, nested differences, causes."""
+
+import dataclasses
+import enum
+import functools
+import types
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple, Self
+
+import jax
+import numpy as np
+
+from treewright._base.functions import (
+    code_effects,
+    is_library,
+    is_library_function,
+    is_standard_class,
+    variables_assigned,
+)
+from treewright._base.jax_private import Path, path_text, unwrap_api_boundary
+from treewright._base.text import first_names, short_text
+from treewright._contents import Part, contents, is_method
+from treewright._core import NoExactKeyError, exact_key, is_node
+from treewright._freeze import FrozenArray
+from treewright._trees.diff import ABSENT, Difference, DifferenceKind, same_exactly, same_to_jit
+
+_MAX_DEPTH = 8  # levels of a value in its snapshot
+_MAX_PARTS = 400  # parts of a value in its snapshot; further parts are omitted
+_MAX_SHOWN = 3  # changes listed in a cause
+_CONSTANTS: tuple[Any, ...] = (
+    *(types.NoneType, types.EllipsisType, types.NotImplementedType, bool, int, float, complex, str, bytes),
+    *(type, enum.Enum, np.dtype, np.generic, types.ModuleType, types.BuiltinFunctionType, FrozenArray),
+)
+_MUTABLE = (list, dict, set, bytearray)
+_ARRAYS = (jax.Array, np.ndarray)
+_IN_PLACE = " (changed in place)"
+_CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "setup"})  # run when an object is created
+# How a report introduces the parts of a function, by role.
+_VERBS = (("which captured", "captured"), ("which reads the global", "global"), ("with", "attribute"))
+
+# How `jit` compares a value: by its parts, by identity, or with its own `==`.
+Compared = Literal["parts", "object", "value"]
+
+
+class Cause(str):
+    """Why two values differ: a sentence, and the name under which a report has the fix."""
+
+    __slots__ = ("is_bare", "name")
+    name: str
+    is_bare: bool
+
+    def __new__(cls, name: str, sentence: str, *, is_bare: bool = False) -> Self:
+        """A cause with a name from `treewright.retrace.report.FIXES`; bare if both values have the same contents."""
+        cause = super().__new__(cls, sentence)
+        cause.name, cause.is_bare = name, is_bare
+        return cause
+
+
+# Snapshots
+
+
+_FUNCTION, _SELF = Part("object", "__func__"), Part("object", "self")
+
+
+class Code(NamedTuple):
+    """The code of a Python function, with its file, which `==` of code ignores."""
+
+    code: types.CodeType
+    file: str
+    is_library: bool
+
+    @property
+    def place(self) -> str:
+        """The file and line of the definition: `train.py:12`."""
+        return f"{self.file.rpartition('/')[2]}:{self.code.co_firstlineno}"
+
+
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
+class Snapshot:
+    """A record of a value that is not plain. It keeps no array, and later changes of the value do not affect it.
+
+    Attributes:
+        kind: The class of the value.
+        text: The value in one line.
+        parts: Snapshots of its `contents`.
+        compared: How `jit` compares it as a static of a foreign class.
+        exactly: How nodes compare it as a static: a closed function by its parts, any other by identity.
+        value: The value itself, if its class defines `==`.
+        code: The code of a Python function.
+        assigned: The variables that a Python function itself assigns, such as a counter of its traces.
+    """
+
+    kind: type[Any]
+    text: str
+    parts: Mapping[Any, Any]
+    compared: Compared
+    exactly: Compared
+    value: Any
+    code: Code | None
+    assigned: Mapping[str, Any]
+    address: int
+    reference: weakref.ref[Any] | None
+
+    def __repr__(self) -> str:
+        return self.text
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the value is known to be alive, and so its parts."""
+        return self.reference is not None and self.reference() is not None
+
+    @property
+    def inner(self) -> Any:
+        """The function that a partial or a decorated function calls; any other value itself."""
+        return next((part for key, part in self.parts.items() if getattr(key, "role", "") == "function"), self)
+
+    def assigns_with(self, other: "Snapshot", name: str) -> bool:
+        """Whether two functions assign the same variable: its value then depends on the number of traces."""
+        variable = self.assigned.get(name)
+        return variable is not None and variable is other.assigned.get(name)
+
+    def is_object_of(self, other: Any) -> bool:
+        """Whether both snapshots were taken from the same object.
+
+        An object without weak references is identified by its `id`, which may be reused. So the contents must be equal
+        too, unless it is a list, a dict or the like, which may have changed.
+        """
+        if not isinstance(other, Snapshot) or self.kind is not other.kind:
+            return False
+        if self.reference is None or other.reference is None:
+            is_same_id = self.reference is other.reference and self.address == other.address
+            return is_same_id and (self.kind in _MUTABLE or _have_same_parts(self, other, alike))
+        return self.is_alive and self.reference() is other.reference()
+
+
+def snapshot(value: Any) -> Any:
+    """A snapshot of a value; a plain value itself."""
+    budget = iter(range(_MAX_PARTS))
+    visited: dict[int, tuple[Any, Any]] = {}  # id -> the value, to keep the id in use, and its snapshot
+
+    def snapshot_of(value: Any, depth: int) -> Any:
+        if isinstance(value, _CONSTANTS):
+            return value
+        if id(value) in visited:
+            return visited[id(value)][1]
+        visited[id(value)] = value, ("...", len(visited))  # stands for a value inside itself
+        parts: dict[Any, Any] = {}
+        # One level before the next, so that no part hides its neighbours by its size.
+        level = zip(contents(value).items(), budget, strict=False) if depth else ()
+        for key, part in [item for item, _ in level]:
+            # A global function may in turn read half a program.
+            is_global = isinstance(key, Part) and key.role == "global" and isinstance(part, types.FunctionType)
+            parts[key] = snapshot_of(part, 0 if is_global else depth - 1)
+        visited[id(value)] = value, _snapshot_with(value, parts)
+        return visited[id(value)][1]
+
+    try:
+        return snapshot_of(value, _MAX_DEPTH)
+    finally:
+        visited.clear()  # `snapshot_of` refers to itself, so it would keep the values alive, and JAX their traces
+
+
+def kind_of(value: Any) -> type[Any]:
+    """The class of a value, or of the value that a snapshot was taken from."""
+    return value.kind if isinstance(value, Snapshot) else type(value)
+
+
+def _snapshot_with(value: Any, parts: Mapping[Any, Any]) -> Snapshot:
+    kind: Any = type(value)
+    generated = dataclasses.is_dataclass(type(value)) and str(kind.__eq__.__qualname__).startswith("__create_fn__")
+    is_tuple = isinstance(value, tuple) and kind.__eq__ is tuple.__eq__
+    compared: Compared = "value"
+    if kind.__eq__ is object.__eq__ or isinstance(value, _ARRAYS):
+        compared = "object"
+    elif generated or is_tuple or kind in {*_MUTABLE, frozenset} or is_method(value) or is_node(value):
+        compared = "parts"
+    function = unwrap_api_boundary(value)
+    code: Code | None = None
+    assigned: Mapping[str, Any] = {}
+    if isinstance(function, types.FunctionType):
+        code = Code(function.__code__, function.__code__.co_filename, is_library_function(function))
+        assigned = variables_assigned(function)
+    try:
+        reference = None if kind in _MUTABLE else weakref.ref(value)
+    except TypeError:
+        reference = None
+    is_function = code is not None or any(getattr(key, "role", "") == "function" for key in parts)
+    exactly: Compared = ("parts" if _is_closed(value) else "object") if is_function else compared
+    equal = value if compared == "value" else None
+    return Snapshot(kind, short_text(value), parts, compared, exactly, equal, code, assigned, id(value), reference)
+
+
+def _is_closed(function: Any) -> bool:
+    """Whether the exact key of a function depends on its contents, not on its identity."""
+    try:
+        key: Any = exact_key(function)
+    except NoExactKeyError:
+        return False
+    return not (isinstance(key, tuple) and key[0] == "identity")
+
+
+# Differences
+
+
+def same(left: Any, right: Any, *, exactly: bool = False) -> bool:
+    """Whether `jit` treats two values as equal statics of foreign classes; `exactly`, as equal statics of nodes."""
+    if left is right:
+        return True
+    if not isinstance(left, Snapshot) or not isinstance(right, Snapshot):
+        return same_exactly(left, right) if exactly else same_to_jit(left, right)
+    how = left.exactly if exactly else left.compared
+    if how == "object":
+        return left.is_object_of(right)
+    if not exactly and left.kind is right.kind is types.MethodType:
+        return same(left.parts[_FUNCTION], right.parts[_FUNCTION]) and _are_one(left.parts[_SELF], right.parts[_SELF])
+    if how == "value":
+        equal = (same_exactly if exactly else same_to_jit)(left.value, right.value)
+        return equal and not (exactly and left.is_object_of(right) and not _have_same_parts(left, right, alike))
+    return _is_of_one_kind(left, right) and _have_same_parts(left, right, alike if exactly else same)
+
+
+alike: Callable[[Any, Any], bool] = functools.partial(same, exactly=True)
+
+
+def _are_one(left: Any, right: Any) -> bool:
+    return left is right or (isinstance(left, Snapshot) and left.is_object_of(right))
+
+
+def _have_same_parts(left: Snapshot, right: Snapshot, compare: Callable[[Any, Any], bool]) -> bool:
+    ours, theirs = left.parts, right.parts
+    return ours.keys() == theirs.keys() and all(compare(ours[key], theirs[key]) for key in ours)
+
+
+def changes(left: Any, right: Any, read: frozenset[str] | None = None) -> list[Difference]:
+    """The innermost differences between two values. Those in an object changed in place come last.
+
+    A new object with the same contents is listed only if nothing else differs.
+
+    Args:
+        left: A snapshot.
+        right: A later one.
+        read: If both were taken from the same object, the names that count: a function reads and does not assign them.
+    """
+    found = _Changes().of(left, right, (), read, is_one=read is not None)
+    found = found if read is None else [dataclasses.replace(each, reason=_IN_PLACE) for each in found]
+    found.sort(key=lambda change: change.reason)
+    return [change for change in found if not _is_bare(change)] or found
+
+
+class _Changes:
+    """One comparison of two values. Each pair of parts is compared once.
+
+    The trace itself may have changed an object in both values. So the contents of such an object count only if `jit`
+    compares it by its parts, or if a function reads a name in it and no known code assigns that name.
+    """
+
+    def __init__(self) -> None:
+        self.entered: set[tuple[int, int]] = set()
+
+    def of(
+        self, left: Any, right: Any, path: Path, read: frozenset[str] | None, *, is_one: bool, alive: bool = False
+    ) -> list[Difference]:
+        """The differences. `read` has the names that count inside an object that both share; all if it is None."""
+        if not (_is_of_one_kind(left, right) and (left.parts or right.parts)):
+            return []
+        self.entered.add((id(left), id(right)))
+        alive = alive or left.is_alive
+        if left.exactly == "object" and (read is None or left.code is not None):
+            read = names_read(left)
+        found: list[Difference] = []
+        for key in dict.fromkeys((*left.parts, *right.parts)):
+            old, new = left.parts.get(key, ABSENT), right.parts.get(key, ABSENT)
+            name = str(getattr(key, "name", getattr(key, "key", None)))
+            counts = not is_one or read is None or name in read
+            if counts and not left.assigns_with(right, name) and (id(old), id(new)) not in self.entered:
+                found += self._at((*path, key), old, new, read, alive=alive)
+        return found
+
+    def _at(self, path: Path, old: Any, new: Any, read: frozenset[str] | None, *, alive: bool) -> list[Difference]:
+        is_one = isinstance(old, Snapshot) and old.is_object_of(new)
+        # The id of a list, dict or set may be reused once its owner is deleted.
+        is_sure = is_one and (alive or old.reference is not None)
+        if is_one and not (is_sure and read is None):
+            names = (read or frozenset[str]()) - _assigned_by_methods(old.kind)
+            found = self.of(old, new, path, names, is_one=True, alive=alive)
+        elif alike(old, new):
+            return []
+        else:
+            kind: DifferenceKind = "added" if old is ABSENT else "removed" if new is ABSENT else "static"
+            found = self.of(old, new, path, read, is_one=False, alive=alive) or [Difference(path, old, new, kind)]
+        return [dataclasses.replace(each, reason=_IN_PLACE) for each in found] if is_sure else found
+
+
+def names_read(function: Any) -> frozenset[str]:
+    """The attributes and items that a function reads, unless it or a function in its parts assigns them."""
+    if not isinstance(function, Snapshot) or function.code is None:
+        return frozenset()
+    values = [function, *function.parts.values()]
+    codes = [value.code.code for value in values if isinstance(value, Snapshot) and value.code is not None]
+    assigned = frozenset[str]().union(*(code_effects(code).assigned for code in codes))
+    own = code_effects(codes[0])
+    return (own.attributes - assigned) | (frozenset() if "[]" in assigned else own.strings)
+
+
+def _assigned_by_methods(kind: type[Any]) -> frozenset[str]:
+    """The attributes assigned by methods of a class, which the trace may have called."""
+    methods = [each for base in kind.__mro__ for name, each in vars(base).items() if name not in _CONSTRUCTORS]
+    codes = [each.__code__ for each in methods if isinstance(each, types.FunctionType)]
+    return frozenset().union(*(code_effects(code).assigned for code in codes))
+
+
+def _is_of_one_kind(left: Any, right: Any) -> bool:
+    """Whether two values have the same class, and two functions the same definition."""
+    both = isinstance(left, Snapshot) and isinstance(right, Snapshot)
+    return both and left.kind is right.kind and left.code == right.code
+
+
+def _is_bare(change: Difference) -> bool:
+    """Whether two objects differ only in their identity."""
+    old, new = change.left, change.right
+    return _is_of_one_kind(old, new) and not issubclass(old.kind, _ARRAYS) and old.parts.keys() == new.parts.keys()
+
+
+def _listed(found: Iterable[Difference], below: int = 0) -> str:
+    """`f.factor: 1.0 -> 2.0, config['rate'] (changed in place): 1 -> 2`, by the paths below a number of keys."""
+
+    def text(change: Difference) -> str:
+        where = path_text(change.path[below:]).lstrip(".") + change.reason
+        if change.kind != "static":
+            return f"{where}: {change.change} {change.kind}"
+        old, new = short_text(change.left), short_text(change.right)
+        return f"{where}: {f'a different {new}' if old == new else f'{old} -> {new}'}"
+
+    return first_names(map(text, found), _MAX_SHOWN)
+
+
+# The cause
+
+
+def cause_of(left: Any, right: Any) -> Cause | None:
+    """Why two similar-looking values differ; None if their texts show it."""
+    old, new = (value if isinstance(value, Snapshot) else snapshot(value) for value in (left, right))
+    if any(isinstance(value, Snapshot) and value.inner is not value for value in (old, new)):
+        return _of_wrappers(old, new)
+    classes = (old, new) if isinstance(old, type) and isinstance(new, type) else (kind_of(old), kind_of(new))
+    if classes[0] is not classes[1]:
+        return _of_classes(old, new, *classes)
+    if isinstance(old, float | complex) and old != old and new != new:  # noqa: PLR0124  NaN
+        return Cause("nan", "NaN does not equal itself")
+    if not isinstance(old, Snapshot) or not isinstance(new, Snapshot):
+        return None
+    if old.code is not None and new.code is not None:
+        return _of_functions(old, new, old.code, new.code)
+    if _SELF in old.parts and _SELF in new.parts:
+        return _of_methods(old, new)
+    return _of_objects(old, new)
+
+
+def _of_classes(old: Any, new: Any, a: type[Any], b: type[Any]) -> Cause | None:
+    if (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__):
+        text = "its class statement ran twice, as in a notebook cell that runs again, a reloaded module or a function"
+        return Cause("redefined class", f"two classes are named {a.__qualname__}: {text}")
+    if isinstance(old, type) or short_text(old) != short_text(new):
+        return None
+    names = [f"{cls.__module__}.{cls.__qualname__}" for cls in (a, b)]
+    return Cause("other class", f"same text, but {' -> '.join(names)}")
+
+
+def _of_wrappers(old: Any, new: Any) -> Cause | None:
+    """The cause for partials and for functions returned by `jit`, `grad`, `vmap` and the like."""
+    (outer, function), (others, other) = _unwrapped(old), _unwrapped(new)
+    is_one = same(function, other)
+    found = changes(function, other)
+    if not is_one and not (_is_of_one_kind(function, other) and all(map(_is_bare, found))):
+        return cause_of(function, other) or (
+            Cause("other attributes", f"these differ: {_listed(found)}") if found else None
+        )
+    which = short_text(function) if is_one else "a different function with the same code"
+    names, other_names = (list(map(_decorator, wrappers)) for wrappers in (outer, others))
+    if names != other_names:
+        both = " -> ".join(", ".join(each) or "none" for each in (names, other_names))
+        return Cause("other decorators", f"{which} with different decorators: {both}")
+    text = f"a new {' of a '.join(names)} of {which}"
+    pairs = list(zip(outer, others, strict=True))
+    found = [change for pair in pairs for change in changes(*pair) if change.path[0].role != "function"]
+    if found:
+        is_argument = any(change.path[0].role == "argument" for change in found)
+        return Cause("other arguments" if is_argument else "other options", f"{text}, with {_listed(found)}")
+    if not is_one:
+        return cause_of(function, other)
+    orders = [[[key.name for key in wrapper.parts] for wrapper in pair] for pair in pairs]
+    about = [
+        f", with keywords in a different order: {first_names(a[1:])} -> {first_names(b[1:])}"
+        for a, b in orders
+        if a != b
+    ]
+    return Cause("wrapped again", text + "".join(about), is_bare=not about)
+
+
+def _unwrapped(value: Any) -> tuple[list[Snapshot], Any]:
+    """The wrappers around a function, outermost first, and the function."""
+    wrappers: list[Snapshot] = []
+    while isinstance(value, Snapshot) and value.inner is not value:
+        wrappers.append(value)
+        value = value.inner
+    return wrappers, value
+
+
+def _decorator(wrapper: Snapshot) -> str:
+    """The name of the decorator, such as `vmap`, from the wrapper's code or class."""
+    if wrapper.kind.__name__ == "PjitFunction":
+        return "jit"
+    name = wrapper.kind.__qualname__ if wrapper.code is None else wrapper.code.code.co_qualname
+    return name.partition(".")[0].strip("_")
+
+
+def _of_functions(old: Snapshot, new: Snapshot, before: Code, after: Code) -> Cause | None:
+    if before != after:
+        text = f"two functions, defined at {' and '.join(dict.fromkeys((before.place, after.place)))}"
+        return Cause("other function", text) if before.code.co_qualname == after.code.co_qualname else None
+    found = changes(old, new)
+    is_bare = all(map(_is_bare, found))
+    name = "recreated optimiser" if "optax" in after.file.replace("\\", "/").split("/") else "recreated function"
+    inner_cause = _cause_in_user_part(old, new, found) if after.is_library else ""
+    if inner_cause:
+        return Cause(name, inner_cause, is_bare=is_bare)
+    texts: list[str] = []
+    for verb, role in _VERBS:
+        of_verb = [change for change in found if change.path[0].role == role]
+        texts += [f"{verb} {_listed(of_verb)}"] if of_verb else []
+    if not found:
+        inputs = [key for key in new.parts if not old.assigns_with(new, key.name)]
+        captured, read = ([key for key in inputs if key.role == role] for role in ("captured", "global"))
+        same = "the same " if all(alike(old.parts.get(key), new.parts[key]) for key in captured) else ""
+        names = ", ".join(key.name for key in captured or read)
+        is_plain = not after.code.co_freevars and not code_effects(after.code).variables
+        nothing = f"which reads the global {names}" if read else "which captures nothing" if is_plain else ""
+        texts = [f"which captured {same}{names}" if captured else nothing]
+    about = ", ".join(filter(None, (f"recreated by the same code ({after.place})", " and ".join(texts))))
+    return Cause(name, about, is_bare=is_bare)
+
+
+def _cause_in_user_part(old: Snapshot, new: Snapshot, found: Iterable[Difference]) -> str:
+    """The cause in the first part of a library's function that is the user's function or object; else empty."""
+    for change in found:
+        a: Any = old
+        b: Any = new
+        for key in change.path:
+            a, b = (value.parts.get(key) if isinstance(value, Snapshot) else None for value in (a, b))
+            cause = cause_of(a, b) if _is_users(a) and _is_users(b) else None
+            if cause is not None:
+                return f"its {str(key).strip('.')}: {cause}"
+    return ""
+
+
+def _is_users(value: Any) -> bool:
+    if not isinstance(value, Snapshot) or is_standard_class(value.kind):
+        return isinstance(value, Snapshot) and value.code is not None and not value.code.is_library
+    return not is_library(value.kind.__module__)
+
+
+def _of_methods(old: Snapshot, new: Snapshot) -> Cause | None:
+    functions, owners = ([each.parts[key] for each in (old, new)] for key in (_FUNCTION, _SELF))
+    if not alike(*functions):
+        return cause_of(*functions)
+    is_one = _are_one(*owners)
+    read = names_read(functions[0]) - _assigned_by_methods(kind_of(owners[0])) if is_one else None
+    found = [change for change in changes(owners[0], owners[1], read) if not _is_bare(change)]
+    about = f", with {_listed(found)}" if found else ""
+    if is_one:
+        text = "the same method of the same object, looked up again"
+        return Cause("method looked up again", text + about, is_bare=not found)
+    return Cause("other method", f"the same method of a different object{about}", is_bare=not found)
+
+
+def _of_objects(old: Snapshot, new: Snapshot) -> Cause | None:
+    kind: Any = old.kind
+    changed = changes(old, new)
+    if changed and old.is_object_of(new) and new.is_alive:
+        return Cause("changed in place", f"the same object, changed in place: {_listed(changed)}")
+    if old.compared == "value" and same(old, new) and hash(old.value) != hash(new.value):
+        return Cause("unequal hashes", f"{kind.__qualname__}.__eq__ returns True, but the hashes differ")
+    changed = [change for change in changed if not _is_bare(change)]
+    # A class with a custom way to create instances may keep one per value.
+    is_default_new = kind.__new__ is object.__new__ and type(kind).__call__ is type.__call__
+    if old.compared == "object" and is_default_new and not (old.is_object_of(new) or kind.__module__.startswith("jax")):
+        nothing = "; these two have equal attributes" if old.parts else ""
+        about = f"; these differ: {_listed(changed)}" if changed else nothing
+        return Cause("identity", f"{kind.__qualname__} has no __eq__, so instances are compared by identity{about}")
+    if old.text != new.text:
+        return None
+    if changed:
+        return Cause("other attributes", f"these differ: {_listed(changed)}")
+    return Cause("same text", f"a different {kind.__qualname__} with the same text")

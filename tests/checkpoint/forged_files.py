@@ -1,0 +1,44 @@
+"""Forged files: an arbitrary manifest with a valid digest."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def document_in(path: Path) -> Any:
+    """The manifest of a file as JSON."""
+    with safe_open(path, "np") as file:
+        return json.loads(file.metadata()["treewright"])
+
+
+def forge(path: Path, change: Callable[[Any], object] | str) -> None:
+    """Let a function change the manifest of a file in place, or replace its text, and make its digest fit."""
+    with safe_open(path, "np") as file:
+        arrays = {name: file.get_tensor(name) for name in list(file.keys())}
+        text = file.metadata()["treewright"]
+    save_file(arrays, path, metadata=_changed(text, change))
+
+
+def forge_step(folder: Path, change: Callable[[Any], object]) -> None:
+    """Let a function change the manifest of a step in place, and make its digest fit."""
+    file = folder / "manifest" / "metadata"
+    file.write_text(json.dumps(_changed(json.loads(file.read_text())["treewright"], change)))
+
+
+def _changed(text: str, change: Callable[[Any], object] | str) -> dict[str, str]:
+    if isinstance(change, str):
+        text = change
+    else:
+        document = json.loads(text)
+        change(document)
+        text = json.dumps(document)
+    return {"treewright": text, "treewright.digest": xxhash.xxh3_128_hexdigest(text.encode())}

@@ -1,0 +1,362 @@
+"""Retention of steps: the rules of a run, and the ways a step could be lost."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.checkpoint.engines import assert_same
+from tests.checkpoint.runs import LIKE, TREE, hold_commits, saved
+from treewright.checkpoint import CheckpointManager
+from treewright.errors import CheckpointError, CheckpointWarning
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+ocp: Any = pytest.importorskip("orbax.checkpoint")
+
+
+def with_losses(folder: Path, steps: Sequence[int], losses: Sequence[float], **options: Any) -> CheckpointManager:
+    manager = CheckpointManager(folder / "run", **options)
+    for step, loss in itertools.zip_longest(steps, losses):
+        manager.save(step, TREE, metrics={"loss": loss})
+    manager.wait()
+    return manager
+
+
+# Which steps stay
+
+
+def test_the_newest_steps_are_kept(tmp_path: Path) -> None:
+    assert saved(tmp_path / "all", *range(6)).all_steps() == tuple(range(6))
+    with saved(tmp_path, 1, 2, 5, 7, keep=2) as manager:
+        assert manager.all_steps() == (5, 7)
+        assert manager.latest_step() == 7
+        assert manager.restore(like=LIKE)["x"].tolist() == [7, 7]
+        assert manager.restore(5, like=LIKE)["x"].tolist() == [5, 5]
+        assert manager.manifest(5).leaves[0].name == "x"
+    assert {path.name for path in (tmp_path / "steps").iterdir()} == {"5", "7"}
+
+
+def test_keep_every_and_keep_best_survive_a_restart(tmp_path: Path) -> None:
+    options: Any = {"keep": 1, "keep_every": 4, "keep_best": 2, "metric": "loss", "mode": "min"}
+    with with_losses(tmp_path, range(1, 7), [5, 1, 4, 3, 2, 9], **options) as manager:
+        assert (manager.all_steps(), manager.best_step()) == ((2, 4, 5, 6), 2)
+    with with_losses(tmp_path, [7, 8], [0, float("nan")], **options) as manager:
+        assert (manager.all_steps(), manager.best_step()) == ((2, 4, 7, 8), 7)
+        manager.delete(7)
+        assert (manager.all_steps(), manager.best_step()) == ((2, 4, 8), 2)
+    with with_losses(tmp_path / "max", [1, 2, 3], [7, 7, 3], metric="loss", mode="max") as manager:
+        assert manager.best_step() == 2  # Ties go to the newest.
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"keep": 0}, {"keep_every": -1}, {"keep_best": 0, "metric": "loss", "mode": "min"}, {"keep": 2.5}),
+        *({"keep": 1, "keep_best": 1}, {"metric": "loss"}, {"metric": "loss", "mode": "less"}),
+        *({"keep_every": 10}, {"keep_best": 1, "metric": "loss", "mode": "min"}),
+    ],
+)
+def test_contradictory_retention_options_are_rejected(options: Any, tmp_path: Path) -> None:
+    count, both = r"each must be a positive integer, or None\.", r"Pass both: metric='loss', mode='min' or 'max'\."
+    all_stay = r"without keep=, all steps are kept\. Add keep=1 to delete the others\."
+    with pytest.raises(ValueError, match=rf"CheckpointManager\(.*keep.*\): .*({count}|{both}|{all_stay})"):
+        CheckpointManager(tmp_path, **options)
+    unknown: dict[str, str] = {"max_to_keep": "Write keep= instead", "keep_beste": "did you mean keep_best"}
+    for name, cure in unknown.items():
+        with pytest.raises(TypeError, match=rf"CheckpointManager\(\) got an unexpected option '{name}'\..*{cure}"):
+            CheckpointManager(tmp_path, **{name: 3})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_keep_best_rejects_a_step_without_the_metric(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, metric="loss", mode="min")
+    refused: list[Any] = [
+        {"other": 1},
+        {"loss": 1, 2: 3},
+        None,
+        ["loss"],
+        *({"loss": loss} for loss in ("low", np.ones(2), True, 10**400, None)),
+    ]
+    for metrics in refused:
+        with pytest.raises(CheckpointError, match=r"\): metrics= must be a dict of numbers by name, including 'loss'"):
+            manager.save(1, TREE, metrics=metrics)
+    assert manager.best_step() is None
+    with pytest.raises(CheckpointError, match="has no metric to rank steps"):
+        CheckpointManager(tmp_path).best_step()
+
+
+BEST: Any = {"keep": 1, "keep_best": 1, "metric": "loss", "mode": "min"}
+
+
+def test_damaged_and_deleted_steps_have_no_rank(tmp_path: Path) -> None:
+    with_losses(tmp_path, [1, 2, 3], [1, 2, 3], keep=3, keep_best=1, metric="loss", mode="min").close()
+    (tmp_path / "run" / "1" / "manifest" / "metadata").write_text("{")
+    with CheckpointManager(tmp_path / "run", keep=3, keep_best=1, metric="loss", mode="min") as manager:
+        assert manager.best_step() == 2
+        for step in (4, 5, 6):
+            manager.save(step, TREE, metrics={"loss": step})
+        manager.wait()
+        assert (manager.all_steps(), manager.best_step()) == ((1, 2, 4, 5, 6), 2)
+        (tmp_path / "run" / "2").rename(tmp_path / "elsewhere")
+        manager.save(7, TREE, metrics={"loss": 7})
+        manager.wait()
+        assert manager.all_steps() == (1, 4, 5, 6, 7)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"keep": 2},
+        {"keep": 1, "keep_every": 5},
+        {**BEST, "metric": "accuracy", "mode": "max"},
+        {**BEST, "mode": "max"},
+    ],
+)
+def test_a_manager_with_different_rules_keeps_earlier_steps(options: Any, tmp_path: Path) -> None:
+    with_losses(tmp_path, [1, 2, 3], [2, 1, 3], **BEST).close()
+    with CheckpointManager(tmp_path / "run", **options) as manager:
+        for step in (4, 5, 6):
+            manager.save(step, TREE, metrics={"loss": 0, "accuracy": -step})
+    with CheckpointManager(tmp_path / "run", **BEST) as manager:
+        assert manager.all_steps()[:2] == (2, 3)
+        manager.save(7, TREE, metrics={"loss": 7})
+        manager.wait()
+        assert {2, 7} <= {*manager.all_steps()}
+        assert 3 not in manager.all_steps()  # its own rules go on
+
+
+def test_a_step_saved_by_a_concurrent_manager_is_not_replaced(tmp_path: Path) -> None:
+    with saved(tmp_path, 1) as manager, saved(tmp_path, 2):
+        with pytest.raises(CheckpointError, match=r"already has the steps 2, and a run resumes"):
+            manager.save(2, TREE)
+        assert manager.restore(2, like=LIKE)["x"].tolist() == [2, 2]
+
+
+def test_metrics_are_read_from_the_verified_manifest(tmp_path: Path) -> None:
+    with_losses(tmp_path, [1, 2, 3], [3, 1, 2], **BEST).close()
+    manifest = tmp_path / "run" / "2" / "manifest" / "metadata"
+    manifest.write_text(manifest.read_text().replace('\\"loss\\":1', '\\"loss\\":9'))
+    with CheckpointManager(tmp_path / "run", **BEST) as manager:
+        assert manager.best_step() == 3
+        manager.save(4, TREE, metrics={"loss": 4})
+        manager.wait()
+        assert manager.all_steps() == (2, 3, 4)
+
+
+def test_a_run_that_restarts_earlier_deletes_later_steps_first(tmp_path: Path) -> None:
+    with saved(tmp_path, 10, 20, 30) as manager:
+        with pytest.raises(CheckpointError, match=r"already has the steps 20, 30, and .* example delete\(30\), or"):
+            manager.save(20, TREE)
+        manager.delete(20)
+        manager.delete(30)
+        assert manager.all_steps() == (10,)
+        manager.save(20, TREE)
+        assert_same(manager.restore(like=TREE), TREE)
+        for call in (manager.delete, manager.restore, manager.items):
+            with pytest.raises(CheckpointError, match=r"has only the steps 10, 20, so there is no step 30\.$"):
+                call(30)
+
+
+def test_a_step_must_be_a_non_negative_integer(tmp_path: Path) -> None:
+    manager: Any = CheckpointManager(tmp_path)
+    for step in (-1, True, 1.0, "1", None, {"x": 1}):
+        for call in (lambda step: manager.save(step, TREE), manager.delete, lambda step: manager.restore(step or -1)):
+            with pytest.raises(CheckpointError, match="A step must be a non-negative integer, got"):
+                call(step)
+    for call, cure in (
+        (lambda: manager.save(TREE, 1), r"got \{'x': .*\}\. The step comes first: save\(1, state\)\.$"),
+        (lambda: manager.save(np.array([3]), TREE), r"got array\(\[3\]\)\.$|got i64\[1\].*\.$"),
+        (lambda: manager.restore(TREE), r"Pass the tree by name: restore\(like=tree\)\.$"),
+    ):
+        with pytest.raises(CheckpointError, match=cure):
+            call()
+    with saved(tmp_path, np.int64(1), jnp.int32(2), np.uint8(3)) as manager:  # what loops count with
+        assert manager.all_steps() == (1, 2, 3)
+
+
+# Deletion
+
+
+@pytest.mark.parametrize(
+    ("function", "warning"),
+    [
+        ("shutil.rmtree", r"/1\.thrown-out-\w+ is no longer needed, but can't be deleted: .*busy"),
+        ("os.rename", "Step 3 is saved, but an old step could not be deleted: .*busy"),
+    ],
+)
+def test_a_step_that_cannot_be_deleted_is_a_warning_and_the_save_succeeds(
+    function: str, warning: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = saved(tmp_path, 1, 2, keep=2)
+    plain: Any = {"shutil.rmtree": shutil.rmtree, "os.rename": os.rename}[function]
+
+    def busy(path: Any, *others: Any, **options: Any) -> Any:
+        if function == "os.rename" and ".thrown-out" not in str(others):
+            return plain(path, *others, **options)
+        raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(function, busy)
+        manager.save(3, LIKE)
+        with pytest.warns(CheckpointWarning, match=warning) as seen:
+            manager.wait()
+        assert seen[0].filename == __file__
+        manager.save(4, LIKE)  # The background work retries silently.
+        with pytest.warns(CheckpointWarning, match="can't be deleted|could not be deleted"):
+            manager.wait()
+    assert manager.latest_step() == 4
+    manager.save(5, LIKE)
+    manager.close()
+    assert {path.name for path in (tmp_path / "steps").iterdir()} == {"4", "5"}
+
+
+def test_cleanup_deletes_only_leftovers_of_dead_processes(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 5, keep=1).close()
+    steps, hour_ago = tmp_path / "steps", time.time() - 3700
+    (steps / "5").rename(tmp_path / "elsewhere")
+    (steps / "5").symlink_to(tmp_path / "elsewhere")
+    for name, is_dead in (("3", True), ("4", False), ("9", True)):
+        shutil.copytree(tmp_path / "elsewhere", steps / f"{name}.orbax-checkpoint-tmp-1")
+        for path in (steps / f"{name}.orbax-checkpoint-tmp-1").rglob("*") if is_dead else ():
+            os.utime(path, (hour_ago, hour_ago))
+        os.utime(steps / f"{name}.orbax-checkpoint-tmp-1", (hour_ago, hour_ago))
+    (tmp_path / "photos").mkdir()
+    for name in (".thrown-out", "4.thrown-out-01234567", "3.orbax-checkpoint-tmp-2"):
+        (steps / name).symlink_to(tmp_path)
+    shutil.copytree(tmp_path / "elsewhere", steps / "2.thrown-out-89abcdef")
+    others = {"007", "step_8", "\uff19", "2x", "9.damaged-1"}
+    for name in others:
+        (steps / name).mkdir()
+    before = {path.name for path in steps.iterdir()}
+
+    with CheckpointManager(steps, keep=1) as manager:
+        assert manager.all_steps() == (5,)
+        manager.restore(like=LIKE)
+        manager.wait()
+        assert {path.name for path in steps.iterdir()} == before  # who saves nothing deletes nothing
+        manager.save(6, LIKE)
+    gone = {"5", "3.orbax-checkpoint-tmp-1", "4.thrown-out-01234567", "2.thrown-out-89abcdef"}
+    assert {path.name for path in steps.iterdir()} == before - gone | {"6"}
+    assert (tmp_path / "elsewhere" / "manifest").is_dir()
+    assert (tmp_path / "photos").is_dir()
+
+
+# Ways to lose a step
+
+
+def test_a_save_on_a_closed_manager_is_rejected(tmp_path: Path) -> None:
+    with saved(tmp_path, 1) as manager:
+        pass
+    with pytest.raises(CheckpointError, match=r"Step 2 can't be saved, because this manager of .* is closed\. Save"):
+        manager.save(2, TREE)
+    assert manager.restore(like=LIKE)["x"].tolist() == [1, 1]
+
+
+def test_rerunning_a_cell_during_a_save_loses_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go = hold_commits(monkeypatch)
+    managers = [CheckpointManager(tmp_path) for _ in range(2)]
+    for step, manager in enumerate(managers, start=2):
+        manager.save(step, {"x": jnp.full(2, step)})
+    manager = managers.pop()
+    managers.clear()  # nobody waits for the first, whose name is bound to the second
+    let_go.set()
+    manager.wait()
+    deadline = time.monotonic() + 10
+    while manager.all_steps() != (2, 3):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert [manager.restore(step, like=LIKE)["x"].tolist() for step in (2, 3)] == [[2, 2], [3, 3]]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_only_one_of_two_managers_saves_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go = hold_commits(monkeypatch)
+    managers = [CheckpointManager(tmp_path) for _ in range(2)]
+    for number, manager in enumerate(managers):
+        manager.save(1, {"x": jnp.full(2, number)})
+    let_go.set()
+    failures: list[str] = []
+    for manager in managers:
+        try:
+            manager.wait()
+        except CheckpointError as error:
+            failures.append(str(error))
+    assert len(failures) == 1
+    assert "Step 1 could not be saved" in failures[0]
+    assert managers[0].restore(like=LIKE)["x"].tolist() in ([0, 0], [1, 1])
+
+
+def test_retention_holds_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = ocp.AsyncCheckpointer.save
+
+    def interrupted_at_once(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    def interrupted_after(*args: Any, **options: Any) -> None:
+        save(*args, **options)
+        raise KeyboardInterrupt
+
+    patches = [("save", save), ("save", interrupted_after), ("wait_until_finished", interrupted_at_once)]
+    with CheckpointManager(tmp_path, keep=2) as manager:
+        for step in range(8):
+            with monkeypatch.context() as patch:
+                patch.setattr(ocp.AsyncCheckpointer, *patches[step % 3])
+                with contextlib.suppress(KeyboardInterrupt):
+                    manager.save(step, TREE)
+    assert manager.all_steps() == (6, 7)
+
+
+def test_an_incomplete_folder_listing_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = saved(tmp_path, 1)
+    scandir, listings = os.scandir, list[Any]()
+
+    def empty_at_first(path: Any) -> Any:
+        listings.append(path)
+        return scandir(tmp_path / "none" if len(listings) == 1 else path)
+
+    (tmp_path / "none").mkdir()
+    monkeypatch.setattr(os, "scandir", empty_at_first)
+    found = manager.restore_latest_valid(like=LIKE)
+    assert found is not None
+    assert found.step == 1
+
+
+ENDING = """
+import os, sys, time
+import jax.numpy as jnp
+from treewright.checkpoint import CheckpointManager
+rename = os.rename
+def slow(source, target, **options):
+    time.sleep(0.5)
+    if len(sys.argv) > 2:
+        raise OSError(5, "Input/output error")
+    rename(source, target, **options)
+os.rename = slow
+CheckpointManager(sys.argv[1]).save(1, {"x": jnp.ones(2)})
+"""
+
+
+def test_exit_without_close_finishes_the_save_or_reports_its_failure(tmp_path: Path) -> None:
+    for arguments, steps, message in (([], (1,), ""), (["fail"], (), "program ended before step 1 was saved in")):
+        folder = tmp_path / str(len(arguments))
+        run = subprocess.run(
+            [sys.executable, "-c", ENDING, str(folder), *arguments], capture_output=True, text=True, check=True
+        )
+        assert CheckpointManager(folder).all_steps() == steps, run.stderr
+        assert ("CheckpointWarning: The " + message in run.stderr) == bool(message)

@@ -1,0 +1,200 @@
+"""Move a released library: `python tests/move/released_libraries.py mctx` runs it before and after.
+
+Each program in `programs/` is run on the library as it was released and as the command has left it, and must give the
+same numbers, bit by bit, with as many traces. What was changed by hand besides stands in `RELEASED`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from treewright.__main__ import main as treewright
+
+PROGRAMS = Path(__file__).parent / "programs"
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+@dataclasses.dataclass(frozen=True)
+class Released:
+    """A library in the version that was tried.
+
+    Attributes:
+        version: The release.
+        beside: Other releases that it imports, which are fetched with it and not moved.
+        needs: The modules that it imports, beside those that the tests need.
+        by_hand: Lines that are changed by hand afterwards: the file, the line, and what takes its place.
+    """
+
+    version: str
+    beside: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    by_hand: tuple[tuple[str, str, str], ...] = ()
+
+
+RELEASED = {
+    "distreqx": Released(
+        "0.0.3",
+        beside=("ihoop==0.1.4",),
+        by_hand=(
+            (
+                "distreqx/_custom_meta.py",
+                "class AbstractStrictModule(Module, ihoop.Strict, metaclass=_StrictEqxMeta):\n",
+                "class AbstractStrictModule(Module):\n",
+            ),
+        ),
+    ),
+    "evosax": Released("0.3.2", needs=("dotmap", "flax", "matplotlib")),
+    "flashbax": Released(
+        "0.1.3",
+        needs=("flax", "tensorstore"),
+        by_hand=(
+            (
+                "flashbax/buffers/prioritised_trajectory_buffer.py",
+                "        **state,\n",
+                "        **{name: getattr(state, name) for name in state.__dataclass_fields__},\n",
+            ),
+        ),
+    ),
+    "flowjax": Released(
+        "19.1.2",
+        beside=("paramax==0.0.5",),
+        needs=("lineax", "tqdm"),
+        by_hand=(
+            (
+                "flowjax/bijections/bijection.py",
+                "                setattr(cls, meth, _unwrap_check_and_cast(cls.__dict__[meth]))\n",
+                (
+                    "                setattr(cls, meth, _unwrap_check_and_cast(cls.__dict__[meth]))\n"
+                    "        super().__init_subclass__()\n"
+                ),
+            ),
+        ),
+    ),
+    "gymnax": Released("1.0.1", needs=("gymnasium", "matplotlib", "seaborn", "six")),
+    "jaxlie": Released("1.5.0", needs=("tyro",)),
+    "jaxoplanet": Released("0.2.0"),
+    "lineax": Released("0.1.1"),
+    "mctx": Released("0.0.71"),
+    "optimistix": Released("0.1.0", needs=("lineax",)),
+    "tinygp": Released("0.3.1"),
+    "xminigrid": Released("0.9.3", needs=("flax", "rich")),
+}
+
+# What every program begins and ends with.
+_BEFORE = """
+import hashlib
+import jax
+import numpy as np
+
+digest, traces = hashlib.sha256(), []
+
+def counted(function):
+    def traced(*args, **kwargs):
+        traces.append(1)
+        return function(*args, **kwargs)
+    return traced
+
+def note(*trees):
+    for leaf in map(np.asarray, jax.tree.leaves(trees)):
+        digest.update(f"{leaf.dtype}{leaf.shape}".encode() + leaf.tobytes())
+"""
+_AFTER = "\nprint(digest.hexdigest(), len(traces))\n"
+
+
+class CanNotFetchError(Exception):
+    """The package index can't be reached, or does not have the release."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """The result of moving a library.
+
+    Attributes:
+        before: The digest of all numbers and the count of traces, of the release.
+        after: The same of what the command made of it.
+        lines: The lines that the command changed, and that were changed by hand.
+        files: The files that the command changed.
+    """
+
+    before: str
+    after: str
+    lines: tuple[int, int]
+    files: int
+
+
+def moved(name: str, folder: Path) -> Moved:
+    """A release fetched into an empty folder, moved there, and run before and after.
+
+    Raises:
+        CanNotFetchError: If it can't be fetched.
+    """
+    old, new = folder / "old", folder / "new"
+    _fetch(name, folder)
+    shutil.copytree(old, new)
+    lines = [line for line in _written(new, statuses={0, 1}).splitlines() if line.startswith("+")]
+    assert not _written(new, statuses={0, 1})  # a second run changes nothing more
+    files = sum(line.startswith("+++ ") for line in lines)
+    by_hand = 0
+    for path, line, instead in RELEASED[name].by_hand:
+        text = (new / path).read_text(encoding="utf-8")
+        assert text.count(line) == 1
+        (new / path).write_text(text.replace(line, instead), encoding="utf-8")
+        by_hand += sum(part not in line.splitlines() for part in instead.splitlines())
+    program = (PROGRAMS / f"{name}.txt").read_text(encoding="utf-8")
+    return Moved(_run(program, old), _run(program, new), (len(lines) - files, by_hand), files)
+
+
+def _written(path: Path, *, statuses: set[int]) -> str:
+    """The diff of what the command changes in a file or a folder."""
+    with contextlib.redirect_stdout(io.StringIO()) as diff, contextlib.redirect_stderr(io.StringIO()):
+        status = treewright(["move", str(path), "--write"])
+    assert status in statuses
+    return diff.getvalue()
+
+
+def _fetch(name: str, folder: Path) -> None:
+    """The release in `folder/old`, and what it imports in `folder/beside`."""
+    for release in (f"{name}=={RELEASED[name].version}", *RELEASED[name].beside):
+        place = folder / "wheels" / release
+        asked = ("download", "--quiet", "--no-deps", "--only-binary=:all:", f"--dest={place}", release)
+        run = subprocess.run([sys.executable, "-m", "pip", *asked], capture_output=True, text=True, check=False)
+        if run.returncode:
+            raise CanNotFetchError(f"pip can't fetch {release}: {run.stderr.strip().splitlines()[-1:]}")
+        with zipfile.ZipFile(next(place.glob("*.whl"))) as wheel:
+            wheel.extractall(folder / ("beside" if release in RELEASED[name].beside else "old"))
+
+
+def _run(program: str, library: Path) -> str:
+    path = os.pathsep.join(
+        [str(library), str(library.parent / "beside"), str(SOURCE), os.environ.get("PYTHONPATH", "")]
+    )
+    settings = {"PYTHONPATH": path, "JAX_NUMPY_RANK_PROMOTION": "allow", "JAX_PLATFORMS": "cpu"}
+    command_line = [sys.executable, "-W", "ignore", "-c", _BEFORE + program + _AFTER]
+    run = subprocess.run(command_line, capture_output=True, text=True, check=False, env={**os.environ, **settings})
+    if run.returncode:
+        raise RuntimeError(f"This does not run in {library.name}:\n{run.stderr}")
+    return run.stdout.strip()
+
+
+def main() -> None:
+    """Move the libraries that are named, and say what became of them."""
+    for name in sys.argv[1:] or RELEASED:
+        with tempfile.TemporaryDirectory() as folder:
+            result = moved(name, Path(folder))
+        same = "the same" if result.before == result.after else f"{result.before} became {result.after}"
+        by_command, by_hand = result.lines
+        text = f"{by_command} lines in {result.files} files by command, {by_hand} by hand; numbers and traces: {same}"
+        sys.stdout.write(f"{name} {RELEASED[name].version}: {text}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,317 @@
+"""Declarations: options, specifiers, names, overridden fields, inherited kinds, and `doc=`."""
+
+import abc
+import dataclasses
+import functools
+import inspect
+import itertools
+import operator
+import pydoc
+import traceback
+import types
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from treewright import Module, buffer, field, pytree_dataclass, static
+from treewright.errors import NodeDefinitionError
+
+
+def test_fields_are_children_and_static_fields_are_aux_data() -> None:
+    @pytree_dataclass
+    class Layer:
+        kernel: Any
+        width: int = static()
+        bias: Any = None
+        activation: str = static(default="relu")
+
+    children, aux = Layer(1.0, 3, 2.0).tree_flatten()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    assert children == (1.0, 2.0)
+    assert aux.values == (3, "relu")
+    assert repr(aux) == "width=3, activation='relu'"
+
+
+def declared(way: str, body: dict[str, Any], **options: Any) -> Any:
+    """A class with the field `x` and the static `n`, as either way makes it, or as dataclasses does."""
+    body = {"__annotations__": {"x": Any, "n": Any}, "n": static(default=0), **body}
+    if way == "Module":
+        return types.new_class("Example", (Module,), options, lambda space: space.update(body))
+    decorate = pytree_dataclass if way == "decorated" else functools.partial(dataclasses.dataclass, frozen=True)
+    return decorate(**options)(type("Example", (), body))
+
+
+WAYS = ["decorated", "Module"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_order_compares_as_a_dataclass_with_order_does(way: str) -> None:
+    ours, theirs = declared(way, {}, order=True), declared("dataclasses", {}, order=True)
+    fields = [(1, 2), (1, 3), (2, 1), (jnp.ones(()), 1), (True, 2)]
+    for compare in (operator.lt, operator.le, operator.gt, operator.ge):
+        for left, right in itertools.product(fields, repeat=2):
+            assert bool(compare(ours(*left), ours(*right))) is bool(compare(theirs(*left), theirs(*right)))
+        with pytest.raises(TypeError, match="not supported between instances"):
+            compare(ours(1), declared(way, {}, order=True)(1))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_order_leaves_equality_and_hash_unchanged(way: str) -> None:
+    cls = declared(way, {}, order=True)
+    assert cls(1) != cls(1.0)
+    assert cls(jnp.ones(3)) == cls(jnp.ones(3))
+    assert hash(cls(1)) == hash(declared(way, {})(1))
+    with pytest.raises(ValueError, match="ambiguous"):
+        _ = cls(jnp.ones(3)) < cls(jnp.zeros(3))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_unsafe_hash_without_eq_hashes_by_value(way: str) -> None:
+    cls = declared(way, {}, eq=False, unsafe_hash=True)
+    assert cls(1) != cls(1)
+    assert hash(cls(1)) == hash(cls(1)) == hash(declared(way, {})(1))
+    own = declared(way, {"__eq__": lambda self, other: self.x == other.x}, unsafe_hash=True)
+    assert own(1, 2) == own(1, 3)
+    assert hash(own(1)) == hash(cls(1))
+
+
+# Field specifiers
+
+
+def test_specifiers_accept_the_arguments_of_dataclasses_field() -> None:
+    wanted = set(inspect.signature(dataclasses.field).parameters) | {
+        "doc"
+    }  # dataclasses.field has doc= since Python 3.14
+    for specifier in (field, static, buffer):
+        ours = {"converter", "identity", "local", "sharding", "stack"}
+        assert set(inspect.signature(specifier).parameters) - ours == wanted
+
+
+def test_the_decorator_accepts_the_arguments_of_dataclass() -> None:
+    wanted = inspect.signature(dataclasses.dataclass).parameters
+    ours = inspect.signature(pytree_dataclass).parameters
+    assert set(ours) == set(wanted)
+    defaults = {name: parameter.default for name, parameter in ours.items() if name not in {"cls", "frozen"}}
+    assert defaults == {name: wanted[name].default for name in defaults}
+
+
+@pytest.mark.parametrize("option", ["slots", "weakref_slot"])
+def test_a_node_has_no_slots(option: str) -> None:
+    with pytest.raises(NodeDefinitionError, match=rf"Slotted: {option}=True is not supported, because .*Remove it"):
+        pytree_dataclass(**{option: True})(type("Slotted", (), {}))
+
+
+def test_metadata_static_declares_a_static() -> None:
+    class Layer(Module):
+        w: Any
+        name: str = dataclasses.field(default="a", metadata={"static": True})
+        kind: str = field(default="b", metadata={"static": False})
+        ours: str = static(default="c", metadata={"unit": "m"})
+
+    assert jax.tree.leaves(Layer(1.0)) == [1.0, "b"]
+    metadata = dataclasses.fields(Layer)[3].metadata
+    assert (metadata["static"], metadata["unit"]) == (True, "m")
+
+
+@pytest.mark.parametrize("compare", [3, "content", None])
+def test_static_accepts_only_a_bool_for_compare(compare: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"static\(compare=\.\.\.\) must be True or False, got .*frozen dataclass with a __call__"
+    ):
+        static(compare=compare)
+
+
+def test_a_traceback_through_a_generated_init_shows_its_line() -> None:
+    def refuse(value: Any) -> Any:
+        raise ValueError(value)
+
+    @pytree_dataclass
+    class Checked:
+        w: Any = field(converter=refuse)
+
+    with pytest.raises(ValueError, match="3") as caught:
+        Checked(3)
+    lines = traceback.format_exception(caught.value)
+    assert any("return __build__(self, __assign__, {'w': w}, None)" in line for line in lines)
+
+
+# Names
+
+
+@pytest.mark.parametrize("name", ["_node", "tree_flatten", "tree_unflatten", "__hash__"])
+def test_reserved_field_names_are_rejected(name: str) -> None:
+    with pytest.raises(NodeDefinitionError, match=f"Bad can't have a field named {name}: every node uses this name"):
+        pytree_dataclass(type("Bad", (), {"__annotations__": {name: Any}}))
+
+
+@pytest.mark.parametrize("name", ["class", "a b", "1st"])
+def test_a_field_name_must_be_an_identifier(name: str) -> None:
+    with pytest.raises(NodeDefinitionError, match=f"Bad has a field named '{name}', which is not an identifier"):
+        pytree_dataclass(type("Bad", (), {"__annotations__": {name: Any}}))
+
+
+# Fields that are overridden
+
+
+class Shape(Module):
+    """Has a field that no constructor takes."""
+
+    scale: Any = 1.0
+    area: Any = field(init=False)
+    mode: str = static(default="a")
+
+    def __post_init__(self) -> None:
+        self.area = self.scale * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "cure"),
+    [
+        (
+            "scale",
+            8.0,
+            r"For a new default, repeat the annotation:\n  scale: Any = 8\.0\nFor a constant, write scale: ",
+        ),
+        ("mode", "b", r"For a new default, repeat the annotation:\n  mode: str = static\(default='b'\)\nFor a const"),
+        (
+            "area",
+            property(lambda self: self.scale * 4),
+            r"Rename it, or declare it in the base class as an abstract prop",
+        ),
+        ("scale", lambda self: 1, r"Rename it, or declare it in the base class as an abstract property"),
+    ],
+)
+def test_a_value_that_would_hide_a_field_is_rejected(name: str, value: Any, cure: str) -> None:
+    for own_init in ({}, {"__init__": lambda self: None}):
+        with pytest.raises(NodeDefinitionError, match=rf"Known\.{name} would hide an inherited field\. {cure}"):
+            type("Known", (Shape,), {name: value, **own_init})
+
+
+def test_a_class_constant_replaces_an_inherited_field() -> None:
+    class Known(Shape):
+        mode: ClassVar[str] = "b"  # type: ignore[misc]  # pyright: ignore[reportIncompatibleVariableOverride]
+        scale: ClassVar[Any] = 3.0  # type: ignore[misc]
+
+    class Deeper(Known):
+        depth: Any = 4.0
+
+    for node, leaves in ((Known(), [6.0]), (Deeper(), [6.0, 4.0])):
+        assert (node.mode, node.scale, jax.tree.leaves(node)) == ("b", 3.0, leaves)
+
+
+def test_a_field_may_override_an_inherited_property_or_method() -> None:
+    class Base(Module, abc.ABC):
+        @property
+        @abc.abstractmethod
+        def width(self) -> int: ...
+
+        def depth(self) -> int:
+            return 1
+
+    class Net(Base):
+        width: int = static()  # pyright: ignore[reportIncompatibleMethodOverride]
+        depth: Any
+
+    with pytest.raises(TypeError, match="abstract"):
+        Base()  # type: ignore[abstract]  # pyright: ignore[reportAbstractUsage]
+    net = Net(3, 4.0)
+    assert (net.width, net.depth, jax.tree.leaves(net)) == (3, 4.0, [4.0])
+    with pytest.raises(TypeError, match="missing 2 required positional arguments: 'width' and 'depth'"):
+        Net()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+# Kinds that are inherited
+
+
+@pytest.mark.parametrize(("specifier", "kind"), [(static, "static"), (buffer, "buffer")])
+def test_redeclaring_a_static_or_buffer_without_its_specifier_is_rejected(specifier: Any, kind: str) -> None:
+    class Base(Module):
+        mode: str = specifier(default="a")
+
+    with pytest.raises(
+        NodeDefinitionError,
+        match=rf"Bad\.mode redeclares a {kind}\(\) field without {kind}\(\)(?s:.*){kind}\(default='b'\)",
+    ):
+
+        class Bad(Base):
+            mode: str = "b"
+
+    with pytest.raises(NodeDefinitionError, match=rf"Bare\.mode redeclares a {kind}\(\) field without {kind}\(\)"):
+
+        class Bare(Base):
+            mode: str  # pyright: ignore[reportGeneralTypeIssues]
+
+
+def test_a_specifier_changes_the_kind_by_name() -> None:
+    class Base(Module):
+        mode: Any = static(default="a")
+        w: Any = 1.0
+
+    class Child(Base):
+        mode: Any = field(default=2.0)
+
+    class Frozen(Base):
+        w: Any = static(default=3.0)
+
+    assert jax.tree.leaves(Child()) == [2.0, 1.0]
+    assert jax.tree.leaves(Frozen()) == []
+
+
+# doc=
+
+
+@pytree_dataclass
+class Layer:
+    kernel: float = field(doc="f32[inputs, outputs].")
+    width: int = static(default=3, doc="How many outputs.")
+    mean: float = buffer(default=0.0, doc="Of the last batches,\n    weighted.")
+    plain: float = 0.0
+
+
+class Net(Module):
+    """A network.
+
+    With layers.
+    """
+
+    layer: Layer = field(doc="The only one.")
+    name: str = static(default="net")
+
+
+class Deeper(Net):
+    depth: int = static(default=2, doc="How often.")
+
+
+def test_help_shows_field_docs_below_the_signature() -> None:
+    assert Layer.__doc__ == (
+        "Layer(kernel: float, width: int = 3, mean: float = 0.0, plain: float = 0.0)\n"
+        "\n"
+        "Attributes:\n"
+        "    kernel: f32[inputs, outputs].\n"
+        "    width: How many outputs.\n"
+        "    mean: Of the last batches,\n"
+        "        weighted."
+    )
+    assert " |      width: How many outputs.\n" in pydoc.plain(pydoc.render_doc(Layer))
+
+
+def test_help_shows_docs_of_inherited_fields() -> None:
+    assert Net.__doc__ == "A network.\n\nWith layers.\n\nAttributes:\n    layer: The only one."
+    assert str(Deeper.__doc__).endswith("\n\nAttributes:\n    layer: The only one.\n    depth: How often.")
+
+
+def test_a_class_without_doc_keeps_its_docstring_as_it_is() -> None:
+    @pytree_dataclass
+    class Plain:
+        """As  written.
+
+        Indented.
+        """
+
+        x: int
+
+    written = type("Plain", (), {"__doc__": Plain.__doc__}).__doc__
+    assert Plain.__doc__ == written
+    assert Plain.__doc__ is not None
+    assert "Attributes" not in Plain.__doc__

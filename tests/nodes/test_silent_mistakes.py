@@ -1,0 +1,140 @@
+"""Mistakes that plain Python accepts silently: each is rejected with a fix."""
+
+import dataclasses
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from treewright import Module, Static, buffer, field, freeze, pytree_dataclass, static
+from treewright.errors import NodeDefinitionError
+
+OURS = [field, static, buffer]
+
+
+def made_both_ways(**body: Any) -> list[Callable[[], Any]]:
+    """Two functions that create a class of this body: as a Module, and with the decorator."""
+    body = {"__module__": __name__, **body}
+    return [lambda: type("Net", (Module,), dict(body)), lambda: pytree_dataclass(type("Net", (), dict(body)))]
+
+
+def classes(**body: Any) -> list[Any]:
+    return [make() for make in made_both_ways(**body)]
+
+
+def refused(**body: Any) -> str:
+    """The error for the class, the same either way."""
+    said: set[str] = set()
+    for make in made_both_ways(**body):
+        with pytest.raises(NodeDefinitionError) as caught:
+            make()
+        said.add(str(caught.value))
+    (message,) = said
+    return message
+
+
+class Inner(Module):
+    x: Any = 1.0
+
+
+# Specifiers and defaults
+
+
+@pytest.mark.parametrize("specifier", [*OURS, dataclasses.field])
+def test_a_specifier_without_parentheses_or_with_a_comma_is_rejected(specifier: Any) -> None:
+    name = specifier.__name__
+
+    for value in (specifier, field(default=specifier), (specifier(),), [specifier()]):
+        assert refused(__annotations__={"n": "int"}, n=value) == (
+            f"Net.n has {name} as default, but without parentheses or with a comma after them, so it would be a "
+            f"leaf.\n"
+            f"  Write n: int = {name}()"
+        )
+
+
+@pytest.mark.parametrize("default", [jnp.ones(3), np.ones(3), jax.random.key(0)])
+def test_an_array_default_is_rejected(default: Any) -> None:
+    for make in made_both_ways(__annotations__={"x": Any}, x=field(default=default)):
+        with pytest.raises(ValueError, match=r"mutable default <class '.*> for field x is not allowed: use default_fa"):
+            make()
+
+
+# Values in the body without an annotation
+
+
+@pytest.mark.parametrize(
+    ("value", "shown", "kind"),
+    [
+        (jnp.ones(3), "f32[3]", "jax.Array"),
+        (np.ones(3), "f64[3](numpy)", "ndarray"),
+        (jax.random.key(0), "key<fry>[]", "jax.Array"),
+        ([jnp.ones(3)], "[f32[3]]", "list"),
+        ([], "[]", "list"),
+        ({"a": 2}, "{'a': 2}", "dict"),
+        ({2}, "{2}", "set"),
+    ],
+)
+def test_unannotated_mutable_class_attributes_are_rejected(value: Any, shown: str, kind: str) -> None:
+    assert refused(w=value) == (
+        f"Net.w = {shown} has no annotation, so it is not a field: all instances would share it, and jit would compile "
+        f"its contents as constants.\n"
+        f"  Write w: {kind} = field(default_factory=lambda: ...), or w: ClassVar[{kind}] = ... if this is intended."
+    )
+    for annotation in (ClassVar, ClassVar[Any], "ClassVar[jax.Array]", "ClassVar[Unknown]"):
+        module, decorated = classes(__annotations__={"w": annotation}, w=value)
+        below = [type("Below", (module,), {"w": value}), pytree_dataclass(type("Below", (decorated,), {"w": value}))]
+        assert jax.tree.leaves([cls() for cls in (module, decorated, *below)]) == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(2.0, "relu", (1.0, "a", None), np.float32(1.0), frozenset({1}), Static("train"), Inner(2.0)),
+        *(freeze(np.ones(3)), eqx.nn.Identity(), jax.eval_shape(lambda: jnp.ones(3)), jnp.tanh, jax.Array),
+    ],
+)
+def test_a_class_constant_needs_no_annotation(value: Any) -> None:
+    for cls in classes(w=value):
+        assert jax.tree.leaves(cls()) == []
+
+
+# Lost return values, and methods that are never called
+
+
+def generates(self: Any) -> Iterator[int]:
+    self.x = 1.0
+    yield 1
+
+
+def test_a_check_that_returns_a_value_is_an_error() -> None:
+    for function in (lambda self: True, lambda self: self, generates):
+        for cls in classes(__annotations__={"x": Any}, __check_init__=function):
+            with pytest.raises(TypeError, match=r"^Net\.__check_init__\(\) returned a value, .* Raise an error"):
+                cls(1.0)
+
+
+def test_an_init_that_returns_a_value_is_an_error() -> None:
+    def __init__(self: Any) -> Any:  # noqa: N807
+        self.x = 1.0
+        return self
+
+    for cls in classes(__annotations__={"x": Any}, __init__=__init__):
+        with pytest.raises(TypeError, match=r"^__init__\(\) should return None, not 'Net'$"):
+            cls()
+
+
+def test_the_first_instance_reports_an_init_subclass_without_super() -> None:
+    class Base(Module):
+        x: Any
+
+        def __init_subclass__(cls, *, named: str) -> None:
+            """Registers."""
+
+    net: Any = types.new_class("Net", (Base,), {"named": "net"})
+    with pytest.raises(NodeDefinitionError, match=r"Call super\(\)\.__init_subclass__\(\) in every __init_subclass__"):
+        net(1.0)
