@@ -120,11 +120,14 @@ def _notes_of_static(
     if field.argument("identity") is not None:
         return
     parts = _parts(source, field.annotation, program, libraries.CONTAINERS)
-    is_callable = bool(parts) and all(part & libraries.CALLABLES for part in parts)
     is_array = any(name.startswith(libraries.ARRAYS) for part in parts for name in part)
     holders = [each.name for part in parts for each in program.nodes_named(part) if _has_arrays(each, program)]
-    holders += ["an array of JAX"] if is_array or ("array" in kinds and not is_callable) else []
-    holders += ["a node"] if "node" in kinds else []
+    if not parts or not all(
+        part & libraries.CALLABLES for part in parts
+    ):  # the author chose the functions by their type
+        is_array |= "array" in kinds
+        holders += ["a node"] if "node" in kinds else []
+    holders += ["an array of JAX"] if is_array else []
     converter = field.argument("converter")
     if holders:
         yield f"is static and holds {holders[0]}, which is rejected: make it a child, without a specifier", True
@@ -203,7 +206,7 @@ def _parts(
     if isinstance(annotation, cst.BinaryOperation):
         own, inner = [], [annotation.left, annotation.right]
     elif isinstance(annotation, cst.Subscript) and names & (libraries.UNIONS | within):
-        own, inner = [names] if names & within else [], items_of(annotation)
+        own, inner = [names & libraries.CAN_CHANGE] if names & within else [], items_of(annotation)
     else:
         return [] if isinstance(annotation, cst.Name) and annotation.value == "None" else [names]
     return own + [part for each in inner for part in _parts(source, each, program, within)]

@@ -124,7 +124,7 @@ CAN_CHANGE = frozenset(
     }
 )
 UNIONS = frozenset({"typing.Optional", "typing.Union", "typing.Final", "typing.Annotated"})
-CONTAINERS = CAN_CHANGE | {"builtins.tuple", "typing.Tuple"}
+CONTAINERS = CAN_CHANGE | {"builtins.tuple", "typing.Tuple", "jaxtyping.PyTree"}
 # The kinds of the values that a call returns, by how the full name of its function begins; the first that fits.
 CALLS = MappingProxyType(
     {
