@@ -27,7 +27,7 @@ from treewright._base.functions import (
 )
 from treewright._base.jax_private import DictKey, GetAttrKey, Key, SequenceKey, options_of
 from treewright._base.text import short_text
-from treewright._core import CONTAINERS, is_node_class, kind_of, spec_of
+from treewright._core import is_node_class, kind_of, spec_of
 
 _WHOLE = (jax.Array, np.ndarray, type, types.ModuleType, types.BuiltinFunctionType)
 _PACKAGES = frozenset({"jax", "jaxlib", "numpy"})
@@ -59,7 +59,7 @@ def contents(value: Any) -> Mapping[Key, Any]:
         attributes = _of_role("attribute", instance_attributes(value))
         return {Part("function", "func"): value.func} | _of_role("argument", args | value.keywords) | attributes
     kind = kind_of(type(value))
-    if isinstance(value, _WHOLE) or (kind is not None and kind.name not in CONTAINERS):
+    if isinstance(value, _WHOLE) or (kind is not None and kind.make is None):
         return {}
     if is_method(value):
         return {Part("object", "self"): value.__self__, Part("object", "__func__"): value.__func__}
