@@ -20,37 +20,3 @@ from treewright._core.module import Module
 from treewright._core.registration import read_aux_data, write_aux_data
 from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics
-
-__all__ = [
-    "CONTAINERS",
-    "FAMILIES",
-    "FLAT_FORM",
-    "KINDS",
-    "AnyStatic",
-    "FieldSpec",
-    "Kind",
-    "Module",
-    "NoExactKeyError",
-    "NodeSpec",
-    "StaticValue",
-    "Statics",
-    "Unfinished",
-    "buffer",
-    "check",
-    "exact_key",
-    "field",
-    "flat_form",
-    "from_flat_form",
-    "is_node",
-    "is_node_class",
-    "kind_of",
-    "leaves_equal",
-    "pytree_dataclass",
-    "read_aux_data",
-    "spec_of",
-    "static",
-    "why_it_can_change",
-    "with_fields",
-    "with_parts",
-    "write_aux_data",
-]
