@@ -15,7 +15,7 @@ import typing_extensions
 
 from treewright._base.functions import FrozenValue, is_generated
 from treewright._base.text import annotation_text, short_text, text_with_class
-from treewright._core.field_checks import LAYERS, MAX_CHECKED_NODES
+from treewright._core.field_checks import LAYERS
 from treewright._core.fields import (
     MISSING,
     buffer,
@@ -29,7 +29,7 @@ from treewright._core.init import Docstring, make_init
 from treewright._core.instance import FLAT_FORM, FieldView, Unfinished, replace, wrap_init
 from treewright._core.methods import METHODS
 from treewright._core.registration import refuse_base, register_once
-from treewright._core.spec import FieldSpec, NodeSpec, Sample
+from treewright._core.spec import FieldSpec, NodeSpec
 from treewright._core.statics import StaticTable
 from treewright.errors import NodeDefinitionError
 
@@ -299,7 +299,6 @@ def _node_spec(draft: _Draft, *, keeps_init: bool) -> tuple[NodeSpec, list[Field
                 if isinstance(value, types.MemberDescriptorType) and name not in {FLAT_FORM, *cls.__dataclass_fields__}
             ]
         ),
-        sample=Sample(MAX_CHECKED_NODES),
     )
     return node_spec, arguments
 

@@ -334,7 +334,7 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
             # Python rejected the arguments.
             error.args = (f"{error}{_keywords_hint(str(error), spec, init, kwargs)}",)
         raise
-    if spec.checks or spec.sample.left:
+    if spec.checks or spec.table.to_check:
         check(node)
     return returned
 
@@ -427,7 +427,7 @@ def check(node: Any) -> None:
     """Check the children of a new node, and run every `__check_init__`, bases first."""
     spec: NodeSpec = type(node).__node_spec__  # bypasses a user's `__getattr__`
     try:
-        if spec.sample.left:
+        if spec.table.to_check:
             _refuse_class_assignments(spec)
             for child in flat_form(node)[0]:
                 if type(child) is FieldView:

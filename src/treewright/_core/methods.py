@@ -182,8 +182,7 @@ def exact_key_of(self: Any, builder: KeyBuilder) -> Hashable:
     """The key of a node inside a static: its class, statics and the exact keys of its children."""
     if isinstance(raw_form(self), Unfinished):
         raise arrays_reached(self, is_built=False)
-    children, statics = flat_form(self)
-    return builder.node_key(self, statics, children)
+    return builder.node(self, *flat_form(self))
 
 
 # Copies and pickles
