@@ -1,6 +1,5 @@
 """Convert a tree to a manifest and leaves, and those to plain lists, tuples and dicts."""
 
-import functools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -143,16 +142,14 @@ def _node_record(part: Any, level: Level, name: str, path: str, steps: tuple[str
     is_namedtuple = issubclass(cls, tuple) and hasattr(cls, "_fields")
     kind = cls.__name__ if cls in _CONTAINERS else "namedtuple" if is_namedtuple else "other"
     kind = "node" if is_node(part) else kind
-    keys = tuple(_described(key.key) for key, _ in level.children) if cls in _DICTS else ()
+    keys = tuple(encode(key.key, describe=True) for key, _ in level.children) if cls in _DICTS else ()
     if cls in _CONTAINERS or kind == "namedtuple":
         statics = [("default_factory", part.default_factory)] if cls is defaultdict else []
     else:
         statics = [(str(key).lstrip("."), value) for key, value in level.statics]
     of_class = None if cls in _CONTAINERS else class_name(cls)
-    return NodeRecord(name, path, kind, steps, of_class, keys, {key: _described(value) for key, value in statics})
-
-
-_described = functools.partial(encode, describe=True)
+    encoded = {key: encode(value, describe=True) for key, value in statics}
+    return NodeRecord(name, path, kind, steps, of_class, keys, encoded)
 
 
 # From records to plain containers
