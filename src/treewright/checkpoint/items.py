@@ -395,17 +395,11 @@ def _read(folder: Any, requests: Sequence[LeafRequest], limit: int) -> dict[str,
         with translate_read_errors(f"Step {folder.name}"):
             handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=gigabytes)
             arrays |= handler.restore(epath.Path(folder) / STATE, args=restore)
-            _check_forms(arrays, [each.leaf for each in requests])
+            for leaf in [each.leaf for each in requests]:  # Orbax's own index may be damaged
+                array, form = arrays.get(leaf.array), leaf.form
+                if (getattr(array, "shape", 0), getattr(array, "dtype", 0)) != (form.shape, DTYPES[form.dtype]):
+                    raise ValueError(f"{leaf.path} was saved as {form}, but Orbax returns {short_text(array)}")
     return arrays
-
-
-def _check_forms(arrays: dict[str, Any], leaves: Sequence[LeafRecord]) -> None:
-    """Raise if Orbax's own index lacks a leaf or has it with a different shape or dtype."""
-    for leaf in leaves:
-        array, form = arrays.get(leaf.array), leaf.form
-        found = getattr(array, "shape", None), getattr(array, "dtype", None)
-        if found != (form.shape, DTYPES[form.dtype]):
-            raise ValueError(f"{leaf.path} was saved as {form}, but Orbax returns {short_text(array)}")
 
 
 def _refuse_special_files(folder: Path) -> None:
