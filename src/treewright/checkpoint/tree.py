@@ -1,7 +1,7 @@
 """Convert a tree to a manifest and leaves, and those to plain lists, tuples and dicts."""
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -111,15 +111,12 @@ def parts_to_save(
                 nodes.append(_node_record(part, level, name, path, steps))
             except (StaticSerializationError, RecursionError) as error:
                 problems.append(f"{path or 'the tree'} has a static that can't be saved: {error}")
-    title = "Nothing can be loaded into this tree:" if abstract else "The tree can't be saved, and nothing was written:"
-    refuse(title, problems)
-    return Parts(Manifest(tuple(nodes), tuple(leaves)), values, frozenset(local))
-
-
-def refuse(title: str, problems: Sequence[str]) -> None:
-    """Raise an error that lists the first problems, if there are any."""
     if problems:
-        raise CheckpointError("\n  ".join([title, *first_lines(problems)]))
+        title = (
+            "Nothing can be loaded into this tree" if abstract else "The tree can't be saved, and nothing was written"
+        )
+        raise CheckpointError("\n  ".join([f"{title}:", *first_lines(problems)]))
+    return Parts(Manifest(tuple(nodes), tuple(leaves)), values, frozenset(local))
 
 
 def _step_of(key: Any) -> str:
