@@ -15,6 +15,7 @@ from jax.core import Tracer
 
 from treewright._base.functions import (
     METHODS,
+    FrozenValue,
     has_author,
     instance_attributes,
     is_installed,
@@ -188,7 +189,8 @@ def has_arrays(value: Any) -> bool:
     try:
         if jax_trees.default_registry.flatten_one_level(value) is None or isinstance(value, Mapping):
             return False
-        return any(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax_trees.tree_leaves(value))
+        leaves = jax_trees.tree_leaves(value)
+        return any(isinstance(leaf, jax.Array | np.ndarray) and not isinstance(leaf, FrozenValue) for leaf in leaves)
     except Exception:  # noqa: BLE001  a user's flatten function, with an unfinished object
         return False
 
@@ -281,7 +283,7 @@ def check_children(node: Any) -> None:
         NodeInitError: If a child is a field marker, such as `static()`.
     """
     spec, children = node.__node_spec__, object.__getattribute__(node, "_node")[0]
-    spec.sample.left = max(spec.sample.left - 1, 0)
+    spec.table.to_check = max(spec.table.to_check - 1, 0)
     for field in spec.children:
         value = children[field.index]
         if type(value) in _COMMON or isinstance(value, jax.Array):

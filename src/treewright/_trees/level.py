@@ -20,7 +20,6 @@ from treewright._base.jax_private import (
     Path,
     SequenceKey,
     jax_trees,
-    node_data,
     path_text,
     typeof,
 )
@@ -130,6 +129,16 @@ def leaf_type_of(leaf: Any) -> LeafType:
         return LeafType(typeof(leaf), kind if kind in _NUMBERS else None)
     except Exception:  # noqa: BLE001  JAX raises many errors for values that are not arrays
         return LeafType(None, kind, leaf)
+
+
+def node_data(treedef: Any) -> tuple[type[Any], Any] | None:
+    """The class and the `aux_data` of a treedef's root; None for a leaf.
+
+    Without it, functions that inspect dicts or nodes of other libraries (`diff`, `at`, `explain` and others) raise
+    AttributeError, and retraces with such arguments are counted but not explained.
+    """
+    data: tuple[type[Any], Any] | None = treedef.node_data()
+    return data
 
 
 def _node_level(kind: type[Any], children: Iterable[Any], statics: Statics) -> Level:

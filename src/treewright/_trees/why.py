@@ -1,6 +1,7 @@
 """Explain why two similar-looking statics differ: snapshots, nested differences, causes."""
 
 import dataclasses
+import dis
 import enum
 import functools
 import types
@@ -11,16 +12,10 @@ from typing import Any, Literal, NamedTuple, Self
 import jax
 import numpy as np
 
-from treewright._base.functions import (
-    code_effects,
-    is_library,
-    is_library_function,
-    is_standard_class,
-    variables_assigned,
-)
-from treewright._base.jax_private import Path, path_text, unwrap_api_boundary
+from treewright._base.functions import READS_ATTRIBUTE, captured, is_library, is_library_function, is_standard_class
+from treewright._base.jax_private import Path, path_text
 from treewright._base.text import first_names, short_text
-from treewright._contents import Part, contents, is_method
+from treewright._contents import Part, contents, is_method, unwrap_api_boundary
 from treewright._core import NoExactKeyError, exact_key, is_node
 from treewright._freeze import FrozenArray
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, same_exactly, same_to_jit
@@ -36,6 +31,7 @@ _MUTABLE = (list, dict, set, bytearray)
 _ARRAYS = (jax.Array, np.ndarray)
 _IN_PLACE = " (changed in place)"
 _CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "setup"})  # run when an object is created
+_CHANGES_ITEMS = frozenset({"update", "setdefault", "pop", "popitem", "clear", "append", "extend"})
 # How a report introduces the parts of a function, by role.
 _VERBS = (("which captured", "captured"), ("which reads the global", "global"), ("with", "attribute"))
 
@@ -198,6 +194,39 @@ def _is_closed(function: Any) -> bool:
     except NoExactKeyError:
         return False
     return not (isinstance(key, tuple) and key[0] == "identity")
+
+
+class Effects(NamedTuple):
+    """The names that code may change, and those that it reads."""
+
+    variables: frozenset[str]  # assigned captured variables and globals
+    assigned: frozenset[str]  # assigned attributes, and "[]" if it may change the items of a container
+    attributes: frozenset[str]  # attributes that it reads
+    strings: frozenset[str]  # string constants, which may be keys of items that it reads
+
+
+@functools.lru_cache(maxsize=4096)
+def code_effects(code: types.CodeType) -> Effects:
+    """The effects of code, and of the code nested in it."""
+    by_name: dict[str, set[str]] = {}
+    for instruction in dis.get_instructions(code):
+        by_name.setdefault(instruction.opname, set()).add(str(instruction.argval))
+    variables = by_name.get("STORE_GLOBAL", set()) | (by_name.get("STORE_DEREF", set()) & {*code.co_freevars})
+    assigned = by_name.get("STORE_ATTR", set())
+    read = set[str]().union(*(by_name.get(name, set()) for name in READS_ATTRIBUTE))
+    changes_items = "STORE_SUBSCR" in by_name or not read.isdisjoint(_CHANGES_ITEMS)
+    strings = {each for each in code.co_consts if isinstance(each, str)}
+    own = Effects(*map(frozenset, (variables, assigned | {"[]"} if changes_items else assigned, read, strings)))
+    nested = [code_effects(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    every = Effects(*(frozenset().union(*names) for names in zip(own, *nested, strict=True)))
+    return every._replace(variables=every.variables.difference(code.co_cellvars))
+
+
+def variables_assigned(function: types.FunctionType) -> dict[str, Any]:
+    """The variables that a function, or a function that it captured, assigns when it runs: cells; for globals True."""
+    functions = [function, *(each for each in captured(function).values() if isinstance(each, types.FunctionType))]
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    return {name: cells.get(name, True) for each in functions for name in code_effects(each.__code__).variables}
 
 
 # Differences

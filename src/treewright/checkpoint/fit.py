@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 import jax
 import numpy as np
 
-from treewright._base.jax_private import is_ref, typeof, untyped_jax, weakly_typed
+from treewright._base.jax_private import is_ref, typeof, untyped_jax
 from treewright._base.lines import first_lines
 from treewright._base.text import did_you_mean, short_text
 from treewright._freeze import FrozenArray, freeze
@@ -394,6 +394,15 @@ def device_put(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
             except TypeError:  # different arguments in this JAX
                 result[index] = untyped_jax.device_put(arrays[index], shardings[index])
     return [result[index] for index in range(len(arrays))]
+
+
+def weakly_typed(array: Any) -> Any:
+    """A weakly typed copy of an array, like `jnp.asarray(1.0)`.
+
+    Without it, weakly typed arrays are restored from a checkpoint strongly typed, so functions retrace once.
+    """
+    convert: Any = getattr(untyped_jax._src.lax.lax, "_convert_element_type", None)
+    return array if convert is None else convert(array, weak_type=True)
 
 
 def _leaf_from(array: Any, request: LeafRequest) -> Any:

@@ -19,8 +19,8 @@ import jax.monitoring
 import numpy as np
 from jax._src import config, monitoring
 
-from treewright._base.functions import unwrap
 from treewright._base.jax_private import options_of, options_record, untyped_jax
+from treewright._contents import unwrap
 
 # Frames of JAX, and their local variables
 
