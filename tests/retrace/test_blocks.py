@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import threading
@@ -325,6 +326,26 @@ def test_a_decorator_returns_the_function_and_does_not_keep_it_alive() -> None:
     gc.collect()
 
     assert reference() is None
+
+
+def test_reports_keep_no_array_alive_that_a_captured_dataclass_has() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Statistics:
+        mean: Any
+
+    def normalize(mean: Any) -> weakref.ref[Any]:
+        statistics = Statistics(mean)
+        jax.jit(lambda x: x - statistics.mean)(1.0)
+        return weakref.ref(mean)
+
+    reports: list[RetraceReport] = []
+    with treewright.explain_retraces(on_report=reports.append):
+        references = [normalize(jnp.ones(2)), normalize(jnp.ones(2))]
+    jax.clear_caches()  # type: ignore[no-untyped-call]
+    gc.collect()
+
+    assert len(reports) == 1
+    assert [reference() for reference in references] == [None, None]
 
 
 def test_a_limit_on_a_plain_function_counts_the_jitted_functions_that_it_calls() -> None:

@@ -4,15 +4,12 @@ An instance stores exactly what `tree_flatten` returns, in one attribute: `_node
 `__init__` returns, `_node` is an `Unfinished` and the values are in the instance's `__dict__`.
 """
 
-# The definition of `replace` for mypy is not assignable to the one for pyright.
-# pyright: reportAssignmentType=false
 import dataclasses
 import functools
 import operator
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from sys import getrefcount
-from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, Protocol, TypeVar
+from typing import Any, Never, TypeVar
 
 from treewright._base.functions import class_attribute, earlier_class_hint, is_cached_property
 from treewright._base.jax_private import jax_trees
@@ -33,6 +30,8 @@ from treewright.errors import FieldOnClassError, NodeDefinitionError, NodeInitEr
 
 FLAT_FORM = "_node"
 FlatForm = tuple[tuple[Any, ...], Statics]
+
+T = TypeVar("T")
 
 _new: Any = object.__new__
 _read = object.__getattribute__
@@ -537,64 +536,36 @@ def _refuse_unknown(spec: NodeSpec, changes: Iterable[str], names: Collection[st
         )
 
 
-# mypy assumes that a variable of this name is true; other checkers read False. So mypy can see different definitions.
-MYPY: Literal[False] = False
-P = ParamSpec("P")
-R_co = TypeVar("R_co", covariant=True)
-T = TypeVar("T")
+def replace(node: T, /, **changes: Any) -> T:
+    """A copy of `node` with some fields replaced; everything else is shared, not copied.
 
+    Converters and `__check_init__` run. If the class has a generated constructor and a `__post_init__`, that runs
+    too and recomputes derived fields, as with `dataclasses.replace`. A custom `__init__` does not run. To change
+    one value without recomputing derived fields, use `treewright.at`. Changing a static changes the treedef, so
+    jitted functions retrace.
 
-class HasReplace(Protocol[P, R_co]):
-    """The `__replace__` with a dataclass's fields that checkers synthesise from Python 3.13 on."""
+    Args:
+        node: An instance of a node class.
+        **changes: New values by field name, including statics and `init=False` fields. Also the `InitVar`s of
+            `__post_init__`, which are required unless they have a default.
 
-    def __replace__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    Raises:
+        TypeError: If a name is not a field; the message lists close matches. If `__post_init__` overwrites a
+            passed value, or needs an `InitVar` that was not passed. If `node` is not a node.
 
-
-class ReplaceMethod(Protocol):
-    """`replace` as a method, for checkers: the parameters of `__replace__`, and the node's class as result."""
-
-    def __get__(self, node: HasReplace[P, Any], owner: type[T], /) -> Callable[P, T]: ...
-
-
-if MYPY:
-    # mypy has a special case for this function: it checks names and types of fields on every Python version.
-    from dataclasses import replace as replace  # type: ignore[unreachable, unused-ignore]  # noqa: PLC0414
-elif TYPE_CHECKING and sys.version_info >= (3, 13):
-
-    def replace(node: HasReplace[P, T], /, *args: P.args, **changes: P.kwargs) -> T: ...
-
-else:
-
-    def replace(node: T, /, **changes: Any) -> T:
-        """A copy of `node` with some fields replaced; everything else is shared, not copied.
-
-        Converters and `__check_init__` run. If the class has a generated constructor and a `__post_init__`, that runs
-        too and recomputes derived fields, as with `dataclasses.replace`. A custom `__init__` does not run. To change
-        one value without recomputing derived fields, use `treewright.at`. Changing a static changes the treedef, so
-        jitted functions retrace.
-
-        Args:
-            node: An instance of a node class.
-            **changes: New values by field name, including statics and `init=False` fields. Also the `InitVar`s of
-                `__post_init__`, which are required unless they have a default.
-
-        Raises:
-            TypeError: If a name is not a field; the message lists close matches. If `__post_init__` overwrites a
-                passed value, or needs an `InitVar` that was not passed. If `node` is not a node.
-
-        Examples:
-            >>> @pytree_dataclass
-            ... class Layer:
-            ...     kernel: float
-            ...     activation: str = static(default="relu")
-            >>> replace(Layer(1.0), activation="gelu")
-            Layer(kernel=1.0, activation='gelu')
-        """
-        if not is_node(node):
-            raise TypeError(
-                f"replace() needs an instance of a Module or of a class with @pytree_dataclass, "
-                f"got {type(node).__name__!r}."
-            )
-        make: Any = with_post_init if changes and spec_of(node).runs_post_init else with_fields
-        copy: T = make(node, changes)
-        return copy
+    Examples:
+        >>> @pytree_dataclass
+        ... class Layer:
+        ...     kernel: float
+        ...     activation: str = static(default="relu")
+        >>> replace(Layer(1.0), activation="gelu")
+        Layer(kernel=1.0, activation='gelu')
+    """
+    if not is_node(node):
+        raise TypeError(
+            f"replace() needs an instance of a Module or of a class with @pytree_dataclass, "
+            f"got {type(node).__name__!r}."
+        )
+    make: Any = with_post_init if changes and spec_of(node).runs_post_init else with_fields
+    copy: T = make(node, changes)
+    return copy

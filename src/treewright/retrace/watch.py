@@ -22,8 +22,14 @@ from treewright.retrace.jax_private import (
     can_read_batches,
     can_read_calls,
 )
-from treewright.retrace.report import RetraceReport, too_many
-from treewright.retrace.signature import Signature, call_differences, signature_of, without_placement
+from treewright.retrace.report import (
+    RetraceReport,
+    Signature,
+    call_differences,
+    signature_of,
+    too_many,
+    without_placement,
+)
 
 _MAX_CALLS = 32  # remembered calls per definition
 _JAX = f"JAX {jax.__version__}"
