@@ -49,7 +49,7 @@ class Level:
         tuple[Key, Any]
     ]  # the contents of `aux` by name, if known; `statics` reads an iterator on first use
     children: tuple[tuple[Key, Any], ...]
-    exact: tuple[Hashable, ...] | None = None  # the exact key of each static; None if not a node
+    exact: tuple[Hashable, ...] | None = None  # the exact key of each static; None for foreign classes
 
     @property
     def statics(self) -> tuple[tuple[Key, Any], ...]:
@@ -101,11 +101,11 @@ def level_of(value: Any) -> Level | None:
     if is_node_class(kind):
         return _node_level(kind, *flat_form(value))
     if kind in _SEQUENCES:
-        return Level(kind, None, (), tuple((SequenceKey(i), item) for i, item in enumerate(value)))
+        return Level(kind, None, (), tuple((SequenceKey(i), item) for i, item in enumerate(value)), ())
     if kind is dict:
         with contextlib.suppress(Exception):  # names that can't be sorted: JAX raises below
             names = sorted(value)  # JAX's order, in an eighth of the time
-            return Level(kind, names, (), tuple((DictKey(name), value[name]) for name in names))
+            return Level(kind, names, (), tuple((DictKey(name), value[name]) for name in names), ())
     if kind is Level:
         return value  # type: ignore[no-any-return]
     if kind is Structure:

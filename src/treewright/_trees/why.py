@@ -12,7 +12,14 @@ from typing import Any, Literal, NamedTuple, Self
 import jax
 import numpy as np
 
-from treewright._base.functions import READS_ATTRIBUTE, captured, is_library, is_library_function, is_standard_class
+from treewright._base.functions import (
+    READS_ATTRIBUTE,
+    captured,
+    is_generated,
+    is_library,
+    is_library_function,
+    is_standard_class,
+)
 from treewright._base.jax_private import Path, path_text
 from treewright._base.text import first_names, short_text
 from treewright._contents import Part, contents, is_method, unwrap_api_boundary
@@ -164,12 +171,11 @@ def kind_of(value: Any) -> type[Any]:
 
 def _snapshot_with(value: Any, parts: Mapping[Any, Any]) -> Snapshot:
     kind: Any = type(value)
-    generated = dataclasses.is_dataclass(type(value)) and str(kind.__eq__.__qualname__).startswith("__create_fn__")
     is_tuple = isinstance(value, tuple) and kind.__eq__ is tuple.__eq__
     compared: Compared = "value"
     if kind.__eq__ is object.__eq__ or isinstance(value, _ARRAYS):
         compared = "object"
-    elif generated or is_tuple or kind in {*_MUTABLE, frozenset} or is_method(value) or is_node(value):
+    elif is_generated(kind.__eq__) or is_tuple or kind in {*_MUTABLE, frozenset} or is_method(value) or is_node(value):
         compared = "parts"
     function = unwrap_api_boundary(value)
     code: Code | None = None
