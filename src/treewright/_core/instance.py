@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from sys import getrefcount
 from typing import Any, Never, TypeVar
 
 from treewright._base.functions import class_attribute, earlier_class_hint, is_cached_property
@@ -21,9 +20,9 @@ from treewright._base.text import (
     with_article,
     with_close_matches,
 )
-from treewright._core.field_checks import check_children, self_reference_error
+from treewright._core.field_checks import check_fields, self_reference_error
 from treewright._core.fields import MISSING
-from treewright._core.keys import reaches_unfinished
+from treewright._core.keys import reaches
 from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics, StaticTable
 from treewright.errors import FieldOnClassError, NodeDefinitionError, NodeInitError, UnfinishedNodeError
@@ -322,11 +321,8 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
         refuse_undecorated(type(node))
     _store(node, FLAT_FORM, spec.unfinished)
     try:
-        references = getrefcount(node)
         returned = init(node, *args, **kwargs)
-        # Without a new reference to the node, no value can contain it.
-        is_referenced = getrefcount(node) > references
-        _seal(node, spec, is_referenced=is_referenced)
+        _seal(node, spec)
     except BaseException as error:
         mark_failed(node, error)
         if kwargs and isinstance(error, TypeError) and getattr(error.__traceback__, "tb_next", None) is None:
@@ -365,15 +361,16 @@ def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None
         node.__post_init__(*post_init)
 
 
-def _seal(node: Any, spec: NodeSpec, *, is_referenced: bool) -> None:
+def _seal(node: Any, spec: NodeSpec) -> None:
     """Check the assigned values and store the flat form."""
     pending, table = node.__dict__, spec.table
     if not spec.by_name.keys() <= pending.keys() or len(pending) > len(spec.fields) + (FLAT_FORM in pending):
         _complete(spec, pending)
     children = tuple([pending[name] for name in table.children])
-    if is_referenced:
+    # Leaves can't contain the node. One call for all of them takes 2 % of an `__init__` (benchmarks: node, own __init__).
+    if any(map(callable, children)) or not jax_trees.all_leaves([child for child in children if child is not None]):
         for name, child in zip(table.children, children, strict=True):
-            if _contains_unfinished(child):
+            if _contains(child, node):
                 raise self_reference_error(node, name)
     for slot in spec.slots:
         if getattr(node, slot, MISSING) is not MISSING:
@@ -387,17 +384,16 @@ def _seal(node: Any, spec: NodeSpec, *, is_referenced: bool) -> None:
     _store(node, FLAT_FORM, (children, statics))
 
 
-def _contains_unfinished(child: Any) -> bool:
-    """Whether a child contains a node that is being built, in its tree or captured by a function."""
-
-    def is_unfinished(value: Any) -> bool:
-        return is_node(value) and isinstance(raw_form(value), Unfinished)
-
+def _contains(child: Any, node: Any) -> bool:
+    """Whether a child contains the node that is being built, in its tree or captured by a function."""
     try:
-        leaves = jax_trees.tree_leaves(child, is_leaf=is_unfinished)
-    except Exception:  # noqa: BLE001  a dict that JAX can't sort, or a user's flatten function
-        return False
-    return any(is_unfinished(leaf) or (callable(leaf) and reaches_unfinished(leaf)) for leaf in leaves)
+        leaves = jax_trees.tree_leaves(child)
+    except Exception:  # noqa: BLE001  an unfinished node, a dict that JAX can't sort, or a user's flatten function
+        try:
+            leaves = jax_trees.tree_leaves(child, is_leaf=lambda value: value is node)
+        except Exception:  # noqa: BLE001
+            return False
+    return any(leaf is node or (callable(leaf) and reaches(leaf, node)) for leaf in leaves)
 
 
 def _complete(spec: NodeSpec, pending: dict[str, Any]) -> None:
@@ -431,7 +427,7 @@ def check(node: Any) -> None:
             for child in flat_form(node)[0]:
                 if type(child) is FieldView:
                     child.refuse_use()
-            check_children(node)
+            check_fields(node)
         for own_check in spec.checks:
             if own_check(node) is not None:
                 raise TypeError(

@@ -212,7 +212,7 @@ def translate_read_errors(subject: str) -> Generator[None]:
         raise
     except Exception as error:
         number = getattr(error, "errno", None)
-        # Rust and C++ libraries report errno only in the message.
+        # TensorStore reports errno only in the message.
         if in_text := re.search(r"\bos[ _]error(?:_code)?[ ='\"]+(\d+)", str(error), re.IGNORECASE):
             number = int(in_text[1])
         if number not in _LASTING and (isinstance(error, OSError) or number):
