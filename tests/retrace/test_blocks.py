@@ -328,24 +328,61 @@ def test_a_decorator_returns_the_function_and_does_not_keep_it_alive() -> None:
     assert reference() is None
 
 
-def test_reports_keep_no_array_alive_that_a_captured_dataclass_has() -> None:
-    @dataclasses.dataclass(frozen=True)
-    class Statistics:
-        mean: Any
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    factor: Any
 
-    def normalize(mean: Any) -> weakref.ref[Any]:
-        statistics = Statistics(mean)
-        jax.jit(lambda x: x - statistics.mean)(1.0)
-        return weakref.ref(mean)
+    def __call__(self, x: Any) -> Any:
+        return x * self.factor
+
+
+class EquinoxScale(eqx.Module):
+    factor: Any
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.factor
+
+
+class EqualScale:
+    def __init__(self, factor: Any) -> None:
+        self.factor = factor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EqualScale) and other.factor == self.factor
+
+    def __hash__(self) -> int:
+        return hash(self.factor)
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.factor
+
+
+@pytest.mark.parametrize("cls", [Scale, EquinoxScale, EqualScale])
+def test_reports_keep_no_array_of_a_captured_object_alive(cls: Any) -> None:
+    def call_with_new_array() -> weakref.ref[Any]:
+        scale = cls(jnp.ones(2))
+        jax.jit(lambda x: scale(x))(1.0)
+        return weakref.ref(scale.factor)
 
     reports: list[RetraceReport] = []
     with treewright.explain_retraces(on_report=reports.append):
-        references = [normalize(jnp.ones(2)), normalize(jnp.ones(2))]
+        references = [call_with_new_array(), call_with_new_array()]
     jax.clear_caches()  # type: ignore[no-untyped-call]
     gc.collect()
 
     assert len(reports) == 1
     assert [reference() for reference in references] == [None, None]
+
+
+@pytest.mark.parametrize("cls", [Scale, EquinoxScale, EqualScale])
+def test_a_block_does_not_change_the_number_of_traces(cls: Any) -> None:
+    """JAX shares the trace of an equal function only while the first one is alive."""
+
+    def call_equal_functions() -> None:
+        for _ in range(3):
+            jax.jit(cls(2.0))(1.0)
+
+    assert len(explained(call_equal_functions)) == 2
 
 
 def test_a_limit_on_a_plain_function_counts_the_jitted_functions_that_it_calls() -> None:
