@@ -31,7 +31,7 @@ HIGHEST = {
     r"\bbesides?\b": 22,
     r"\balone\b": 34,
     r"\bof (its|their|your) own\b": 27,
-    r"\b(that|those) of\b": 31,
+    r"\b(that|those) of\b": 29,
     r"\ball the same\b": 0,
     r"\bat once\b": 5,
     r"\bcom(e|es|ing) (back|out)\b": 1,
