@@ -20,7 +20,6 @@ from treewright._base.jax_private import (
     Path,
     SequenceKey,
     jax_trees,
-    node_data,
     path_text,
     typeof,
 )
@@ -36,6 +35,8 @@ _SEQUENCES = frozenset({list, tuple})
 class AuxKey:
     """The key for `aux_data` of a class without names for its contents."""
 
+    is_value: bool = False  # True if `aux_data` is the value itself, as with `jax.tree_util.register_static`
+
     def __str__(self) -> str:
         return ".<aux_data>"
 
@@ -50,7 +51,7 @@ class Level:
         tuple[Key, Any]
     ]  # the contents of `aux` by name, if known; `statics` reads an iterator on first use
     children: tuple[tuple[Key, Any], ...]
-    exact: tuple[Hashable, ...] | None = None  # the exact key of each static; None if not a node
+    exact: tuple[Hashable, ...] | None = None  # the exact key of each static; None for foreign classes
 
     @property
     def statics(self) -> tuple[tuple[Key, Any], ...]:
@@ -102,11 +103,11 @@ def level_of(value: Any) -> Level | None:
     if is_node_class(kind):
         return _node_level(kind, *flat_form(value))
     if kind in _SEQUENCES:
-        return Level(kind, None, (), tuple((SequenceKey(i), item) for i, item in enumerate(value)))
+        return Level(kind, None, (), tuple((SequenceKey(i), item) for i, item in enumerate(value)), ())
     if kind is dict:
         with contextlib.suppress(Exception):  # names that can't be sorted: JAX raises below
             names = sorted(value)  # JAX's order, in an eighth of the time
-            return Level(kind, names, (), tuple((DictKey(name), value[name]) for name in names))
+            return Level(kind, names, (), tuple((DictKey(name), value[name]) for name in names), ())
     if kind is Level:
         return value  # type: ignore[no-any-return]
     if kind is Structure:
@@ -130,6 +131,16 @@ def leaf_type_of(leaf: Any) -> LeafType:
         return LeafType(typeof(leaf), kind if kind in _NUMBERS else None)
     except Exception:  # noqa: BLE001  JAX raises many errors for values that are not arrays
         return LeafType(None, kind, leaf)
+
+
+def node_data(treedef: Any) -> tuple[type[Any], Any] | None:
+    """The class and the `aux_data` of a treedef's root; None for a leaf.
+
+    Without it, functions that inspect dicts or nodes of other libraries (`diff`, `at`, `explain` and others) raise
+    AttributeError, and retraces with such arguments are counted but not explained.
+    """
+    data: tuple[type[Any], Any] | None = treedef.node_data()
+    return data
 
 
 def _node_level(kind: type[Any], children: Iterable[Any], statics: Statics) -> Level:
@@ -203,7 +214,9 @@ def _named_statics(kind: type[Any], aux: Any, keys: list[Key], tree: Any) -> Ite
         named = [entry for entry in getattr(tree, "__dict__", {}).items() if entry[0] not in children]
         named = [(name, value) for name, value in named if id(value) in ids]
     yield from ((GetAttrKey(name), value) for name, value in named)
-    if not named:
+    if aux is tree:
+        yield AuxKey(is_value=True), aux
+    elif not named:
         rest = tuple(part for part in parts if not _repeats(part, keys))
         yield AuxKey(), aux if len(rest) == len(parts) else rest
 
