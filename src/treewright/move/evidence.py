@@ -1,4 +1,4 @@
-"""How a program uses the fields of its nodes: reads on the class, and the values that the fields receive."""
+"""How a program uses the fields of its nodes: reads on the class, and the values assigned to the fields."""
 
 import re
 from collections import defaultdict
