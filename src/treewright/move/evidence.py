@@ -3,14 +3,13 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import libcst as cst
 
 from treewright.move import libraries
+from treewright.move.libraries import ValueKind
 from treewright.move.program import NodeClass, Program, Source, field_lines, is_field, items_of, name_of, unsubscripted
-
-Kind = Literal["plain", "array", "node", "container", "function", "unknown"]
 
 _SPACES = cst.BaseParenthesizableWhitespace | cst.TrailingWhitespace | cst.EmptyLine
 _DISPLAYS = cst.List | cst.Dict | cst.Set | cst.ListComp | cst.DictComp | cst.SetComp
@@ -174,20 +173,20 @@ class Evidence:
         """Whether `tree_at` or `inference_mode` changes this field, which only leaves allow."""
         return name in self._reached
 
-    def kinds_given(self, node: NodeClass, name: str) -> set[Kind]:
+    def kinds_given(self, node: NodeClass, name: str) -> set[ValueKind]:
         """The kinds of the values of a field, in assignments and constructor calls."""
         every = [self._values[f"{each.full_name}.{name}"] for each in self._related[node]]
         return {kind for values in every for source, value in values for kind in self.kinds_of(source, value)}
 
-    def kinds_of(self, source: Source, value: cst.CSTNode) -> set[Kind]:
+    def kinds_of(self, source: Source, value: cst.CSTNode) -> set[ValueKind]:
         """The kinds of an expression's values; none if only callers of a constructor decide, none of them in sight."""
         return {kind for kind in self._kinds_of(source, value) if not isinstance(kind, NodeClass)}
 
     def _kinds_of(
         self, source: Source, value: cst.CSTNode, seen: frozenset[str] = frozenset()
-    ) -> set[Kind | NodeClass]:
+    ) -> set[ValueKind | NodeClass]:
         """The kinds of an expression's values, and the node classes among its values."""
-        kinds = set[Kind | NodeClass]()
+        kinds = set[ValueKind | NodeClass]()
         match value:
             case cst.Call():
                 return self._kinds_of_call(source, value, seen)
@@ -215,7 +214,7 @@ class Evidence:
 
     def _kinds_of_name(
         self, source: Source, value: cst.Name | cst.Attribute, seen: frozenset[str]
-    ) -> set[Kind | NodeClass]:
+    ) -> set[ValueKind | NodeClass]:
         names, classes = self._names(source, value), self._nodes(source, value)
         if classes or (isinstance(value, cst.Name) and value.value in {"None", "True", "False"}):
             return {*classes} or {"plain"}
@@ -228,7 +227,7 @@ class Evidence:
         is_plain = isinstance(value, cst.Attribute) and value.attr.value in libraries.PLAIN_ATTRIBUTES
         return kinds if known else {"plain" if is_plain else "unknown"}
 
-    def _kinds_of_call(self, source: Source, call: cst.Call, seen: frozenset[str]) -> set[Kind | NodeClass]:
+    def _kinds_of_call(self, source: Source, call: cst.Call, seen: frozenset[str]) -> set[ValueKind | NodeClass]:
         if isinstance(call.func, cst.Lambda):
             return self._kinds_of(source, call.func.body, seen)
         names = self._names(source, call.func)

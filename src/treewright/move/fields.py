@@ -8,7 +8,7 @@ import libcst as cst
 
 from treewright.move import libraries
 from treewright.move.evidence import Evidence
-from treewright.move.evidence import Kind as ValueKind
+from treewright.move.libraries import ValueKind
 from treewright.move.program import NodeClass, Program, Source, field_lines, is_field, items_of, name_of, unsubscripted
 
 Kind = Literal["child", "static", "constant", "unclear"]

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
+ValueKind = Literal["plain", "array", "node", "container", "function", "unknown"]
 Kind = Literal["decorator", "base", "specifier", "marker", "renamed", "stays"]
 
 
@@ -126,7 +127,7 @@ CAN_CHANGE = frozenset(
 UNIONS = frozenset({"typing.Optional", "typing.Union", "typing.Final", "typing.Annotated"})
 CONTAINERS = CAN_CHANGE | {"builtins.tuple", "typing.Tuple", "jaxtyping.PyTree"}
 # The kinds of the values that a call returns, by how the full name of its function begins; the first that fits.
-CALLS = MappingProxyType(
+CALLS: Mapping[ValueKind, tuple[str, ...]] = MappingProxyType(
     {
         "plain": (
             *(f"builtins.{name}" for name in ("int", "float", "bool", "str", "len", "range")),

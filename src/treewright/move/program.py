@@ -188,7 +188,7 @@ class Program:
                     return local
                 self.passed_on.add(f"{source.name}.{parts[end]}")
                 found = source.names_of(source.module, rest)
-                return local if len(found) != 1 or local in found else self._origin(*found, depth + 1)
+                return local if len(found) != 1 or local in found else self._origin(next(iter(found)), depth + 1)
         return name
 
     def rule_of(self, source: Source, node: cst.CSTNode) -> tuple[Rule | None, str]:
