@@ -53,6 +53,7 @@ RELEASED = {
         ),
     ),
     "evosax": Released("0.3.2", needs=("dotmap", "flax", "matplotlib")),
+    "exponax": Released("0.2.0"),
     "flashbax": Released(
         "0.1.3",
         needs=("flax", "tensorstore"),
@@ -82,6 +83,47 @@ RELEASED = {
     "gymnax": Released("1.0.1", needs=("gymnasium", "matplotlib", "seaborn", "six")),
     "jaxlie": Released("1.5.0", needs=("tyro",)),
     "jaxoplanet": Released("0.2.0"),
+    "jumanji": Released(
+        "1.1.2",
+        beside=(
+            *(
+                "dm-env==1.6",
+                "dm-tree==0.1.10",
+                "gymnasium==1.4.0",
+                "farama-notifications==0.0.6",
+                "cloudpickle==3.1.2",
+            ),
+            *("esquilax==2.1.0", "jax-tqdm==0.4.0", "huggingface-hub==0.36.0", "filelock==4.2.12"),
+        ),
+        needs=("PIL", "fsspec", "matplotlib", "requests", "tqdm", "yaml"),
+        by_hand=(
+            (
+                "jumanji/environments/packing/job_shop/env.py",
+                """        state.action_mask = self._create_action_mask(
+            state.machines_job_ids,
+            state.machines_remaining_times,
+            state.ops_machine_ids,
+            state.ops_mask,
+        )
+""",
+                """        state = state.replace(action_mask=self._create_action_mask(
+            state.machines_job_ids,
+            state.machines_remaining_times,
+            state.ops_machine_ids,
+            state.ops_mask,
+        ))
+""",
+            ),
+            (
+                "jumanji/environments/routing/maze/env.py",
+                "        state.action_mask = self._compute_action_mask(state.walls, state.agent_position)\n",
+                (
+                    "        action_mask = self._compute_action_mask(state.walls, state.agent_position)\n"
+                    "        state = state.replace(action_mask=action_mask)\n"
+                ),
+            ),
+        ),
+    ),
     "lineax": Released("0.1.1"),
     "mctx": Released("0.0.71"),
     "optimistix": Released("0.1.0", needs=("lineax",)),

@@ -25,6 +25,8 @@ class Evidence:
     """The reads, values and calls in all files of a program that concern fields of nodes.
 
     Attributes:
+        reads: By node class and field, the places that read the field on the class, also through a variable.
+        reached: The names of fields that `tree_at` or `inference_mode` changes, which only leaves allow.
         is_filtered: Whether the program uses a filtered transformation of equinox.
     """
 
@@ -36,6 +38,7 @@ class Evidence:
             node: [name_of(line.target) for line in field_lines(node.definition) if is_field(line, node, program)]
             for node in nodes
         }
+        self._lines = {line for node in nodes for line in field_lines(node.definition)}
         self._related = defaultdict[NodeClass, set[NodeClass]](set)  # a class with its bases and subclasses
         for each in nodes:
             for base in self._bases(each):
@@ -43,9 +46,9 @@ class Evidence:
                 self._related[each].add(base)
         # By full name: the values of variables, parameters, and attributes of classes and their instances.
         self._values = defaultdict[str, list[tuple[Source, cst.CSTNode]]](list)
-        self._reads = defaultdict[tuple[NodeClass, str], list[tuple[Source, cst.CSTNode]]](list)
+        self.reads: dict[tuple[NodeClass, str], list[tuple[Source, cst.CSTNode]]] = defaultdict(list)
         self._set = set[str]()  # names that a call passes a value by, or that a statement assigns to as an attribute
-        self._reached = set[str]()  # attributes in functions that are passed to tree_at
+        self.reached: set[str] = set()
         self._open = set[NodeClass]()  # classes with a constructor call whose arguments are not all in sight
         self.is_filtered: bool = False
         for name, (source, function) in program.functions.items():
@@ -58,9 +61,9 @@ class Evidence:
         names = {name for fields in self._fields.values() for name in fields}
         for source, part in code:
             if isinstance(part, cst.Attribute) and part.attr.value in names:
-                for owner in self._kinds_of(source, part.value):
+                for owner in self._kinds_of(source, part.value, set()):
                     if isinstance(owner, NodeClass):
-                        self._reads[self._owner(owner, part.attr.value), part.attr.value].append((source, part))
+                        self.reads[self._owner(owner, part.attr.value), part.attr.value].append((source, part))
 
     # Collection
 
@@ -73,13 +76,8 @@ class Evidence:
                     self._assignment(source, each.target, node.value)
             case cst.For() | cst.CompFor():
                 self._assignment(source, node.target, node.iter)
-            case cst.AnnAssign() | cst.AugAssign() if isinstance(node.target, cst.Attribute) or not self._in_class(
-                source, node.target
-            ):
+            case cst.AnnAssign() | cst.AugAssign() if node not in self._lines:
                 self._assignment(source, node.target, node.value)
-
-    def _in_class(self, source: Source, target: cst.BaseExpression) -> bool:
-        return any(self._program.nodes_named([name.rpartition(".")[0]]) for name in source.names_of(target))
 
     def _assignment(self, source: Source, target: cst.BaseExpression, value: cst.BaseExpression | None) -> None:
         if isinstance(target, cst.Tuple | cst.List):
@@ -93,17 +91,18 @@ class Evidence:
 
     def _call(self, source: Source, call: cst.Call) -> None:
         self._set.update(arg.keyword.value for arg in call.args if arg.keyword is not None)
-        self._set.update(text for arg in call.args[1:2] if (text := _text_of(arg.value)))  # setattr(node, "name", ...)
+        texts = (arg.value for arg in call.args[1:2] if isinstance(arg.value, cst.SimpleString))
+        self._set.update(str(text.evaluated_value) for text in texts)  # setattr(node, "name", value)
         names = self._names(source, call.func)
         if name_of(call.func) == "__new__" and call.args and self._nodes(source, call.args[0].value):
             text = f"{source.module.code_for_node(call.func)}: {libraries.NEW}"
             source.note(call, text, "treewright", undecided=True)
         self.is_filtered |= any(name.startswith("equinox.filter_") for name in names)
         if names & {"equinox.nn.inference_mode", "equinox.tree_inference"}:
-            self._reached.add("inference")
+            self.reached.add("inference")
         if "equinox.tree_at" in names and call.args:
             attributes = (each for each in _every(call.args[0].value) if isinstance(each, cst.Attribute))
-            self._reached |= {each.attr.value for each in attributes}
+            self.reached |= {each.attr.value for each in attributes}
         for name in names & self._program.functions.keys():
             self._pass(source, call, [f"{name}.<locals>"], _positional(self._program.functions[name][1]))
         for node in self._nodes(source, call.func):
@@ -156,10 +155,6 @@ class Evidence:
 
     # Conclusions
 
-    def reads(self, node: NodeClass, name: str) -> list[tuple[Source, cst.CSTNode]]:
-        """The places that read a field on its class."""
-        return self._reads.get((node, name), [])
-
     def obstacle(self, node: NodeClass, name: str, default: cst.BaseExpression | None) -> str | None:
         """Why a field can't become a constant of the class."""
         if default is None or self.kinds_of(node.source, default) & {"function", "unknown"}:
@@ -169,10 +164,6 @@ class Evidence:
         is_open = self._related[node] & self._open
         return "a constructor call has arguments that can't be followed, as *args or **kwargs" if is_open else None
 
-    def is_reached(self, name: str) -> bool:
-        """Whether `tree_at` or `inference_mode` changes this field, which only leaves allow."""
-        return name in self._reached
-
     def kinds_given(self, node: NodeClass, name: str) -> set[ValueKind]:
         """The kinds of the values of a field, in assignments and constructor calls."""
         every = [self._values[f"{each.full_name}.{name}"] for each in self._related[node]]
@@ -180,11 +171,9 @@ class Evidence:
 
     def kinds_of(self, source: Source, value: cst.CSTNode) -> set[ValueKind]:
         """The kinds of an expression's values; none if only callers of a constructor decide, none of them in sight."""
-        return {kind for kind in self._kinds_of(source, value) if not isinstance(kind, NodeClass)}
+        return {kind for kind in self._kinds_of(source, value, set()) if not isinstance(kind, NodeClass)}
 
-    def _kinds_of(
-        self, source: Source, value: cst.CSTNode, seen: frozenset[str] = frozenset()
-    ) -> set[ValueKind | NodeClass]:
+    def _kinds_of(self, source: Source, value: cst.CSTNode, seen: set[str]) -> set[ValueKind | NodeClass]:
         """The kinds of an expression's values, and the node classes among its values."""
         kinds = set[ValueKind | NodeClass]()
         match value:
@@ -213,7 +202,7 @@ class Evidence:
         return kinds.union(*(self._kinds_of(source, part, seen) for part in _parts(value)))
 
     def _kinds_of_name(
-        self, source: Source, value: cst.Name | cst.Attribute, seen: frozenset[str]
+        self, source: Source, value: cst.Name | cst.Attribute, seen: set[str]
     ) -> set[ValueKind | NodeClass]:
         names, classes = self._names(source, value), self._nodes(source, value)
         if classes or (isinstance(value, cst.Name) and value.value in {"None", "True", "False"}):
@@ -221,13 +210,13 @@ class Evidence:
         if any(name in self._program.functions or name.startswith(("jax.", "numpy.")) for name in names):
             return {"function"}
         known = names & self._values.keys()
-        kinds = {
-            kind for name in known - seen for each in self._values[name] for kind in self._kinds_of(*each, seen | known)
-        }
+        values = [each for name in known - seen for each in self._values[name]]
+        seen |= known
+        kinds = {kind for each in values for kind in self._kinds_of(*each, seen)}
         is_plain = isinstance(value, cst.Attribute) and value.attr.value in libraries.PLAIN_ATTRIBUTES
         return kinds if known else {"plain" if is_plain else "unknown"}
 
-    def _kinds_of_call(self, source: Source, call: cst.Call, seen: frozenset[str]) -> set[ValueKind | NodeClass]:
+    def _kinds_of_call(self, source: Source, call: cst.Call, seen: set[str]) -> set[ValueKind | NodeClass]:
         if isinstance(call.func, cst.Lambda):
             return self._kinds_of(source, call.func.body, seen)
         names = self._names(source, call.func)
@@ -239,8 +228,9 @@ class Evidence:
         if not own:
             starts = ((kind, name.startswith(prefixes)) for name in names for kind, prefixes in libraries.CALLS.items())
             return {next((kind for kind, is_start in starts if is_start), "unknown")}
-        results = [(source, each) for name in own - seen for source, each in self._returns(name)]
-        return {kind for result in results for kind in self._kinds_of(*result, seen | own)}
+        results = [result for name in own - seen for result in self._returns(name)]
+        seen |= own
+        return {kind for result in results for kind in self._kinds_of(*result, seen)}
 
     def _returns(self, name: str) -> Iterator[tuple[Source, cst.BaseExpression]]:
         """The expressions that a function of the program returns."""
@@ -274,7 +264,3 @@ def _positional(function: cst.FunctionDef) -> list[str]:
     """The parameters of a function by position, without the first of a method."""
     names = [each.name.value for each in (*function.params.posonly_params, *function.params.params)]
     return names[1:] if names[:1] in (["self"], ["cls"]) else names
-
-
-def _text_of(value: cst.BaseExpression) -> str | None:
-    return str(value.evaluated_value) if isinstance(value, cst.SimpleString) else None

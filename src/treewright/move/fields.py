@@ -63,7 +63,7 @@ def field_of(node: NodeClass, line: cst.AnnAssign, program: Program, evidence: E
     kinds = evidence.kinds_given(node, name).union(*(evidence.kinds_of(source, each) for each in values))
     notes = [_VARIABLE] if field.kind == "unclear" else []
     obstacle = "it is a field of treewright" if field.is_ours else evidence.obstacle(node, name, default)
-    if evidence.reads(node, name) and obstacle is None:
+    if (node, name) in evidence.reads and obstacle is None:
         field = dataclasses.replace(field, kind="constant")
         notes.append(_CONSTANT)
     elif field.kind == "child" and node.rule.filtered:
@@ -86,7 +86,7 @@ def field_of(node: NodeClass, line: cst.AnnAssign, program: Program, evidence: E
 def _note_reads(node: NodeClass, line: cst.AnnAssign, field: Field, obstacle: str | None, evidence: Evidence) -> None:
     """Note the reads of a field on its class, and of a specifier in the class body, where neither has a value."""
     name = name_of(line.target)
-    for place, read in evidence.reads(node, name):
+    for place, read in evidence.reads.get((node, name), ()):
         text = f"{node.name}.{name} is a field, so the class has no value for it: read it on an instance, or declare"
         place.note(read, f"{text} a ClassVar ({obstacle})", node.origin, undecided=True)
     is_specifier = field.arguments is not None or field.kind == "static" or field.is_marked
@@ -103,7 +103,7 @@ def _inferred(
         return None
     is_callable = any(part & libraries.CALLABLES for part in parts)
     is_number = all(part & libraries.NUMBERS for part in parts)
-    if evidence.is_reached(name):
+    if name in evidence.reached:
         return _REACHED
     if kinds & {"array", "node"}:
         return _ARRAY

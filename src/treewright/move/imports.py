@@ -53,10 +53,14 @@ class _Removal(cst.CSTTransformer):
         return isinstance(node, statements | cst.Else | cst.Import | cst.ImportFrom)
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
-        updated: Any = super().on_leave(original_node, updated_node)
-        above = self._above.pop(original_node, [])
+        updated, above = updated_node, self._above.pop(original_node, [])
+        if isinstance(original_node, cst.Import | cst.ImportFrom):
+            return self._without(updated, original_node.names)
         if isinstance(original_node, cst.Module):
             return updated.with_changes(footer=[*self._waiting, *updated.footer])
+        has_more = any(getattr(updated, part, None) for part in ("orelse", "finalbody"))
+        if isinstance(original_node, cst.If | cst.Else | cst.Try) and not updated.body.body and not has_more:
+            updated = cst.RemoveFromParent()
         if not isinstance(original_node, cst.SimpleStatementLine | cst.BaseCompoundStatement):
             return updated
         own = list(original_node.leading_lines)
@@ -68,14 +72,9 @@ class _Removal(cst.CSTTransformer):
             return updated
         return updated.with_changes(leading_lines=[*above, *updated.leading_lines]) if above else updated
 
-    def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> Any:
-        return self._without(updated_node, original_node.names)
-
-    def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> Any:
-        names = original_node.names
-        return updated_node if isinstance(names, cst.ImportStar) else self._without(updated_node, names)
-
     def _without(self, updated: cst.Import | cst.ImportFrom, names: Any) -> Any:
+        if isinstance(names, cst.ImportStar):
+            return updated
         kept = [alias for alias in names if id(alias) not in self._removed]
         if len(kept) == len(names):
             return updated
@@ -83,14 +82,3 @@ class _Removal(cst.CSTTransformer):
             return cst.RemoveFromParent()
         kept[-1] = kept[-1].with_changes(comma=names[-1].comma)
         return updated.with_changes(names=kept)
-
-    def leave_If(self, original_node: cst.If, updated_node: cst.If) -> Any:
-        has_more = updated_node.body.body or updated_node.orelse is not None
-        return updated_node if has_more else cst.RemoveFromParent()
-
-    def leave_Else(self, original_node: cst.Else, updated_node: cst.Else) -> Any:
-        return updated_node if updated_node.body.body else cst.RemoveFromParent()
-
-    def leave_Try(self, original_node: cst.Try, updated_node: cst.Try) -> Any:
-        has_more = updated_node.body.body or updated_node.orelse or updated_node.finalbody
-        return updated_node if has_more else cst.RemoveFromParent()

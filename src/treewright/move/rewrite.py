@@ -159,26 +159,25 @@ class Rewriter(cst.CSTTransformer):
         self._aliases.append((original_node, updated_node))
         return updated_node
 
-    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:
-        return self._renamed(original_node, updated_node)
-
-    def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> cst.BaseExpression:
-        return self._renamed(original_node, updated_node)
-
-    def _renamed(self, original: cst.Name | cst.Attribute, updated: cst.BaseExpression) -> cst.BaseExpression:
-        if id(first_name(original)) not in self._uses:
-            return updated
-        rule, name = self._program.rule_of(self._source, original)
+    def leave_Name(
+        self, original_node: cst.Name | cst.Attribute, updated_node: cst.BaseExpression
+    ) -> cst.BaseExpression:
+        if id(first_name(original_node)) not in self._uses:
+            return updated_node
+        rule, name = self._program.rule_of(self._source, original_node)
         if rule is not None and rule.kind == "renamed":
-            return self._ours(rule.becomes, original)
+            return self._ours(rule.becomes, original_node)
         if rule is not None and rule.kind == "base" and self._annotations:
-            return self._ours("treewright.Module", original)
+            return self._ours("treewright.Module", original_node)
         if rule is not None:
-            self._left.append((original, name))
+            self._left.append((original_node, name))
         elif name:
-            text = f"{self._source.module.code_for_node(original)}: left, since it may be something else here"
-            self._source.note(original, text, name, undecided=True)
-        return updated
+            text = f"{self._source.module.code_for_node(original_node)}: left, since it may be something else here"
+            self._source.note(original_node, text, name, undecided=True)
+        return updated_node
+
+    def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.BaseExpression) -> cst.BaseExpression:
+        return self.leave_Name(original_node, updated_node)
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         is_used = id(first_name(original_node.func)) in self._uses
@@ -273,13 +272,13 @@ class Rewriter(cst.CSTTransformer):
 
     # Fields
 
+    def visit_AnnAssign(self, node: cst.AnnAssign) -> bool:
+        field = self._lines.get(node)
+        return field is None or field.kind != "unclear"  # a field that is noted already stays as it is
+
     def leave_AnnAssign(self, original_node: cst.AnnAssign, updated_node: cst.AnnAssign) -> cst.AnnAssign:
         field = self._lines.get(original_node)
-        if field is None:
-            return updated_node
-        if field.kind == "unclear":  # noted already
-            function = function_of(original_node.value) if original_node.value else None
-            self._left = [each for each in self._left if each[0] is not function]
+        if field is None or field.kind == "unclear":
             return updated_node
         before = original_node.annotation.annotation
         if field.annotation is not before:
