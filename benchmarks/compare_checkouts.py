@@ -1,14 +1,14 @@
 """Compare the speed of this checkout with a different one: `python benchmarks/compare_checkouts.py ../other-checkout`.
 
 Each checkout runs in a child interpreter with its own `src` on the path. The two take turns, sample by sample, so that
-drift of the machine meets both alike; new pairs of children are started a few times, because addresses and hash seeds
-alone can be worth some per cent. A figure is a ratio of medians: 1.05 means that this checkout takes 5 % longer.
+drift of the machine affects both equally. A few pairs of children are started, because addresses and hash seeds can
+change a time by some per cent. A figure is a ratio of medians: 1.05 means that this checkout takes 5 % longer.
 """
 
 import argparse
-import dataclasses
 import fnmatch
 import functools
+import importlib
 import itertools
 import json
 import os
@@ -17,30 +17,62 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from interleaved import Clock, Statement
 
 HERE = Path(__file__).resolve().parents[1]
-NODES, LAYERS = 100, 24
 SAMPLE_SECONDS = 3e-3
 IMPORTS = ("import, after jax: Module, static", "import, after jax: all public names")
 
-# Each case is made by a function that returns a statement and the names it uses.
-CASES: dict[str, Callable[[], Statement]] = {}
+# The benchmarks of the other files that run here too: the file, the test, the alternative, and the parameters. A child
+# imports them after it has timed the import of treewright.
+MODULE, DECORATED = "treewright.Module", "treewright.pytree_dataclass"
+SHARED: dict[str, tuple[str, str, str, dict[str, int]]] = {
+    "construct: generated __init__": ("test_nodes", "construction", MODULE, {"children": 4}),
+    "construct: decorated, 8 children": ("test_nodes", "construction", DECORATED, {"children": 8}),
+    "construct: own __init__": ("test_trees", "own_init", MODULE, {}),
+    "construct: own __init__, 400 nested": ("test_trees", "nested", MODULE, {}),
+    "flatten: 100 nodes": ("test_nodes", "flatten", MODULE, {"children": 4}),
+    "unflatten: 100 nodes": ("test_nodes", "unflatten", MODULE, {"children": 4}),
+    "flatten with path: 100 nodes": ("test_nodes", "flatten_with_path", MODULE, {"children": 4}),
+    "replace: one child": ("test_trees", "replace", "treewright.replace", {}),
+    "at: set one child": ("test_trees", "update", "treewright.at", {}),
+    "partition: 10,000 nodes": ("test_trees", "walk", "treewright.partition, trainable", {}),
+    "diff: 1,000 nodes": ("test_trees", "compare", "treewright.diff, equal arrays", {}),
+    "jit: take and return 100 nodes": ("test_nodes", "jitted_call", MODULE, {"children": 4}),
+    "jit: read 100 nodes": ("test_nodes", "jitted_read", MODULE, {"children": 4}),
+    "jit: 100 calls in explain_retraces": ("test_retrace", "hit", "in explain_retraces", {}),
+    "jit: a retrace in explain_retraces": ("test_retrace", "miss", "in explain_retraces", {}),
+    "step: 24 layers, jit": ("test_step", "step", MODULE, {}),
+    "step: 24 layers, loop": ("test_step", "step", "treewright.loop", {}),
+    "class: Module, 4 children, a static": ("test_nodes", "class_creation", MODULE, {}),
+}
+FEW_LOOPS = {"class:": 3, "jit: a retrace": 1}  # because JAX keeps each class and each program
 
-
-def case(name: str) -> Callable[[Callable[[], Statement]], Callable[[], Statement]]:
-    """Add a case. It does its own imports, because the child decides which checkout they come from."""
-    return lambda make: CASES.setdefault(name, make)
+# Expressions for this comparison only, with the names of `names()`.
+EXPRESSIONS = {
+    "construct: generated __init__, keywords": "Two(weight=a, bias=a, width=64, activation='relu')",
+    "construct: __post_init__": "Checked(a, a)",
+    "construct: inherited": "Inherited(a, a, scale=a)",
+    "construct: converter": "Converting(a, [1, 2])",
+    "construct: own __init__, closure": "OwnOne(a, (lambda rate: lambda x: x * rate)(0.1))",
+    "tree.map: 100 nodes": "jax.tree_util.tree_map(id, tree)",
+    "read: a child and a static": "node.weight; node.width",
+    "replace: one static": "treewright.replace(node, width=32)",
+    "==: two nodes": "node == other",
+    "jit: a method": "jax.jit(node.scaled)(a)",
+    "class: decorated, 4 children, own __init__": "decorated()",
+}
 
 
 @functools.cache
-def classes() -> dict[str, type]:
-    """The node classes that several cases use."""
+def names() -> dict[str, Any]:
+    """The names that the expressions use."""
     import jax
+    import numpy as np
 
     import treewright
 
@@ -50,33 +82,10 @@ def classes() -> dict[str, type]:
         width: int = treewright.static(default=64)
         activation: str = treewright.static(default="relu")
 
-    @treewright.pytree_dataclass
-    class Eight:
-        c0: Any
-        c1: Any
-        c2: Any
-        c3: Any
-        c4: Any
-        c5: Any
-        c6: Any
-        c7: Any
-        width: int = treewright.static(default=64)
+        def scaled(self, x: jax.Array) -> jax.Array:
+            return self.weight + x
 
-    class Own(treewright.Module):
-        weight: jax.Array
-        bias: jax.Array
-        width: int = treewright.static()
-
-        def __init__(self, weight: jax.Array, bias: jax.Array, width: int) -> None:
-            self.weight = weight
-            self.bias = bias
-            self.width = width
-
-    class Checked(treewright.Module):
-        weight: jax.Array
-        bias: jax.Array
-        width: int = treewright.static(default=64)
-
+    class Checked(Two):
         def __post_init__(self) -> None:
             if self.width < 0:
                 raise ValueError(self.width)
@@ -88,10 +97,6 @@ def classes() -> dict[str, type]:
         weight: jax.Array
         shape: tuple[int, ...] = treewright.static(converter=treewright.freeze)
 
-    class One(treewright.Module):
-        child: jax.Array
-        value: Any = treewright.static()
-
     class OwnOne(treewright.Module):
         child: jax.Array
         value: Any = treewright.static()
@@ -100,281 +105,7 @@ def classes() -> dict[str, type]:
             self.child = child
             self.value = value
 
-    class Layers(treewright.Module):
-        layers: list[Any]
-
-        def __init__(self, layers: list[Any]) -> None:
-            self.layers = layers
-
-    return {cls.__name__: cls for cls in (Two, Eight, Own, Checked, Inherited, Converting, One, OwnOne, Layers)}
-
-
-@functools.cache
-def arrays(count: int) -> list[Any]:
-    """Scalars `f32[]`, each a separate array."""
-    import jax
-    import numpy as np
-
-    return [jax.device_put(np.float32(i)) for i in range(count)]
-
-
-@functools.cache
-def nodes() -> list[Any]:
-    """A tree of 100 nodes with 2 children and 2 statics each."""
-    two, leaves = classes()["Two"], arrays(2 * NODES)
-    return [two(leaves[2 * i], leaves[2 * i + 1]) for i in range(NODES)]
-
-
-def construction(expression: str) -> Callable[[], Statement]:
-    """One node from `a`, `b` and eight children `c`; another node with the same statics is alive meanwhile."""
-
-    def make() -> Statement:
-        names = {**classes(), "a": arrays(2)[0], "b": arrays(2)[1], "c": arrays(8), "one": nodes()[0]}
-        return expression, {**names, "first": eval(expression, names)}  # noqa: S307 - text from this file
-
-    return make
-
-
-for _name, _expression in {
-    "construct: generated __init__": "Two(a, b)",
-    "construct: generated __init__, keywords": "Two(weight=a, bias=b, width=64, activation='relu')",
-    "construct: decorated, 8 children": "Eight(*c)",
-    "construct: own __init__": "Own(a, b, 64)",
-    "construct: __post_init__": "Checked(a, b)",
-    "construct: inherited": "Inherited(a, b, scale=a)",
-    "construct: converter": "Converting(a, [1, 2])",
-    "construct: own __init__, closure": "OwnOne(a, (lambda rate: lambda x: x * rate)(0.1))",
-    "construct: own __init__, 24 layers": "Layers([one] * 24)",
-}.items():
-    case(_name)(construction(_expression))
-
-
-def static(values: Callable[[], Iterator[Any]]) -> Callable[[], Statement]:
-    """A node with one static, its values made before the clock starts, a node with an equal one alive."""
-
-    def make() -> Statement:
-        one, child, source = classes()["One"], arrays(1)[0], values()
-        return "One(child, next(values))", {
-            "One": one,
-            "child": child,
-            "next": next,
-            "values": source,
-            "first": one(child, next(source)),
-        }
-
-    return make
-
-
-def _new(make: Callable[[], Any]) -> Callable[[], Iterator[Any]]:
-    # Ahead of the clock in batches; the timer takes far fewer than are made.
-    return lambda: itertools.cycle([make() for _ in range(2000)])
-
-
-def _library(path: str) -> Callable[[], Iterator[Any]]:
-    def values() -> Iterator[Any]:
-        import jax
-        import jax.numpy as jnp
-        import numpy as np
-        import optax
-
-        names = {"jax": jax, "jnp": jnp, "np": np, "optax": optax, "partial": functools.partial}
-        return itertools.repeat(eval(path, names))  # noqa: S307 - text from this file
-
-    return values
-
-
-def _adamw() -> Any:
-    import optax
-
-    return optax.adamw(1e-3)
-
-
-def _closure() -> Any:
-    slope = 0.1
-    return lambda x: x * slope
-
-
-class _Plain:
-    """A callable object without `==` whose attributes are private."""
-
-    def __init__(self) -> None:
-        self._rate = 0.1
-
-    def step(self, x: Any) -> Any:
-        """Scale."""
-        return x * self._rate
-
-
-@dataclasses.dataclass(frozen=True)
-class _Config:
-    width: int = 3
-    rate: float = 0.1
-
-
-for _name, _values in {
-    "static: plain object, new": _new(_Plain),
-    "static: method of an object, new": _new(lambda: _Plain().step),
-    "static: frozen dataclass, new": _new(_Config),
-    "static: str": _library("'relu'"),
-    "static: float": _library("0.1"),
-    "static: tuple of ints": _library("(3, (64, 64), 'same')"),
-    "static: jax.nn.relu": _library("jax.nn.relu"),
-    "static: dtype": _library("np.dtype('float32')"),
-    "static: jnp.float32": _library("jnp.float32"),
-    "static: partial": _library("partial(jax.nn.leaky_relu, negative_slope=0.1)"),
-    "static: lambda, the same": _library("lambda x: x"),
-    "static: lambda, new": _new(lambda: lambda x: x),
-    "static: closure, new": _new(_closure),
-    "static: optax.adamw, the same": _library("optax.adamw(1e-3)"),
-    "static: optax.adamw, new": _new(_adamw),
-}.items():
-    case(_name)(static(_values))
-
-
-def tree_case(name: str, text: str) -> None:
-    """A case of `jax.tree_util` or ours on 100 nodes."""
-
-    def make() -> Statement:
-        import jax
-
-        import treewright
-
-        tree = nodes()
-        leaves, treedef = jax.tree.flatten(tree)
-        names = {"tree": tree, "node": tree[0], "leaves": leaves, "treedef": treedef, "a": arrays(1)[0]}
-        names |= {
-            "util": jax.tree_util,
-            "treewright": treewright,
-            "other": treewright.replace(tree[0]),
-        }
-        return text, names
-
-    case(name)(make)
-
-
-for _name, _text in {
-    "flatten: 100 nodes": "util.tree_flatten(tree)",
-    "unflatten: 100 nodes": "util.tree_unflatten(treedef, leaves)",
-    "flatten with path: 100 nodes": "util.tree_flatten_with_path(tree)",
-    "tree.map: 100 nodes": "util.tree_map(id, tree)",
-    "read: a child and a static": "node.weight; node.width",
-    "replace: one child": "treewright.replace(node, weight=a)",
-    "replace: one static": "treewright.replace(node, width=32)",
-    "at: set one child": "treewright.at(tree, lambda t: t[50].weight).set(a)",
-    "==: two nodes": "node == other",
-    "partition: 100 nodes": "treewright.partition(tree, lambda path, leaf: True)",
-}.items():
-    tree_case(_name, _text)
-
-
-@case("jit: take and return 100 nodes")
-def _jit() -> Statement:
-    import jax
-
-    call, tree = jax.jit(lambda tree: tree), nodes()
-    jax.block_until_ready(call(tree))
-    return "call(tree)", {"call": call, "tree": tree}
-
-
-@case("jit: read 100 nodes")
-def _jit_read() -> Statement:
-    import jax
-
-    call, tree = jax.jit(lambda tree: jax.tree.leaves(tree)[0]), nodes()
-    jax.block_until_ready(call(tree))
-    return "call(tree)", {"call": call, "tree": tree}
-
-
-@case("jit: a method")
-def _jit_method() -> Statement:
-    import jax
-
-    import treewright
-
-    class Model(treewright.Module):
-        weight: jax.Array
-
-        def step(self, x: jax.Array) -> jax.Array:
-            return self.weight + x
-
-    model, a = Model(arrays(1)[0]), arrays(1)[0]
-    jax.block_until_ready(jax.jit(model.step)(a))
-    return "jit(model.step)(a)", {"jit": jax.jit, "model": model, "a": a}
-
-
-def _stepping(*, loop: bool) -> Statement:
-    import jax
-    import optax
-
-    import treewright
-
-    class Norm(treewright.Module):
-        scale: jax.Array
-        epsilon: float = treewright.static(default=1e-6)
-
-    class Attention(treewright.Module):
-        query: jax.Array
-        key: jax.Array
-        value: jax.Array
-        out: jax.Array
-        heads: int = treewright.static(default=8)
-
-    class MLP(treewright.Module):
-        gate: jax.Array
-        up: jax.Array
-        down: jax.Array
-        activation: str = treewright.static(default="silu")
-
-    class Block(treewright.Module):
-        norm1: Norm
-        attention: Attention
-        norm2: Norm
-        mlp: MLP
-
-    def block() -> Block:
-        a, b, c, d, e, f, g, h, i = (x + 1 for x in arrays(9))
-        return Block(Norm(a), Attention(b, c, d, e), Norm(f), MLP(g, h, i))
-
-    def step(state: Any, x: jax.Array) -> tuple[Any, jax.Array]:
-        grads = jax.tree.map(lambda leaf: x * leaf, state.params)
-        return state.apply_gradients(grads=grads), x
-
-    state = treewright.TrainState.create(params=[block() for _ in range(LAYERS)], tx=optax.adam(1e-3))
-    x = arrays(1)[0]
-    if loop:
-        run = treewright.loop(step, state)
-        jax.block_until_ready(run(x))
-        return "ready(run(x))", {"run": run, "ready": jax.block_until_ready, "x": x}
-    names = {"call": jax.jit(step), "state": state, "x": x, "ready": jax.block_until_ready}
-    jax.block_until_ready(names["call"](state, x))
-    return "ready(call(state, x))", names
-
-
-case("step: 24 layers, jit")(functools.partial(_stepping, loop=False))
-case("step: 24 layers, loop")(functools.partial(_stepping, loop=True))
-
-
-@case("class: Module, 2 children, 2 statics")
-def _class_of_module() -> Statement:
-    import treewright
-
-    def make() -> type:
-        class Node(treewright.Module):
-            weight: object
-            bias: object
-            width: int = treewright.static(default=64)
-            activation: str = treewright.static(default="relu")
-
-        return Node
-
-    return "make()", {"make": make}
-
-
-@case("class: decorated, 4 children, own __init__")
-def _class_decorated() -> Statement:
-    import treewright
-
-    def make() -> type:
+    def decorated() -> type:
         @treewright.pytree_dataclass
         class Node:
             c0: object
@@ -387,7 +118,25 @@ def _class_decorated() -> Statement:
 
         return Node
 
-    return "make()", {"make": make}
+    classes = {cls.__name__: cls for cls in (Two, Checked, Inherited, Converting, OwnOne)}
+    a = jax.device_put(np.float32(1))
+    node = Two(a, a)
+    # Statics that no node has are forgotten.
+    kept = [Checked(a, a), Inherited(a, a, scale=a), Converting(a, [1, 2])]
+    others = {"jax": jax, "treewright": treewright, "decorated": decorated, "kept": kept}
+    return classes | others | {"a": a, "node": node, "other": treewright.replace(node), "tree": [Two(a, a)] * 100}
+
+
+def cases() -> dict[str, Callable[[], Statement]]:
+    """By name, functions that return a statement and the names it uses."""
+
+    def shared(file: str, test: str, *arguments: Any, **parameters: Any) -> Callable[[], Statement]:
+        return lambda: vars(importlib.import_module(file))[f"test_{test}"].statement(*arguments, **parameters)
+
+    found = {name: shared(*place, way, **parameters) for name, (*place, way, parameters) in SHARED.items()}
+    found |= {name: functools.partial(lambda text: (text, names()), text) for name, text in EXPRESSIONS.items()}
+    values = importlib.import_module("test_nodes").STATIC_VALUES
+    return found | {f"static: {value}": shared("test_nodes", "static", value) for value in values}
 
 
 # The child: reads requests line by line and times them.
@@ -405,12 +154,13 @@ def serve() -> None:
     assert all(getattr(treewright, name) is not None for name in treewright.__all__)
     print(json.dumps([[nodes_after, time.perf_counter() - began], treewright.__file__]), flush=True)
     clocks: dict[str, Clock] = {}
+    statements = cases()
     for line in sys.stdin:
         name = line.strip()
         try:
-            if name not in clocks:  # classes stay registered for ever, hence few
-                loops = 3 if name.startswith("class:") else None
-                clocks[name] = Clock(CASES[name](), loops=loops, seconds=SAMPLE_SECONDS)
+            if name not in clocks:
+                loops = next((loops for start, loops in FEW_LOOPS.items() if name.startswith(start)), None)
+                clocks[name] = Clock(statements[name](), loops=loops, seconds=SAMPLE_SECONDS)
             answer: float | str = clocks[name].sample()
         except Exception as error:  # noqa: BLE001 - an API that one of the two does not have must not stop the others
             answer = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -463,7 +213,7 @@ def ratios(
 ) -> tuple[Samples, dict[str, str]]:
     """Samples of both checkouts by case, and why some could not be taken."""
     samples: Samples = {name: ([], []) for name in (*IMPORTS, *names)}
-    refused: dict[str, str] = {}
+    failures: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as cache:
         for checkout in checkouts:  # fills the cache of bytecode
             Child(checkout, Path(cache)).close()
@@ -476,7 +226,7 @@ def ratios(
                     which = place ^ (turn + pair) % 2  # each is the first equally often
                     answer = children[which].sample(name)
                     if isinstance(answer, str):
-                        refused[name] = f"{checkouts[which]}: {answer}"
+                        failures[name] = f"{checkouts[which]}: {answer}"
                         break
                     samples[name][which].append(answer)
             for child in children:
@@ -486,7 +236,7 @@ def ratios(
             child.close()
             for name, seconds in zip(IMPORTS, child.import_seconds, strict=True):
                 samples[name][which].append(seconds)
-    return {name: both for name, both in samples.items() if name not in refused}, refused
+    return {name: both for name, both in samples.items() if name not in failures}, failures
 
 
 def main() -> int:
@@ -503,9 +253,9 @@ def main() -> int:
         serve()
         return 0
     patterns = [f"{pattern}*" for pattern in options.only or [""]]
-    names = [name for name in CASES if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+    names = [name for name in cases() if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
     checkouts = (HERE, options.other.resolve())
-    samples, refused = ratios(checkouts, names, pairs=options.pairs, rounds=options.rounds)
+    samples, failures = ratios(checkouts, names, pairs=options.pairs, rounds=options.rounds)
     print(f"{'':45}{'here':>12}{'other':>12}{'ratio':>8}{'of fastest':>12}")
     worst = 0.0
     for name, (here, other) in samples.items():
@@ -514,7 +264,7 @@ def main() -> int:
         worst = max(worst, ratio)
         micro = [1e6 * statistics.median(times) for times in (here, other)]
         print(f"{name:45}{micro[0]:>9.2f} us{micro[1]:>9.2f} us{ratio:>8.2f}{fastest:>12.2f}")
-    for name, reason in refused.items():
+    for name, reason in failures.items():
         print(f"{name:45} not measured: {reason}")
     return 1 if options.fail_above and worst > options.fail_above else 0
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
-import linecache
+import textwrap
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from interleaved import Statement, group
-from peers import BY_CHILDREN, FIELDS, LIBRARIES, NAMES, OURS, STATICS, arrays, nodes, peer
+from peers import BY_CHILDREN, FIELDS, LIBRARIES, NAMES, OURS, arrays, class_text, nodes, peer, statics
 
 from treewright import pytree_dataclass, static
 
@@ -59,34 +60,21 @@ def test_jitted_read(name: str, children: int) -> Statement:
 
 @group("dict", *LIBRARIES, *OURS, title="construct a node, {children} children", children=CHILDREN)
 def test_construction(name: str, children: int) -> Statement:
-    cls, library = BY_CHILDREN[children], peer(name)
-    values: dict[str, Any] = dict(zip(FIELDS[cls], arrays(children), strict=True))
-    values |= {} if getattr(library, "NO_STATICS", False) else STATICS[cls]
+    cls = BY_CHILDREN[children]
+    values: dict[str, Any] = {**dict(zip(FIELDS[cls], arrays(children), strict=True)), **dict(statics(name, cls))}
     by_name = name in {"chex", "dict"}  # chex takes no others
     arguments = ", ".join(f"{field}={field}" if by_name else field for field in values)
     # One node lives all the while: statics that no node holds are forgotten.
-    make = getattr(library, cls)
+    make = getattr(peer(name), cls)
     return f"make({arguments})", {"make": make, **values, "first": make(**values)}
-
-
-def class_statement(name: str) -> tuple[str, dict[str, Any]]:
-    """The `class Attention` statement of a library as a function's text, and the names it uses."""
-    library = peer(name)
-    lines = linecache.getlines(library.__file__ or "")
-    start = next(i for i, line in enumerate(lines) if line.startswith("class Attention"))
-    while lines[start - 1].startswith("@"):
-        start -= 1
-    end = next((i for i in range(start, len(lines)) if lines[i] == "\n" and lines[i + 1] == "\n"), len(lines))
-    return "".join(["def make():\n", *(f"    {line}" for line in lines[start:end])]), vars(library)
 
 
 # JAX keeps each class for ever, hence few.
 @group(*LIBRARIES, *OURS, title="make a class of 4 children and a static", loops=1, rounds=30)
 def test_class_creation(name: str) -> Statement:
-    text, used = class_statement(name)
-    made: dict[str, Any] = {**used}
-    exec(text, made)  # noqa: S102 - text from a file in this folder
-    return "make()", {"make": made["make"]}
+    names = vars(peer(name)).copy()
+    exec(f"def make():\n{textwrap.indent(class_text(name, 'Attention'), '    ')}", names)  # noqa: S102
+    return "make()", {"make": names["make"]}
 
 
 # Our statics by type; other libraries compare by `==` and pay at each jitted call.
@@ -106,9 +94,33 @@ def closure() -> Any:
     return lambda x: x * slope
 
 
+class Unfrozen:
+    """An object without `==`."""
+
+    def __init__(self) -> None:
+        self._rate = 0.1
+
+    def scaled(self, x: Any) -> Any:
+        """A method, to be a static."""
+        return x * self._rate
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """A setting that is compared by its fields."""
+
+    width: int = 3
+    rate: float = 0.1
+
+
 IDENTITY, ADAMW = (lambda x: x), optax.adamw(1e-3)
 STATIC_VALUES: dict[str, Any] = {
     "a str": lambda: "relu",
+    "a float": lambda: 0.1,
+    "a tuple of ints": lambda: (3, (64, 64), "same"),
+    "a frozen dataclass, a new one each time": Frozen,
+    "an object, a new one each time": Unfrozen,
+    "a method, of a new object each time": lambda: Unfrozen().scaled,
     "jax.nn.relu": lambda: jax.nn.relu,
     "np.dtype": lambda: np.dtype("float32"),
     "jnp.float32": lambda: jnp.float32,
@@ -123,8 +135,8 @@ STATIC_VALUES: dict[str, Any] = {
 
 @group(*STATIC_VALUES, title="construct a node whose static is")
 def test_static(name: str) -> Statement:
-    make, cls = STATIC_VALUES[name], Plain
+    make = STATIC_VALUES[name]
     values = itertools.cycle([make() for _ in range(2000)])  # made before the clock starts
     child = arrays(1)[0]
-    names = {"Node": cls, "child": child, "next": next, "values": values, "first": cls(child, make())}
+    names = {"Node": Plain, "child": child, "next": next, "values": values, "first": Plain(child, make())}
     return "Node(child, next(values))", names

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import treewright
+from treewright import _loop
 from treewright import _processes as _jax_processes
-from treewright._base import jax_private as _jax
+from treewright._trees import level
 from treewright.checkpoint import fit
 
 # Untyped and young
@@ -52,11 +53,11 @@ lacks(jax.dtypes, "prng_key")
 
 def test_foreign_nodes_are_rejected_without_treedef_data() -> None:
     with pytest.raises(AttributeError, match="node_data"):
-        _jax.node_data(SimpleNamespace())
+        level.node_data(SimpleNamespace())
 
 
 def test_a_loop_under_tracing_is_accepted_without_trace_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_jax, "_traces", None)
+    monkeypatch.setattr(_loop, "_traces", None)
     run = treewright.loop(lambda state, x: (state + x, x), 0.0)
 
     assert jax.jit(lambda x: run(x))(1.0) == 1.0
@@ -91,9 +92,9 @@ def test_the_mesh_of_an_old_context_manager_is_detected(monkeypatch: pytest.Monk
 
 
 def test_weak_types_are_restored_if_jax_supports_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _jax.weakly_typed(jax.numpy.ones(2)).weak_type
-    monkeypatch.setattr(_jax, "untyped_jax", SimpleNamespace(_src=SimpleNamespace(lax=SimpleNamespace(lax=None))))
-    assert not _jax.weakly_typed(jax.numpy.ones(2)).weak_type
+    assert fit.weakly_typed(jax.numpy.ones(2)).weak_type
+    monkeypatch.setattr(fit, "untyped_jax", SimpleNamespace(_src=SimpleNamespace(lax=SimpleNamespace(lax=None))))
+    assert not fit.weakly_typed(jax.numpy.ones(2)).weak_type
 
 
 class _WithoutInternals:

@@ -24,14 +24,11 @@ FILES_THAT_IMPORT_PRIVATE_MODULES = 12
 
 # Mutable names at module level that are allowed, as "module.name"
 MUTABLE_STATE = {
-    # The latest class of each name, to detect redefinitions.
-    "_core.definition._LATEST",
     # Caches: code never changes, and neither do the contents of a JAX version.
     *(
-        "_base.functions._code_key",
         "_base.functions.code_key",
-        "_base.functions.code_effects",
         "_base.functions.code_reads",
+        "_trees.why.code_effects",
         "retrace.jax_private._names_of_settings",
     ),
     *("retrace.jax_private.can_read_batches", "retrace.jax_private.can_read_calls"),

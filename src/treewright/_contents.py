@@ -6,6 +6,7 @@ So is an object of JAX, numpy or Python, because its attributes are caches.
 
 import dataclasses
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Mapping
@@ -15,17 +16,18 @@ import jax
 import numpy as np
 
 from treewright._base.functions import (
-    bound_variables,
-    globals_read,
+    MISSING,
+    captured,
     instance_attributes,
     is_cached_property,
     is_library_function,
     is_linen,
     is_standard_class,
+    reads_of,
 )
-from treewright._base.jax_private import DictKey, GetAttrKey, Key, SequenceKey, options_of, unwrap_api_boundary
+from treewright._base.jax_private import DictKey, GetAttrKey, Key, SequenceKey, options_of
 from treewright._base.text import short_text
-from treewright._core import CONTAINERS, is_node_class, kind_of, spec_of
+from treewright._core import is_node_class, kind_of, spec_of
 
 _WHOLE = (jax.Array, np.ndarray, type, types.ModuleType, types.BuiltinFunctionType)
 _PACKAGES = frozenset({"jax", "jaxlib", "numpy"})
@@ -57,7 +59,7 @@ def contents(value: Any) -> Mapping[Key, Any]:
         attributes = _of_role("attribute", instance_attributes(value))
         return {Part("function", "func"): value.func} | _of_role("argument", args | value.keywords) | attributes
     kind = kind_of(type(value))
-    if isinstance(value, _WHOLE) or (kind is not None and kind.name not in CONTAINERS):
+    if isinstance(value, _WHOLE) or (kind is not None and kind.make is None):
         return {}
     if is_method(value):
         return {Part("object", "self"): value.__self__, Part("object", "__func__"): value.__func__}
@@ -139,6 +141,35 @@ def _attributes_of_function(function: types.FunctionType) -> dict[str, Any]:
     attributes = {name: getattr(function, name) for name in _NAMES} | {"__annotations__": annotations} | vars(function)
     attributes.pop("__wrapped__", None)
     return attributes
+
+
+def globals_read(function: types.FunctionType) -> dict[str, Any]:
+    """The globals that a user's function reads, without those of libraries and Python."""
+    if is_library_function(function):
+        return {}
+    return {name: value for name, value, is_constant in reads_of(function) if not is_constant and value is not MISSING}
+
+
+def bound_variables(function: types.FunctionType) -> dict[str, Any]:
+    """The captured variables and the parameter defaults of a function, by name."""
+    positional = function.__code__.co_varnames[: function.__code__.co_argcount]
+    last = zip(reversed(positional), reversed(function.__defaults__ or ()), strict=False)
+    return captured(function) | dict(reversed(list(last))) | (function.__kwdefaults__ or {})
+
+
+def unwrap(function: Any) -> Any:
+    """The innermost function that a partial, a method or a wrapper calls."""
+    is_partial = isinstance(function, functools.partial)
+    inner = function.func if is_partial else getattr(function, "__func__", getattr(function, "__wrapped__", None))
+    return function if inner is None else unwrap(inner)
+
+
+def unwrap_api_boundary(function: Any) -> Any:
+    """The function inside JAX's traceback filter. Without its names, reports show `grad`'s inner function."""
+    is_filter = (
+        isinstance(function, types.FunctionType) and function.__code__.co_name == "reraise_with_filtered_traceback"
+    )
+    return inspect.getclosurevars(function).nonlocals.get("fun", function) if is_filter else function
 
 
 def _of_role(role: Any, named: Mapping[str, Any]) -> dict[Key, Any]:

@@ -39,7 +39,7 @@ class FrozenMapping(FrozenValue, Mapping[K, V_co], Generic[K, V_co]):
     __slots__ = ("_items",)
     _items: dict[K, V_co]
     _kind_: ClassVar[Kind] = Kind(
-        "FrozenMapping", lambda value: tuple(value.items()), lambda *items: FrozenMapping(dict(items))
+        "FrozenMapping", lambda value: tuple(value.items()), make=lambda *items: FrozenMapping(dict(items))
     )
 
     def __init__(self, items: Mapping[K, V_co]) -> None:
@@ -79,7 +79,7 @@ class FrozenMapping(FrozenValue, Mapping[K, V_co], Generic[K, V_co]):
         return (FrozenMapping, (self._items,))
 
 
-def _frozen_array(dtype: Any, shape: tuple[int, ...], data: bytes) -> "FrozenArray":
+def frozen_array(dtype: Any, shape: tuple[int, ...], data: bytes) -> "FrozenArray":
     """A frozen array from bytes in C order."""
     # With a bytes object as buffer, the array can't be made writeable. Even an empty array needs one.
     array: FrozenArray = np.ndarray.__new__(FrozenArray, shape, dtype, data or b"\0")
@@ -109,9 +109,7 @@ class FrozenArray(FrozenValue, np.ndarray[Any, Any]):
         False
     """
 
-    _kind_: ClassVar[Kind] = Kind(
-        "FrozenArray", lambda value: (value.dtype, value.shape, _bytes_of(value)), _frozen_array
-    )
+    _kind_: ClassVar[Kind] = Kind("FrozenArray", lambda value: (value.dtype, value.shape, _bytes_of(value)))
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:  # noqa: ARG004  numpy's signature
         """Raises, because numpy would create a mutable array."""
@@ -135,7 +133,7 @@ class FrozenArray(FrozenValue, np.ndarray[Any, Any]):
         return hash((self.dtype, self.shape, _bytes_of(self)))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        return (_frozen_array, (self.dtype, self.shape, _bytes_of(self)))
+        return (frozen_array, (self.dtype, self.shape, _bytes_of(self)))
 
     def __copy__(self) -> Self:
         return self
@@ -211,7 +209,7 @@ def freeze(value: Any) -> Any:
         return value
     _refuse_part_of_model(value)
     if cls in _PLAIN_ARRAYS and not value.dtype.hasobject:
-        return _frozen_array(value.dtype, value.shape, value.tobytes())
+        return frozen_array(value.dtype, value.shape, value.tobytes())
     if isinstance(value, bytearray):
         return bytes(value)
     if isinstance(value, MutableSequence):

@@ -1,17 +1,26 @@
 """Encode statics as JSON: exactly, to decode them again, or as descriptions with digests.
 
 An encoded static is a plain scalar, or a list of the name of a kind and its encoded parts:
-`["tuple", 1, ["complex", 0.5, 2.0]]`. The kinds are listed in the table in `treewright._core.kinds`. Classes and
+`["tuple", 1, ["complex", 0.5, 2.0]]`. `treewright._core.kinds` has the table of kinds. Classes and
 functions are written by name, `["name", "module:qualname"]`. Equal values are encoded equally, whatever the order of a
 set.
 """
 
 import contextlib
+import datetime as dt
+import decimal
+import enum
+import fractions
+import functools
 import hashlib
 import json
 import math
+import operator
+import pathlib
 import re
 import types
+import typing
+import zoneinfo
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -36,7 +45,7 @@ from treewright._core import (
     kind_of,
     spec_of,
 )
-from treewright._freeze import FrozenArray, FrozenMapping
+from treewright._freeze import FrozenMapping, frozen_array
 from treewright.errors import StaticSerializationError
 
 EncodedStatic = Any  # str, int, float, bool, None, or a list of a kind's name and its parts
@@ -65,17 +74,65 @@ def _make_node(cls: Any, statics: tuple[tuple[str, Any], ...], *children: Any) -
     return from_flat_form(cls, (children, spec.table.intern(tuple(values[name] for name in spec.table.names))))
 
 
-_NODE = Kind("node", _node_parts, _make_node)
+_NODE = Kind("node", _node_parts, make=_make_node)
 _CONTAINERS: Mapping[type[Any], Kind] = types.MappingProxyType(
     {
-        list: Kind("list", list, lambda *items: list(items)),
-        dict: Kind("dict", dict.items, lambda *items: dict(items)),
-        set: Kind("set", set, lambda *items: set(items)),
+        list: Kind("list", list, make=lambda *items: list(items)),
+        dict: Kind("dict", dict.items, make=lambda *items: dict(items)),
+        set: Kind("set", set, make=lambda *items: set(items)),
     }
 )
-_FROZEN = (FrozenMapping._kind_, FrozenArray._kind_)
+
+# How to rebuild values from their parts
+
+_MAX_PATTERN = 10_000  # characters of a regular expression that is rebuilt from its parts
+_sharding: Any = jax.sharding
+
+
+def _make_dtype(name: str) -> Any:
+    if not re.fullmatch(r"[<>|=]?\w+(\[\w+\])?", name):  # np.dtype would also parse structured dtypes.
+        raise ValueError(f"{name!r} is not a dtype of a static array")
+    return np.dtype(name)
+
+
+def _make_pattern(pattern: Any, flags: int) -> re.Pattern[Any]:
+    if len(pattern) > _MAX_PATTERN or flags & re.DEBUG:
+        raise ValueError("a regular expression that is too long or has re.DEBUG")
+    return re.compile(pattern, flags)
+
+
+def _make_mesh(make: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda sizes, names, kinds: make(sizes, names, tuple(_sharding.AxisType[kind] for kind in kinds))
+
+
 _MAKERS: Mapping[str, Callable[..., Any]] = types.MappingProxyType(
-    {kind.name: kind.make for kind in (*KINDS.values(), *FAMILIES, *_CONTAINERS.values(), *_FROZEN, _NODE)}
+    {
+        **{cls.__name__: cls for cls in (float, complex, str, slice, range, decimal.Decimal, fractions.Fraction)},
+        **{cls.__name__: cls for cls in (dt.time, dt.datetime, dt.timedelta, dt.timezone, zoneinfo.ZoneInfo)},
+        **{cls.__name__: cls for cls in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path()))},
+        "int": lambda digits: int(digits, 16),
+        "bytes": bytes.fromhex,
+        "date": dt.date.fromisoformat,
+        "partial": lambda function, args, keywords: functools.partial(function, *args, **dict(keywords)),
+        "Pattern": _make_pattern,
+        "GenericAlias": lambda cls, *args: types.GenericAlias(cls, args),
+        "Optional": lambda *args: typing.Union[args],  # noqa: UP007
+        "Union": lambda *args: functools.reduce(operator.or_, args),
+        "UNCONSTRAINED": lambda: _sharding.PartitionSpec.UNCONSTRAINED,
+        "PartitionSpec": _sharding.PartitionSpec,
+        "Mesh": _make_mesh(jax.make_mesh),
+        "AbstractMesh": _make_mesh(_sharding.AbstractMesh),
+        "NamedSharding": lambda mesh, spec, memory: _sharding.NamedSharding(mesh, spec, memory_kind=memory),
+        "enum": lambda cls, value: cls(value) if issubclass(cls, enum.Flag) else cls.__members__[value],
+        "dtype": _make_dtype,
+        "scalar": lambda dtype, data: np.frombuffer(data, dtype)[0],
+        "FrozenArray": frozen_array,
+        **{
+            kind.name: kind.make
+            for kind in (*KINDS.values(), *FAMILIES, *_CONTAINERS.values(), FrozenMapping._kind_, _NODE)
+            if kind.make is not None
+        },
+    }
 )
 OF_CLASS = types.MappingProxyType(  # kinds whose first part is a class
     {"enum": "an enum", "namedtuple": "a named tuple", "dataclass": "a frozen dataclass", "node": "a node"}

@@ -14,7 +14,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from treewright._base.jax_private import JIT_ATTRIBUTES, options_of
 
@@ -48,8 +48,7 @@ _DYNAMIC = frozenset(
     }
 )
 _READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
-_READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
-_CHANGES_ITEMS = frozenset({"update", "setdefault", "pop", "popitem", "clear", "append", "extend"})
+READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _OPENS = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"})
 _CODE: Callable[[types.CodeType], tuple[Any, ...]] = operator.attrgetter(
     *("co_code", "co_exceptiontable", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_name"),
@@ -237,8 +236,8 @@ def code_reads(code: types.CodeType) -> tuple[tuple[tuple[str, str], ...], bool]
     is_all = True
     for here, after in itertools.pairwise(dis.get_instructions(code)):
         if here.opname in _READS_GLOBAL:
-            reads[here.argval, after.argval if after.opname in _READS_ATTRIBUTE else ""] = None
-        dynamic = here.opname in _READS_GLOBAL | _READS_ATTRIBUTE and here.argval in _DYNAMIC
+            reads[here.argval, after.argval if after.opname in READS_ATTRIBUTE else ""] = None
+        dynamic = here.opname in _READS_GLOBAL | READS_ATTRIBUTE and here.argval in _DYNAMIC
         is_all = is_all and not dynamic and here.opname not in _OPENS
     for nested in code.co_consts:
         if isinstance(nested, types.CodeType):
@@ -246,39 +245,6 @@ def code_reads(code: types.CodeType) -> tuple[tuple[tuple[str, str], ...], bool]
             reads |= dict.fromkeys(inner)
             is_all = is_all and are_all
     return tuple(reads), is_all
-
-
-class Effects(NamedTuple):
-    """The names that code may change, and those that it reads."""
-
-    variables: frozenset[str]  # assigned captured variables and globals
-    assigned: frozenset[str]  # assigned attributes, and "[]" if it may change the items of a container
-    attributes: frozenset[str]  # attributes that it reads
-    strings: frozenset[str]  # string constants, which may be keys of items that it reads
-
-
-@functools.lru_cache(maxsize=4096)
-def code_effects(code: types.CodeType) -> Effects:
-    """The effects of code, and of the code nested in it."""
-    by_name: dict[str, set[str]] = {}
-    for instruction in dis.get_instructions(code):
-        by_name.setdefault(instruction.opname, set()).add(str(instruction.argval))
-    variables = by_name.get("STORE_GLOBAL", set()) | (by_name.get("STORE_DEREF", set()) & {*code.co_freevars})
-    assigned = by_name.get("STORE_ATTR", set())
-    read = set[str]().union(*(by_name.get(name, set()) for name in _READS_ATTRIBUTE))
-    changes_items = "STORE_SUBSCR" in by_name or not read.isdisjoint(_CHANGES_ITEMS)
-    strings = {each for each in code.co_consts if isinstance(each, str)}
-    own = Effects(*map(frozenset, (variables, assigned | {"[]"} if changes_items else assigned, read, strings)))
-    nested = [code_effects(each) for each in code.co_consts if isinstance(each, types.CodeType)]
-    every = Effects(*(frozenset().union(*names) for names in zip(own, *nested, strict=True)))
-    return every._replace(variables=every.variables.difference(code.co_cellvars))
-
-
-def variables_assigned(function: types.FunctionType) -> dict[str, Any]:
-    """The variables that a function, or a function that it captured, assigns when it runs: cells; for globals True."""
-    functions = [function, *(each for each in captured(function).values() if isinstance(each, types.FunctionType))]
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    return {name: cells.get(name, True) for each in functions for name in code_effects(each.__code__).variables}
 
 
 def reads_of(function: Any) -> Iterator[tuple[str, Any, bool]]:
@@ -300,13 +266,6 @@ def reads_of(function: Any) -> Iterator[tuple[str, Any, bool]]:
             yield f"{name}.{attribute}", member, is_constant and is_library(value.__name__)
         else:
             yield name, value, is_library(value.__name__)
-
-
-def globals_read(function: types.FunctionType) -> dict[str, Any]:
-    """The globals that a user's function reads, without those of libraries and Python."""
-    if is_library_function(function):
-        return {}
-    return {name: value for name, value, is_constant in reads_of(function) if not is_constant and value is not MISSING}
 
 
 # Code and captured variables
@@ -336,20 +295,6 @@ def captured(function: types.FunctionType) -> dict[str, Any]:
         with contextlib.suppress(ValueError):  # not bound yet
             variables[name] = cell.cell_contents
     return variables
-
-
-def bound_variables(function: types.FunctionType) -> dict[str, Any]:
-    """The captured variables and the parameter defaults of a function, by name."""
-    positional = function.__code__.co_varnames[: function.__code__.co_argcount]
-    last = zip(reversed(positional), reversed(function.__defaults__ or ()), strict=False)
-    return captured(function) | dict(reversed(list(last))) | (function.__kwdefaults__ or {})
-
-
-def unwrap(function: Any) -> Any:
-    """The innermost function that a partial, a method or a wrapper calls."""
-    is_partial = isinstance(function, functools.partial)
-    inner = function.func if is_partial else getattr(function, "__func__", getattr(function, "__wrapped__", None))
-    return function if inner is None else unwrap(inner)
 
 
 def jit_options(value: Any) -> tuple[Any, ...] | None:

@@ -1,14 +1,12 @@
 """Private, untyped and recent JAX APIs, each with what breaks if a JAX version lacks it.
 
 Every JAX version from 0.9.0 to the newest is supported. APIs used only for retraces are in
-`treewright.retrace.jax_private`, and those used only for checkpoints in `treewright.checkpoint.fit`.
+`treewright.retrace.jax_private`; an API used by one other module is in that module.
 `tests/test_jax_private.py` removes each of them in turn.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path as FilePath
-from types import FunctionType
 from typing import Any, TypeAlias
 
 import jax
@@ -64,25 +62,6 @@ def numbers_of(array: Any) -> np.ndarray[Any, Any]:
 # Private.
 
 
-def node_data(treedef: Any) -> tuple[type[Any], Any] | None:
-    """The class and the `aux_data` of a treedef's root; None for a leaf.
-
-    Without it, functions that inspect dicts or nodes of other libraries (`diff`, `at`, `explain` and others) raise
-    AttributeError, and retraces with such arguments are counted but not explained.
-    """
-    data: tuple[type[Any], Any] | None = treedef.node_data()
-    return data
-
-
-def weakly_typed(array: Any) -> Any:
-    """A weakly typed copy of an array, like `jnp.asarray(1.0)`.
-
-    Without it, weakly typed arrays are restored from a checkpoint strongly typed, so functions retrace once.
-    """
-    convert: Any = getattr(untyped_jax._src.lax.lax, "_convert_element_type", None)
-    return array if convert is None else convert(array, weak_type=True)
-
-
 # The attributes in the `__dict__` of a jitted function, in addition to those of the wrapped function. With any further
 # attribute, a jitted function in a static field is compared by identity.
 JIT_ATTRIBUTES = frozenset(
@@ -112,23 +91,6 @@ def options_record(info: Any) -> Mapping[str, Any] | None:
     for about_function in ("fun_sourceinfo", "fun_signature"):
         options.pop(about_function, None)
     return options if {"static_argnums", "static_argnames"} <= options.keys() else None
-
-
-def unwrap_api_boundary(function: Any) -> Any:
-    """The function inside JAX's traceback filter. Without its names, reports show `grad`'s inner function."""
-    is_filter = isinstance(function, FunctionType) and function.__code__.co_name == "reraise_with_filtered_traceback"
-    return inspect.getclosurevars(function).nonlocals.get("fun", function) if is_filter else function
-
-
-_traces: Any = getattr(untyped_jax._src.core, "trace_ctx", None)
-
-
-def current_trace() -> object:
-    """The current trace, or JAX's object for no trace.
-
-    Without it, a loop that is called during a trace loses its state, and JAX reports a leaked tracer.
-    """
-    return getattr(_traces, "trace", None)
 
 
 def hide_frames(folder: str) -> None:

@@ -1,7 +1,6 @@
 """Node classes and instances: the interface for the rest of the package."""
 
 from treewright._base.text import is_node_class
-from treewright._core.definition import pytree_dataclass
 from treewright._core.field_checks import NoExactKeyError, why_it_can_change
 from treewright._core.fields import AnyStatic, StaticValue, buffer, field, static
 from treewright._core.instance import (
@@ -14,43 +13,9 @@ from treewright._core.instance import (
     with_fields,
 )
 from treewright._core.keys import exact_key
-from treewright._core.kinds import CONTAINERS, FAMILIES, KINDS, Kind, kind_of, with_parts
+from treewright._core.kinds import FAMILIES, KINDS, Kind, kind_of, with_parts
 from treewright._core.methods import leaves_equal
-from treewright._core.module import Module
+from treewright._core.module import Module, pytree_dataclass
 from treewright._core.registration import read_aux_data, write_aux_data
 from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics
-
-__all__ = [
-    "CONTAINERS",
-    "FAMILIES",
-    "FLAT_FORM",
-    "KINDS",
-    "AnyStatic",
-    "FieldSpec",
-    "Kind",
-    "Module",
-    "NoExactKeyError",
-    "NodeSpec",
-    "StaticValue",
-    "Statics",
-    "Unfinished",
-    "buffer",
-    "check",
-    "exact_key",
-    "field",
-    "flat_form",
-    "from_flat_form",
-    "is_node",
-    "is_node_class",
-    "kind_of",
-    "leaves_equal",
-    "pytree_dataclass",
-    "read_aux_data",
-    "spec_of",
-    "static",
-    "why_it_can_change",
-    "with_fields",
-    "with_parts",
-    "write_aux_data",
-]

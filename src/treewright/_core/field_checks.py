@@ -15,6 +15,7 @@ from jax.core import Tracer
 
 from treewright._base.functions import (
     METHODS,
+    FrozenValue,
     has_author,
     instance_attributes,
     is_installed,
@@ -188,7 +189,8 @@ def has_arrays(value: Any) -> bool:
     try:
         if jax_trees.default_registry.flatten_one_level(value) is None or isinstance(value, Mapping):
             return False
-        return any(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax_trees.tree_leaves(value))
+        leaves = jax_trees.tree_leaves(value)
+        return any(isinstance(leaf, jax.Array | np.ndarray) and not isinstance(leaf, FrozenValue) for leaf in leaves)
     except Exception:  # noqa: BLE001  a user's flatten function, with an unfinished object
         return False
 
@@ -274,16 +276,16 @@ _ITERABLES = (collections.abc.Iterator, collections.abc.Set, collections.abc.Map
 LAYERS = frozenset({("equinox", "Module"), ("flax", "Module")})  # flax.linen's and flax.nnx's
 
 
-def check_children(node: Any) -> None:
+def check_fields(node: Any) -> None:
     """Warn about children of a new node that are invalid leaves, unless declared with `field()`.
 
     Raises:
-        NodeInitError: If a child is a field marker, such as `static()`.
+        NodeInitError: If the value of a field is a field marker, such as `static()`.
     """
-    spec, children = node.__node_spec__, object.__getattribute__(node, "_node")[0]
-    spec.sample.left = max(spec.sample.left - 1, 0)
-    for field in spec.children:
-        value = children[field.index]
+    spec, form = node.__node_spec__, object.__getattribute__(node, "_node")
+    spec.table.to_check = max(spec.table.to_check - 1, 0)
+    for field in spec.fields:
+        value = field.value_in(form)
         if type(value) in _COMMON or isinstance(value, jax.Array):
             continue
         if isinstance(value, dataclasses.Field):

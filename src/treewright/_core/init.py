@@ -106,8 +106,8 @@ def _body(spec: NodeSpec, me: str, helpers: dict[str, Any]) -> list[str]:
 def _storing(spec: NodeSpec, me: str, assigning: str, helpers: dict[str, Any]) -> list[str]:
     """The lines that store the flat form directly. If a subclass's `__init__` called this one, they assign instead."""
     # The first nodes of a class are checked more closely, so they are built like nodes with a `__post_init__`.
-    lines = [f"if __type__({me}) is not __cls__ or __sample__.left: return {assigning}"]
-    helpers.update(__type__=type, __check__=check, __sample__=spec.sample, __Exception__=Exception)
+    lines = [f"if __type__({me}) is not __cls__ or __table__.to_check: return {assigning}"]
+    helpers.update(__type__=type, __check__=check, __table__=spec.table, __Exception__=Exception)
     for field in spec.fields:
         if field.converter is not None:
             helpers[f"__convert_{field.name}__"] = field.converter
@@ -117,7 +117,6 @@ def _storing(spec: NodeSpec, me: str, assigning: str, helpers: dict[str, Any]) -
     children = "".join([f"{field.name}, " for field in spec.children])
     statics = "__statics__"
     if spec.statics:
-        helpers["__table__"] = spec.table
         names = ", ".join(spec.table.names)
         kinds = ", ".join([f"__type__({name})" for name in spec.table.names])
         lines.append(f"try: __statics__ = __table__.by_value[{kinds}, {names}]()")

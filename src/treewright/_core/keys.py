@@ -73,12 +73,12 @@ def exact_key(value: object) -> Hashable:
     return KeyBuilder().key(value)
 
 
-def reaches_unfinished(function: Any) -> bool:
-    """Whether a function, partial or method reaches a node that is being built."""
+def reaches(function: Any, node: Any) -> bool:
+    """Whether a function, partial or method reaches this node, which is being built."""
     try:
         KeyBuilder(code="user", is_child=True).key(function)
-    except ArraysReachedError:
-        return True
+    except ArraysReachedError as error:
+        return error.value is node
     return False
 
 
@@ -121,7 +121,6 @@ class KeyBuilder:
         visited: Inside a function, partial or method, the objects entered so far, numbered because of cycles.
         is_open: Whether a part of that function, partial or method can change.
         code: Whose function captured the value, if any. A library's functions capture only constants.
-        node: The node whose children contain the value.
         is_child: Whether the value is a child, for which only references to unfinished nodes matter.
     """
 
@@ -129,7 +128,6 @@ class KeyBuilder:
     visited: dict[int, tuple[int, Any]] | None = None
     is_open: bool = False
     code: Literal["user", "library"] | None = None
-    node: Any = None
     is_child: bool = False
 
     def key(self, value: Any) -> Hashable:
@@ -159,7 +157,7 @@ class KeyBuilder:
         return self.by_class(value)
 
     def refuse(self, problem: NoExactKeyError) -> None:
-        """Raise for a value that can't be static; inside a function, mark the function as open."""
+        """Raise for a value that can't be static; a function that contains it becomes open instead."""
         if self.code is None:
             raise problem
         self.is_open = True
@@ -224,7 +222,7 @@ class KeyBuilder:
         if not is_written(cls, "__hash__"):
             return (_class_key(cls), self.items(compared))
         # If a field has no key, a custom `__hash__` decides: nnx's GraphDef contains a list.
-        before = (self.code, self.node, self.visited)
+        before = (self.code, self.visited)
         self.code = None
         try:
             return (_class_key(cls), self.items(compared))
@@ -233,7 +231,7 @@ class KeyBuilder:
         except NoExactKeyError:
             return self.by_equality(value)
         finally:
-            self.code, self.node, self.visited = before
+            self.code, self.visited = before
 
     def by_equality(self, value: Any) -> Hashable:
         """By class, `hash` and `==` if one of them is custom; otherwise by identity."""
@@ -274,18 +272,17 @@ class KeyBuilder:
         self.separate_key(value)
         self.code = before
 
-    def node_key(self, node: Any, statics: Any, children: tuple[Any, ...]) -> Hashable:
+    def node(self, node: Any, children: tuple[Any, ...], statics: Any) -> Hashable:
         """A node by its class, its statics, which are one object for equal values, and its children."""
         if self.is_child:
             return None
-        before, self.node = self.node, node
+        if self.code is not None and has_arrays(node):
+            raise arrays_reached(node)
         if self.visited is not None:
             for value, by_identity in zip(statics.values, statics.table.identity, strict=True):
                 if not by_identity:
                     self.separate_key(value)  # It may be open.
-        key = (type(node), statics, *map(self.key, children))
-        self.node = before
-        return key
+        return (type(node), statics, *map(self.key, children))
 
     # Functions, partials and methods, which are compared as a whole
 
@@ -300,12 +297,11 @@ class KeyBuilder:
                 return visited[address][0]
             visited[address] = len(visited), value
             return read(self, value)
-        before = self.node
         self.visited, self.is_open = {address: (0, value)}, False
         try:
             key = read(self, value)
         except RecursionError:  # nested deeper than Python's own stack
-            self.is_open, self.code, self.node, key = True, None, before, None
+            self.is_open, self.code, key = True, None, None
         self.visited = None
         return identity_key(value) if self.is_open else key
 
@@ -318,8 +314,7 @@ class KeyBuilder:
         is_named = "<" not in value.__qualname__ and import_path(value) is not None
         if is_named and (from_library or len(self.visited or ()) == 1):
             return identity_key(value)
-        before = (self.code, self.node)
-        self.code, self.node = "library" if from_library else "user", None
+        before, self.code = self.code, "library" if from_library else "user"
         key = (
             # == of code ignores the file. Other globals of a library's function are constant.
             *((code.co_filename, code, value.__name__) if from_library else self.source(value)),
@@ -328,7 +323,7 @@ class KeyBuilder:
             self.items(captured(value)) if value.__closure__ else (),
             self.items(value.__dict__) if value.__dict__ else (),
         )
-        self.code, self.node = before
+        self.code = before
         return key
 
     def items(self, named: Mapping[str, Any]) -> Hashable:
@@ -387,8 +382,6 @@ class KeyBuilder:
         if self.code is None:
             raise problem_of(value)
         if isinstance(value, np.ndarray | jax.Array):
-            if self.node is not None:
-                raise arrays_reached(self.node)
             return self.array(value)
         if type(value) in _BY_CONTENT:
             return self.enter(value, KeyBuilder.container)

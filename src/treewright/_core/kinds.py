@@ -1,4 +1,4 @@
-"""A table of value types: how to take a value apart and rebuild it.
+"""A table of value types: how to take a value apart.
 
 Exact keys, JSON, `freeze` and the comparison of values use this table. Parts are simpler values. They are read with the
 methods of the exact class, so that overrides in a subclass are never called.
@@ -33,26 +33,25 @@ from treewright._base.functions import (
 )
 from treewright._base.text import is_node_class
 
-_MAX_PATTERN = 10_000  # characters of a regular expression that is rebuilt from its parts
 _sharding: Any = jax.sharding
 _complex: Any = complex
 _longdouble: Any = np.longdouble  # numpy annotates it as a generic alias, which isinstance rejects
 
 
 class Kind(NamedTuple):
-    """How to take values of a type apart and rebuild them.
+    """How to take values of a type apart.
 
     Attributes:
         name: The name in JSON.
         parts: Returns the parts of a value; None if the value is opaque or has further attributes.
-        make: Rebuilds the value from its parts.
         key: Returns the exact key of a value; None if the keys of the parts are its key.
+        make: Rebuilds a container of a user's values from its parts; None for other kinds, which are leaves.
     """
 
     name: str
     parts: Callable[[Any], Iterable[Any] | None]
-    make: Callable[..., Any]
     key: Callable[[Any], Hashable] | None = None
+    make: Callable[..., Any] | None = None
 
 
 def _same(value: Hashable) -> Hashable:
@@ -60,14 +59,14 @@ def _same(value: Hashable) -> Hashable:
     return value
 
 
-def _by_text(cls: Any, text: Any = None, make: Any = None) -> Kind:
+def _by_text(cls: Any, text: Any = None) -> Kind:
     to_text = text or cls.__str__
-    return Kind(cls.__name__, lambda value: (to_text(value),), make or cls)
+    return Kind(cls.__name__, lambda value: (to_text(value),))
 
 
 def _by_arguments(cls: Any) -> Kind:
     """A kind whose parts are the constructor's arguments, as in a pickle."""
-    return Kind(cls.__name__, lambda value: cls.__reduce_ex__(value, 4)[1], cls)
+    return Kind(cls.__name__, lambda value: cls.__reduce_ex__(value, 4)[1])
 
 
 # Numbers
@@ -102,16 +101,6 @@ def _dtype_parts(dtype: Any) -> tuple[str] | None:
     return (str(dtype.str),)
 
 
-def _make_dtype(name: str) -> Any:
-    if not re.fullmatch(r"[<>|=]?\w+(\[\w+\])?", name):  # np.dtype would also parse structured dtypes.
-        raise ValueError(f"{name!r} is not a dtype of a static array")
-    return np.dtype(name)
-
-
-def _make_scalar(dtype: Any, data: bytes) -> Any:
-    return np.frombuffer(data, dtype)[0]
-
-
 # Types that need more than a line
 
 
@@ -120,27 +109,12 @@ def _zone_parts(zone: zoneinfo.ZoneInfo) -> tuple[str] | None:
     return (zone.key,) if zone.key and zoneinfo.ZoneInfo(zone.key) is zone else None
 
 
-def _partial_parts(value: Any) -> tuple[Any, ...] | None:
+def partial_parts(value: Any) -> tuple[Any, ...] | None:
     return None if value.__dict__ else (value.func, value.args, (*value.keywords.items(),))
 
 
-def _make_partial(function: Any, args: tuple[Any, ...], keywords: tuple[Any, ...]) -> functools.partial[Any]:
-    return functools.partial(function, *args, **dict(keywords))
-
-
-def _make_pattern(pattern: Any, flags: int) -> re.Pattern[Any]:
-    if len(pattern) > _MAX_PATTERN or flags & re.DEBUG:
-        raise ValueError("a regular expression that is too long or has re.DEBUG")
-    return re.compile(pattern, flags)
-
-
-def _mesh(cls: Any, make: Any) -> Kind:
-    return Kind(
-        cls.__name__,
-        lambda mesh: (mesh.axis_sizes, mesh.axis_names, tuple(kind.name for kind in mesh.axis_types)),
-        lambda sizes, names, kinds: make(sizes, names, tuple(_sharding.AxisType[kind] for kind in kinds)),
-        _same,
-    )
+def _mesh_parts(mesh: Any) -> tuple[Any, ...]:
+    return (mesh.axis_sizes, mesh.axis_names, tuple(kind.name for kind in mesh.axis_types))
 
 
 _optional: Any = type(typing.Optional[int])  # noqa: UP045  one class with the next from Python 3.14 on
@@ -151,44 +125,34 @@ _types_in: Any = operator.attrgetter("__args__")
 KINDS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
     {
         float: _by_text(float, repr)._replace(key=_float_key),
-        complex: Kind("complex", _complex.__getnewargs__, complex),
+        complex: Kind("complex", _complex.__getnewargs__),
         str: _by_text(str),
-        int: _by_text(int, lambda value: hex(int.__int__(value)), lambda digits: int(digits, 16)),
-        bytes: _by_text(bytes, bytes.hex, bytes.fromhex),
-        tuple: Kind("tuple", tuple.__iter__, lambda *items: items),
-        frozenset: Kind("frozenset", frozenset.__iter__, lambda *items: frozenset(items)),
-        functools.partial: Kind("partial", _partial_parts, _make_partial),
+        int: _by_text(int, lambda value: hex(int.__int__(value))),
+        bytes: _by_text(bytes, bytes.hex),
+        tuple: Kind("tuple", tuple.__iter__, make=lambda *items: items),
+        frozenset: Kind("frozenset", frozenset.__iter__, make=lambda *items: frozenset(items)),
+        functools.partial: Kind("partial", partial_parts),
         **{cls: _by_arguments(cls) for cls in (slice, range, dt.time, dt.datetime, dt.timedelta)},
-        dt.date: _by_text(dt.date, dt.date.isoformat, dt.date.fromisoformat),
-        dt.timezone: Kind("timezone", lambda value: value.__getinitargs__(), dt.timezone),
-        zoneinfo.ZoneInfo: Kind("ZoneInfo", _zone_parts, zoneinfo.ZoneInfo),
+        dt.date: _by_text(dt.date, dt.date.isoformat),
+        dt.timezone: Kind("timezone", lambda value: value.__getinitargs__()),
+        zoneinfo.ZoneInfo: Kind("ZoneInfo", _zone_parts),
         decimal.Decimal: _by_text(decimal.Decimal),
-        fractions.Fraction: Kind("Fraction", fractions.Fraction.as_integer_ratio, fractions.Fraction),
-        re.Pattern: Kind("Pattern", lambda value: (value.pattern, value.flags), _make_pattern),
+        fractions.Fraction: Kind("Fraction", fractions.Fraction.as_integer_ratio),
+        re.Pattern: Kind("Pattern", lambda value: (value.pattern, value.flags)),
         types.GenericAlias: Kind(
-            "GenericAlias",
-            lambda alias: None if alias.__unpacked__ else (alias.__origin__, *alias.__args__),
-            lambda cls, *args: types.GenericAlias(cls, args),
+            "GenericAlias", lambda alias: None if alias.__unpacked__ else (alias.__origin__, *alias.__args__)
         ),
-        _optional: Kind("Optional", _types_in, lambda *args: typing.Union[args]),  # noqa: UP007
-        _union: Kind("Union", _types_in, lambda *args: functools.reduce(operator.or_, args)),
+        _optional: Kind("Optional", _types_in),
+        _union: Kind("Union", _types_in),
         **{cls: _by_text(cls) for cls in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path()))},
-        type(_sharding.PartitionSpec.UNCONSTRAINED): Kind(
-            "UNCONSTRAINED", lambda _: (), lambda: _sharding.PartitionSpec.UNCONSTRAINED
-        ),
+        type(_sharding.PartitionSpec.UNCONSTRAINED): Kind("UNCONSTRAINED", lambda _: ()),
         _sharding.PartitionSpec: Kind(
-            "PartitionSpec",
-            lambda spec: None if spec.unreduced or spec.reduced else tuple(spec),
-            _sharding.PartitionSpec,
-            _same,
+            "PartitionSpec", lambda spec: None if spec.unreduced or spec.reduced else tuple(spec), _same
         ),
-        _sharding.Mesh: _mesh(_sharding.Mesh, jax.make_mesh),
-        _sharding.AbstractMesh: _mesh(_sharding.AbstractMesh, _sharding.AbstractMesh),
+        _sharding.Mesh: Kind("Mesh", _mesh_parts, _same),
+        _sharding.AbstractMesh: Kind("AbstractMesh", _mesh_parts, _same),
         _sharding.NamedSharding: Kind(
-            "NamedSharding",
-            lambda value: (value.mesh, value.spec, value.memory_kind),
-            lambda mesh, spec, memory: _sharding.NamedSharding(mesh, spec, memory_kind=memory),
-            _same,
+            "NamedSharding", lambda value: (value.mesh, value.spec, value.memory_kind), _same
         ),
     }
 )
@@ -240,18 +204,17 @@ def _dataclass_parts(value: Any) -> tuple[Any, ...] | None:
 ENUM = Kind(
     "enum",
     lambda value: (type(value), value.value if isinstance(value, enum.Flag) else value.name),
-    lambda cls, value: cls(value) if issubclass(cls, enum.Flag) else cls.__members__[value],
     # Members are singletons; some have the `==` of a number or a user's.
     lambda value: value if class_attribute(type(value), "__eq__") is object.__eq__ else id(value),
 )
-DTYPE = Kind("dtype", _dtype_parts, _make_dtype, lambda dtype: dtype if _is_plain(dtype) else id(dtype))
-SCALAR = Kind("scalar", lambda value: (value.dtype, value.tobytes()), _make_scalar, _scalar_key)
+DTYPE = Kind("dtype", _dtype_parts, lambda dtype: dtype if _is_plain(dtype) else id(dtype))
+SCALAR = Kind("scalar", lambda value: (value.dtype, value.tobytes()), _scalar_key)
 NAMEDTUPLE = Kind(
     "namedtuple",
     lambda value: None if instance_attributes(value) else (type(value), *tuple.__iter__(value)),
-    _make_namedtuple,
+    make=_make_namedtuple,
 )
-DATACLASS = Kind("dataclass", _dataclass_parts, _make_dataclass)
+DATACLASS = Kind("dataclass", _dataclass_parts, make=_make_dataclass)
 FAMILIES = (ENUM, DTYPE, SCALAR, NAMEDTUPLE, DATACLASS)
 
 
@@ -273,14 +236,10 @@ def kind_of(cls: type[Any]) -> Kind | None:
     return DATACLASS if is_frozen_dataclass(cls) else None
 
 
-# The kinds whose parts are a user's values.
-CONTAINERS = frozenset({"tuple", "frozenset", "namedtuple", "dataclass", "FrozenMapping"})
-
-
 def with_parts(value: Any, change: Callable[[Any], Any]) -> Any:
     """A tuple, frozenset, frozen dataclass or the like with each part changed; the value itself if nothing changes."""
     kind = kind_of(type(value))
-    if kind is None or kind.name not in CONTAINERS:
+    if kind is None or kind.make is None:
         return value
     parts = tuple(kind.parts(value) or ())
     changed = tuple(map(change, parts))

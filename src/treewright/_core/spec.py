@@ -73,14 +73,6 @@ class NodeSpec:
     init_vars: dict[str, Any]  # the default of each, or MISSING
     unfinished: Any  # the value of `_node` until an instance is sealed
     slots: tuple[str, ...]  # slots of bases that are not nodes; their values would be lost
-    sample: "Sample"
-
-
-@dataclasses.dataclass(slots=True)
-class Sample:
-    """How many more nodes of a class are built with additional checks."""
-
-    left: int
 
 
 def add_field_note(function: str, cls: type[Any], name: str, error: Exception, *arguments: Any) -> None:

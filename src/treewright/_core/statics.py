@@ -5,16 +5,22 @@ Python code.
 """
 
 import enum
+import functools
+import importlib
+import operator
+import pickle
+import sys
 import threading
 import types
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from treewright._base.functions import CONSTANTS, class_attribute, import_path
 from treewright._base.jax_private import GetAttrKey
-from treewright._base.text import text
+from treewright._base.text import short_text, text
 from treewright._core.field_checks import (
+    MAX_CHECKED_NODES,
     NoExactKeyError,
     has_public_attributes,
     identity_warning,
@@ -23,7 +29,7 @@ from treewright._core.field_checks import (
     too_deep,
 )
 from treewright._core.keys import KeyBuilder, compared_by_itself, identity_key
-from treewright._core.pickling import portable
+from treewright._core.kinds import kind_of, partial_parts, with_parts
 from treewright.errors import StaticWarning, warn_user
 
 
@@ -81,7 +87,7 @@ class Statics:
 
     def __reduce__(self) -> tuple[Any, ...]:
         cls, names = self.table.owner.__qualname__, self.table.names
-        values = [portable(value, f"{cls}.{name}") for name, value in zip(names, self.values, strict=True)]
+        values = [_portable(value, f"{cls}.{name}") for name, value in zip(names, self.values, strict=True)]
         return (interned, (self.table, names, tuple(values)))
 
 
@@ -92,7 +98,10 @@ class StaticTable:
     combinations in which type and `==` are exact. The generated `__init__` reads it directly.
     """
 
-    __slots__ = ("_doubted", "_lock", "_statics", "by_value", "children", "empty", "identity", "keys", "names", "owner")
+    __slots__ = (
+        *("_doubted", "_lock", "_statics", "by_value", "children", "empty", "identity", "keys", "names", "owner"),
+        "to_check",
+    )
 
     def __init__(
         self, owner: type[Any], names: tuple[str, ...], identity: tuple[bool, ...], children: tuple[str, ...]
@@ -102,6 +111,7 @@ class StaticTable:
         self.identity: tuple[bool, ...] = identity  # for each static, whether it is compared by identity
         self.children: tuple[str, ...] = children  # the other fields of the class
         self.keys: tuple[Any, ...] = tuple(map(GetAttrKey, children))
+        self.to_check = MAX_CHECKED_NODES  # how many more nodes of the class are checked closely
         self.by_value: dict[Hashable, weakref.ref[Statics]] = {}
         self._statics: weakref.WeakKeyDictionary[_Combination, weakref.ref[Statics]] = weakref.WeakKeyDictionary()
         self._doubted: weakref.WeakSet[type[Any]] = weakref.WeakSet()  # classes of values that were checked
@@ -190,7 +200,7 @@ def _can_find_by_value(value: Any, key: Hashable) -> bool:
     return by_identity and callable(value) and import_path(value) is not None
 
 
-# Pickles
+# Pickles. Functions that `pickle` rejects, such as jitted and numpy functions, are replaced by their import paths
 
 
 def table_of(
@@ -208,3 +218,56 @@ def interned(table: StaticTable, names: tuple[str, ...], values: tuple[Any, ...]
     """The statics of a class with these values, by name."""
     by_name = dict(zip(names, values, strict=True))
     return table.intern(tuple(by_name[name] for name in table.names))
+
+
+class _Recipe:
+    """Replaces a value in a pickle: the call that returns the value when the pickle is read."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call
+
+
+def _portable(value: Any, place: str) -> Any:
+    """A copy of a value in which recipes replace the functions that `pickle` rejects.
+
+    Raises:
+        PicklingError: If it contains a function without an import path, and the pickler finds functions by name.
+    """
+    cls = type(value)
+    if cls is functools.partial:  # A partial can't be built with a recipe as its function.
+        parts = partial_parts(value)
+        return value if parts is None else _Recipe(_partial_of, *[_portable(part, place) for part in parts])
+    if kind_of(cls) is not None:
+        return with_parts(value, lambda part: _portable(part, place))
+    path = import_path(value) if callable(value) else None
+    if path is not None:
+        plain = isinstance(value, type | types.FunctionType) or path[0] == "__main__"
+        return value if plain else _Recipe(_imported, *path)
+    if isinstance(value, types.FunctionType) and not _copies_functions():
+        raise pickle.PicklingError(
+            f"{place} holds {short_text(value)}, a function that pickle can't find by its name. Use "
+            f"cloudpickle.dumps(...) instead of pickle.dumps(...)."
+        )
+    return value
+
+
+def _partial_of(function: Any, args: tuple[Any, ...], keywords: tuple[Any, ...]) -> functools.partial[Any]:
+    return functools.partial(function, *args, **dict(keywords))
+
+
+def _copies_functions() -> bool:
+    """Whether the current pickler writes functions by value, like dill and cloudpickle (also in Ray and joblib)."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if {"cloudpickle", "dill"} & {*str(frame.f_globals.get("__name__")).split(".")}:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _imported(module: str, name: str) -> Any:
+    """The value at an import path."""
+    return operator.attrgetter(name)(importlib.import_module(module))

@@ -20,7 +20,6 @@ from treewright._base.jax_private import (
     Path,
     SequenceKey,
     jax_trees,
-    node_data,
     path_text,
     typeof,
 )
@@ -50,7 +49,7 @@ class Level:
         tuple[Key, Any]
     ]  # the contents of `aux` by name, if known; `statics` reads an iterator on first use
     children: tuple[tuple[Key, Any], ...]
-    exact: tuple[Hashable, ...] | None = None  # the exact key of each static; None if not a node
+    exact: tuple[Hashable, ...] | None = None  # the exact key of each static; None for foreign classes
 
     @property
     def statics(self) -> tuple[tuple[Key, Any], ...]:
@@ -102,11 +101,11 @@ def level_of(value: Any) -> Level | None:
     if is_node_class(kind):
         return _node_level(kind, *flat_form(value))
     if kind in _SEQUENCES:
-        return Level(kind, None, (), tuple((SequenceKey(i), item) for i, item in enumerate(value)))
+        return Level(kind, None, (), tuple((SequenceKey(i), item) for i, item in enumerate(value)), ())
     if kind is dict:
         with contextlib.suppress(Exception):  # names that can't be sorted: JAX raises below
             names = sorted(value)  # JAX's order, in an eighth of the time
-            return Level(kind, names, (), tuple((DictKey(name), value[name]) for name in names))
+            return Level(kind, names, (), tuple((DictKey(name), value[name]) for name in names), ())
     if kind is Level:
         return value  # type: ignore[no-any-return]
     if kind is Structure:
@@ -130,6 +129,16 @@ def leaf_type_of(leaf: Any) -> LeafType:
         return LeafType(typeof(leaf), kind if kind in _NUMBERS else None)
     except Exception:  # noqa: BLE001  JAX raises many errors for values that are not arrays
         return LeafType(None, kind, leaf)
+
+
+def node_data(treedef: Any) -> tuple[type[Any], Any] | None:
+    """The class and the `aux_data` of a treedef's root; None for a leaf.
+
+    Without it, functions that inspect dicts or nodes of other libraries (`diff`, `at`, `explain` and others) raise
+    AttributeError, and retraces with such arguments are counted but not explained.
+    """
+    data: tuple[type[Any], Any] | None = treedef.node_data()
+    return data
 
 
 def _node_level(kind: type[Any], children: Iterable[Any], statics: Statics) -> Level:

@@ -1,6 +1,7 @@
 """Explain why two similar-looking statics differ: snapshots, nested differences, causes."""
 
 import dataclasses
+import dis
 import enum
 import functools
 import types
@@ -12,15 +13,16 @@ import jax
 import numpy as np
 
 from treewright._base.functions import (
-    code_effects,
+    READS_ATTRIBUTE,
+    captured,
+    is_generated,
     is_library,
     is_library_function,
     is_standard_class,
-    variables_assigned,
 )
-from treewright._base.jax_private import Path, path_text, unwrap_api_boundary
+from treewright._base.jax_private import Path, path_text
 from treewright._base.text import first_names, short_text
-from treewright._contents import Part, contents, is_method
+from treewright._contents import Part, contents, is_method, unwrap_api_boundary
 from treewright._core import NoExactKeyError, exact_key, is_node
 from treewright._freeze import FrozenArray
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, same_exactly, same_to_jit
@@ -36,6 +38,7 @@ _MUTABLE = (list, dict, set, bytearray)
 _ARRAYS = (jax.Array, np.ndarray)
 _IN_PLACE = " (changed in place)"
 _CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "setup"})  # run when an object is created
+_CHANGES_ITEMS = frozenset({"update", "setdefault", "pop", "popitem", "clear", "append", "extend"})
 # How a report introduces the parts of a function, by role.
 _VERBS = (("which captured", "captured"), ("which reads the global", "global"), ("with", "attribute"))
 
@@ -86,7 +89,7 @@ class Snapshot:
         parts: Snapshots of its `contents`.
         compared: How `jit` compares it as a static of a foreign class.
         exactly: How nodes compare it as a static: a closed function by its parts, any other by identity.
-        value: The value itself, if its class defines `==`.
+        kept: The value itself, if its class defines `==` and allows no weak reference.
         code: The code of a Python function.
         assigned: The variables that a Python function itself assigns, such as a counter of its traces.
     """
@@ -96,7 +99,7 @@ class Snapshot:
     parts: Mapping[Any, Any]
     compared: Compared
     exactly: Compared
-    value: Any
+    kept: Any
     code: Code | None
     assigned: Mapping[str, Any]
     address: int
@@ -104,6 +107,11 @@ class Snapshot:
 
     def __repr__(self) -> str:
         return self.text
+
+    @property
+    def value(self) -> Any:
+        """The value itself if its class defines `==`; None if it is deleted: JAX's caches depend on that."""
+        return self.kept if self.reference is None else self.reference()
 
     @property
     def is_alive(self) -> bool:
@@ -168,12 +176,11 @@ def kind_of(value: Any) -> type[Any]:
 
 def _snapshot_with(value: Any, parts: Mapping[Any, Any]) -> Snapshot:
     kind: Any = type(value)
-    generated = dataclasses.is_dataclass(type(value)) and str(kind.__eq__.__qualname__).startswith("__create_fn__")
     is_tuple = isinstance(value, tuple) and kind.__eq__ is tuple.__eq__
     compared: Compared = "value"
     if kind.__eq__ is object.__eq__ or isinstance(value, _ARRAYS):
         compared = "object"
-    elif generated or is_tuple or kind in {*_MUTABLE, frozenset} or is_method(value) or is_node(value):
+    elif is_generated(kind.__eq__) or is_tuple or kind in {*_MUTABLE, frozenset} or is_method(value) or is_node(value):
         compared = "parts"
     function = unwrap_api_boundary(value)
     code: Code | None = None
@@ -187,8 +194,8 @@ def _snapshot_with(value: Any, parts: Mapping[Any, Any]) -> Snapshot:
         reference = None
     is_function = code is not None or any(getattr(key, "role", "") == "function" for key in parts)
     exactly: Compared = ("parts" if _is_closed(value) else "object") if is_function else compared
-    equal = value if compared == "value" else None
-    return Snapshot(kind, short_text(value), parts, compared, exactly, equal, code, assigned, id(value), reference)
+    kept = value if compared == "value" and reference is None else None
+    return Snapshot(kind, short_text(value), parts, compared, exactly, kept, code, assigned, id(value), reference)
 
 
 def _is_closed(function: Any) -> bool:
@@ -198,6 +205,39 @@ def _is_closed(function: Any) -> bool:
     except NoExactKeyError:
         return False
     return not (isinstance(key, tuple) and key[0] == "identity")
+
+
+class Effects(NamedTuple):
+    """The names that code may change, and those that it reads."""
+
+    variables: frozenset[str]  # assigned captured variables and globals
+    assigned: frozenset[str]  # assigned attributes, and "[]" if it may change the items of a container
+    attributes: frozenset[str]  # attributes that it reads
+    strings: frozenset[str]  # string constants, which may be keys of items that it reads
+
+
+@functools.lru_cache(maxsize=4096)
+def code_effects(code: types.CodeType) -> Effects:
+    """The effects of code, and of the code nested in it."""
+    by_name: dict[str, set[str]] = {}
+    for instruction in dis.get_instructions(code):
+        by_name.setdefault(instruction.opname, set()).add(str(instruction.argval))
+    variables = by_name.get("STORE_GLOBAL", set()) | (by_name.get("STORE_DEREF", set()) & {*code.co_freevars})
+    assigned = by_name.get("STORE_ATTR", set())
+    read = set[str]().union(*(by_name.get(name, set()) for name in READS_ATTRIBUTE))
+    changes_items = "STORE_SUBSCR" in by_name or not read.isdisjoint(_CHANGES_ITEMS)
+    strings = {each for each in code.co_consts if isinstance(each, str)}
+    own = Effects(*map(frozenset, (variables, assigned | {"[]"} if changes_items else assigned, read, strings)))
+    nested = [code_effects(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    every = Effects(*(frozenset().union(*names) for names in zip(own, *nested, strict=True)))
+    return every._replace(variables=every.variables.difference(code.co_cellvars))
+
+
+def variables_assigned(function: types.FunctionType) -> dict[str, Any]:
+    """The variables that a function, or a function that it captured, assigns when it runs: cells; for globals True."""
+    functions = [function, *(each for each in captured(function).values() if isinstance(each, types.FunctionType))]
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    return {name: cells.get(name, True) for each in functions for name in code_effects(each.__code__).variables}
 
 
 # Differences
@@ -214,8 +254,9 @@ def same(left: Any, right: Any, *, exactly: bool = False) -> bool:
         return left.is_object_of(right)
     if not exactly and left.kind is right.kind is types.MethodType:
         return same(left.parts[_FUNCTION], right.parts[_FUNCTION]) and _are_one(left.parts[_SELF], right.parts[_SELF])
-    if how == "value":
-        equal = (same_exactly if exactly else same_to_jit)(left.value, right.value)
+    old, new = left.value, right.value
+    if how == "value" and old is not None and new is not None:
+        equal = (same_exactly if exactly else same_to_jit)(old, new)
         return equal and not (exactly and left.is_object_of(right) and not _have_same_parts(left, right, alike))
     return _is_of_one_kind(left, right) and _have_same_parts(left, right, alike if exactly else same)
 
@@ -476,10 +517,11 @@ def _of_methods(old: Snapshot, new: Snapshot) -> Cause | None:
 
 def _of_objects(old: Snapshot, new: Snapshot) -> Cause | None:
     kind: Any = old.kind
+    a, b = old.value, new.value
     changed = changes(old, new)
     if changed and old.is_object_of(new) and new.is_alive:
         return Cause("changed in place", f"the same object, changed in place: {_listed(changed)}")
-    if old.compared == "value" and same(old, new) and hash(old.value) != hash(new.value):
+    if old.compared == "value" and a is not None and b is not None and same(old, new) and hash(a) != hash(b):
         return Cause("unequal hashes", f"{kind.__qualname__}.__eq__ returns True, but the hashes differ")
     changed = [change for change in changed if not _is_bare(change)]
     # A class with a custom way to create instances may keep one per value.

@@ -5,10 +5,11 @@ checkpoint imports nothing and runs no code from it.
 """
 
 import argparse
+import contextlib
 import functools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 from treewright._base.lines import counted, first_lines
@@ -51,42 +52,46 @@ def _print(text: str, *, to_stderr: bool = False) -> None:
 
 def _checkpoints(path: Path) -> list[Path]:
     """The file or step at a path, or the steps of a run in order."""
-    if not path.is_dir() or (path / "_CHECKPOINT_METADATA").exists():
+    if not path.is_dir():
         return [path]
-    steps = [step for step in path.iterdir() if step.name.isdecimal()]
+    from treewright.checkpoint.folder import LISTING, steps_in
+
+    steps = [path] if (path / LISTING).exists() else [path / str(step) for step in steps_in(path)]
     if not steps:
         raise CheckpointError(f"{path} contains no steps.")
-    return sorted(steps, key=lambda step: int(step.name))
+    return steps
 
 
-def _open(path: Path) -> tuple[Manifest, Read, Callable[[LeafRecord, int], str]]:
+@contextlib.contextmanager
+def _open(path: Path) -> Generator[tuple[Manifest, Read, Callable[[LeafRecord, int], str]]]:
     """The manifest of a file or step, a reader of its arrays, and a function that returns the digests of blocks."""
     if path.is_dir():
         from treewright.checkpoint.items import MANIFEST, arrays_of_step, digests_in, manifest_of_step
 
         manifest = manifest_of_step(path)
-        return manifest, functools.partial(arrays_of_step, path, manifest), digests_in(path / MANIFEST, manifest)
-    manifest, read = open_saved(path)
-    return manifest, read, lambda leaf, _: leaf.digest
+        yield manifest, functools.partial(arrays_of_step, path, manifest), digests_in(path / MANIFEST, manifest)
+        return
+    with open_saved(path) as (manifest, read):
+        yield manifest, read, lambda leaf, _: leaf.digest
 
 
 def _list(path: Path, *, whole: bool, verify: bool) -> int:
     try:
-        manifest, read, digest_at = _open(path)
-        arrays = manifest.untied()
-        size = sum(leaf.form.nbytes for leaf in arrays)
-        metrics = "".join(f"  {name}={value!r}" for name, value in manifest.metrics.items())
-        _print(f"{path}  {counted(len(manifest.leaves), 'leaf', 'leaves')}  {size:,} bytes{metrics}")
-        for leaf in manifest.leaves if whole else ():
-            value = _digest(leaf, manifest, digest_at) if leaf.tied is None else f"is {leaf.tied}"
-            _print(f"  {leaf.name}  {leaf.form}  {value}")
-        for node in manifest.nodes if whole else ():
-            for name, value in node.statics.items():
-                _print(f"  {node.path}.{name} = {cut_text(static_text(value), 100)}  (static of {node.cls})")
-        for leaf in arrays if verify else ():  # one at a time, to save memory
-            next(read([as_saved(leaf)]))
-        if verify:
-            _print(f"  {counted(len(arrays), 'array')} verified")
+        with _open(path) as (manifest, read, digest_at):
+            arrays = manifest.untied()
+            size = sum(leaf.form.nbytes for leaf in arrays)
+            metrics = "".join(f"  {name}={value!r}" for name, value in manifest.metrics.items())
+            _print(f"{path}  {counted(len(manifest.leaves), 'leaf', 'leaves')}  {size:,} bytes{metrics}")
+            for leaf in manifest.leaves if whole else ():
+                value = _digest(leaf, manifest, digest_at) if leaf.tied is None else f"is {leaf.tied}"
+                _print(f"  {leaf.name}  {leaf.form}  {value}")
+            for node in manifest.nodes if whole else ():
+                for name, value in node.statics.items():
+                    _print(f"  {node.path}.{name} = {cut_text(static_text(value), 100)}  (static of {node.cls})")
+            for leaf in arrays if verify else ():  # one at a time, to save memory
+                next(read([as_saved(leaf)]))
+            if verify:
+                _print(f"  {counted(len(arrays), 'array')} verified")
     except CheckpointDamagedError as error:
         _print(f"{path} is damaged: {error}")
         return 1
@@ -101,9 +106,9 @@ def _digest(leaf: LeafRecord, manifest: Manifest, digest_at: Callable[[LeafRecor
 
 def _compare(one: Path, other: Path, *, whole: bool) -> int:
     """Print the differences between two checkpoints: classes, statics, forms, and digests of leaves."""
-    (saved, _, saved_digest), (wanted, _, wanted_digest) = _open(one), _open(other)
-    pairs = pair_by_name(saved.leaves, wanted.leaves)
-    lines = list(map(str, mismatches(saved, wanted, pairs)))
+    with _open(one) as (saved, _, saved_digest), _open(other) as (wanted, _, wanted_digest):
+        pairs = pair_by_name(saved.leaves, wanted.leaves)
+        lines = list(map(str, mismatches(saved, wanted, pairs)))
     same = 0
     for ours, theirs in pairs:
         if ours is None or theirs is None or ours.form != theirs.form:

@@ -7,17 +7,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-import numpy as np
-
 from treewright.checkpoint.arrays import DTYPES
-from treewright.checkpoint.file import StrPath, local_path, open_safetensors, translate_read_errors
+from treewright.checkpoint.file import CODES, StrPath, local_path, open_safetensors, translate_read_errors
 from treewright.checkpoint.fit import check_options, tree_from_names
 from treewright.checkpoint.tree import parts_to_save
 
 T = TypeVar("T")
 
-# safetensors' dtypes that its numpy reader lacks, with our names.
-_CODES = MappingProxyType({"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"})
+# Dtypes that `save` writes as bytes, because safetensors' numpy reader lacks them.
+_FP8 = MappingProxyType({"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"})
 
 
 def to_names(tree: object) -> dict[str, Any]:
@@ -38,12 +36,11 @@ def read_names(path: StrPath) -> dict[str, Any]:
     """Read the arrays of any safetensors file, as numpy arrays by name; the input of `from_names`.
 
     Args:
-        path: The file. Reading one with fp8 arrays needs twice its size in memory.
+        path: The file.
 
     Raises:
         OSError: If it can't be opened or read.
         CheckpointDamagedError: If it is not a safetensors file, or is truncated.
-        ImportError: If safetensors is not installed.
 
     Examples:
         >>> import tempfile, os
@@ -56,17 +53,11 @@ def read_names(path: StrPath) -> dict[str, Any]:
         {'layer': {'w': Array([1., 1.], dtype=float32)}}
     """
     path = local_path(path)
-    with open_safetensors(path) as file, translate_read_errors(str(path)):
-        names = list(file.keys())
-        others = {name for name in names if file.get_slice(name).get_dtype() in _CODES}
-        arrays = {name: None if name in others else file.get_tensor(name) for name in names}
-        if others:
-            from safetensors import deserialize
-
-            for name, entry in deserialize(path.read_bytes()):  # type: ignore[no-untyped-call]
-                if name in others:
-                    dtype = DTYPES[_CODES[entry["dtype"]]]
-                    arrays[name] = np.frombuffer(entry["data"], dtype).reshape(entry["shape"])
+    arrays: dict[str, Any] = {}
+    with open_safetensors(path) as (_, entries, read_bytes), translate_read_errors(str(path)):
+        for name, entry in entries.items():
+            dtype = DTYPES[CODES.get(entry["dtype"]) or _FP8[entry["dtype"]]]
+            arrays[name] = read_bytes(name).view(dtype).reshape(entry["shape"])
     return arrays
 
 

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import jax
 
-from treewright._base.functions import unwrap
 from treewright._base.jax_private import is_jitted, options_of
 from treewright._base.text import did_you_mean, short_text
+from treewright._contents import unwrap
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.jax_private import (
     Call,
@@ -22,8 +22,7 @@ from treewright.retrace.jax_private import (
     is_running,
     jit_call,
 )
-from treewright.retrace.report import Event, RetraceReport
-from treewright.retrace.signature import Signature, call_differences, signature_of, without_placement
+from treewright.retrace.report import Event, RetraceReport, Signature, call_differences, signature_of, without_placement
 from treewright.retrace.watch import RetraceTracker
 
 F = TypeVar("F", bound=Callable[..., Any])
