@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from sys import getrefcount
 from typing import Any, Never, TypeVar
 
 from treewright._base.functions import class_attribute, earlier_class_hint, is_cached_property
@@ -321,8 +322,11 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
         refuse_undecorated(type(node))
     _store(node, FLAT_FORM, spec.unfinished)
     try:
+        # Without a new reference to the node, no value can contain it, unless its `__new__` stored one.
+        references = getrefcount(node) if spec.cls.__new__ is object.__new__ else 0
         returned = init(node, *args, **kwargs)
-        _seal(node, spec)
+        is_referenced = getrefcount(node) > references
+        _seal(node, spec, is_referenced=is_referenced)
     except BaseException as error:
         mark_failed(node, error)
         if kwargs and isinstance(error, TypeError) and getattr(error.__traceback__, "tb_next", None) is None:
@@ -361,14 +365,13 @@ def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None
         node.__post_init__(*post_init)
 
 
-def _seal(node: Any, spec: NodeSpec) -> None:
+def _seal(node: Any, spec: NodeSpec, *, is_referenced: bool) -> None:
     """Check the assigned values and store the flat form."""
     pending, table = node.__dict__, spec.table
     if not spec.by_name.keys() <= pending.keys() or len(pending) > len(spec.fields) + (FLAT_FORM in pending):
         _complete(spec, pending)
     children = tuple([pending[name] for name in table.children])
-    # Leaves can't contain the node. One call for all of them takes 2 % of an `__init__` (benchmarks: node, own __init__).
-    if any(map(callable, children)) or not jax_trees.all_leaves([child for child in children if child is not None]):
+    if is_referenced:
         for name, child in zip(table.children, children, strict=True):
             if _contains(child, node):
                 raise self_reference_error(node, name)
@@ -387,12 +390,9 @@ def _seal(node: Any, spec: NodeSpec) -> None:
 def _contains(child: Any, node: Any) -> bool:
     """Whether a child contains the node that is being built, in its tree or captured by a function."""
     try:
-        leaves = jax_trees.tree_leaves(child)
+        leaves = jax_trees.tree_leaves(child, is_leaf=lambda value: value is node)
     except Exception:  # noqa: BLE001  an unfinished node, a dict that JAX can't sort, or a user's flatten function
-        try:
-            leaves = jax_trees.tree_leaves(child, is_leaf=lambda value: value is node)
-        except Exception:  # noqa: BLE001
-            return False
+        return False
     return any(leaf is node or (callable(leaf) and reaches(leaf, node)) for leaf in leaves)
 
 

@@ -1,4 +1,4 @@
-"""The fields of a class that becomes a node: children and statics, and which statics have to be frozen."""
+"""The fields of a class that becomes a node: children, statics, and statics that need `freeze`."""
 
 import dataclasses
 from typing import Literal
