@@ -276,16 +276,16 @@ _ITERABLES = (collections.abc.Iterator, collections.abc.Set, collections.abc.Map
 LAYERS = frozenset({("equinox", "Module"), ("flax", "Module")})  # flax.linen's and flax.nnx's
 
 
-def check_children(node: Any) -> None:
+def check_fields(node: Any) -> None:
     """Warn about children of a new node that are invalid leaves, unless declared with `field()`.
 
     Raises:
-        NodeInitError: If a child is a field marker, such as `static()`.
+        NodeInitError: If the value of a field is a field marker, such as `static()`.
     """
-    spec, children = node.__node_spec__, object.__getattribute__(node, "_node")[0]
+    spec, form = node.__node_spec__, object.__getattribute__(node, "_node")
     spec.table.to_check = max(spec.table.to_check - 1, 0)
-    for field in spec.children:
-        value = children[field.index]
+    for field in spec.fields:
+        value = field.value_in(form)
         if type(value) in _COMMON or isinstance(value, jax.Array):
             continue
         if isinstance(value, dataclasses.Field):

@@ -21,9 +21,9 @@ from treewright._base.text import (
     with_article,
     with_close_matches,
 )
-from treewright._core.field_checks import check_children, self_reference_error
+from treewright._core.field_checks import check_fields, self_reference_error
 from treewright._core.fields import MISSING
-from treewright._core.keys import reaches_unfinished
+from treewright._core.keys import reaches
 from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics, StaticTable
 from treewright.errors import FieldOnClassError, NodeDefinitionError, NodeInitError, UnfinishedNodeError
@@ -322,9 +322,9 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
         refuse_undecorated(type(node))
     _store(node, FLAT_FORM, spec.unfinished)
     try:
-        references = getrefcount(node)
+        # Without a new reference to the node, no value can contain it, unless its `__new__` stored one.
+        references = getrefcount(node) if spec.cls.__new__ is object.__new__ else 0
         returned = init(node, *args, **kwargs)
-        # Without a new reference to the node, no value can contain it.
         is_referenced = getrefcount(node) > references
         _seal(node, spec, is_referenced=is_referenced)
     except BaseException as error:
@@ -373,7 +373,7 @@ def _seal(node: Any, spec: NodeSpec, *, is_referenced: bool) -> None:
     children = tuple([pending[name] for name in table.children])
     if is_referenced:
         for name, child in zip(table.children, children, strict=True):
-            if _contains_unfinished(child):
+            if _contains(child, node):
                 raise self_reference_error(node, name)
     for slot in spec.slots:
         if getattr(node, slot, MISSING) is not MISSING:
@@ -387,17 +387,13 @@ def _seal(node: Any, spec: NodeSpec, *, is_referenced: bool) -> None:
     _store(node, FLAT_FORM, (children, statics))
 
 
-def _contains_unfinished(child: Any) -> bool:
-    """Whether a child contains a node that is being built, in its tree or captured by a function."""
-
-    def is_unfinished(value: Any) -> bool:
-        return is_node(value) and isinstance(raw_form(value), Unfinished)
-
+def _contains(child: Any, node: Any) -> bool:
+    """Whether a child contains the node that is being built, in its tree or captured by a function."""
     try:
-        leaves = jax_trees.tree_leaves(child, is_leaf=is_unfinished)
-    except Exception:  # noqa: BLE001  a dict that JAX can't sort, or a user's flatten function
+        leaves = jax_trees.tree_leaves(child, is_leaf=lambda value: value is node)
+    except Exception:  # noqa: BLE001  an unfinished node, a dict that JAX can't sort, or a user's flatten function
         return False
-    return any(is_unfinished(leaf) or (callable(leaf) and reaches_unfinished(leaf)) for leaf in leaves)
+    return any(leaf is node or (callable(leaf) and reaches(leaf, node)) for leaf in leaves)
 
 
 def _complete(spec: NodeSpec, pending: dict[str, Any]) -> None:
@@ -431,7 +427,7 @@ def check(node: Any) -> None:
             for child in flat_form(node)[0]:
                 if type(child) is FieldView:
                     child.refuse_use()
-            check_children(node)
+            check_fields(node)
         for own_check in spec.checks:
             if own_check(node) is not None:
                 raise TypeError(

@@ -73,12 +73,12 @@ def exact_key(value: object) -> Hashable:
     return KeyBuilder().key(value)
 
 
-def reaches_unfinished(function: Any) -> bool:
-    """Whether a function, partial or method reaches a node that is being built."""
+def reaches(function: Any, node: Any) -> bool:
+    """Whether a function, partial or method reaches this node, which is being built."""
     try:
         KeyBuilder(code="user", is_child=True).key(function)
-    except ArraysReachedError:
-        return True
+    except ArraysReachedError as error:
+        return error.value is node
     return False
 
 

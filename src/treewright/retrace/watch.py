@@ -64,7 +64,7 @@ class PastCall:
     signature: Signature
     number: int  # the number of its trace
     is_compiled: bool
-    refusal: str = ""  # the error message if the trace was refused
+    limit_error: str = ""  # the error message if the trace exceeded the limit
 
 
 class CallHistory:
@@ -223,8 +223,8 @@ class RetraceTracker:
             self._trace(event, current)
         elif current.closest is None:
             current.record_unseen_trace()
-        elif current.closest.refusal:
-            raise TooManyTracesError(current.closest.refusal)
+        elif current.closest.limit_error:
+            raise TooManyTracesError(current.closest.limit_error)
         self._pending[event.thread] = current
 
     def _trace(self, event: Event, current: _CurrentCall, unseen: str = "", *, is_compiled: bool = False) -> None:
@@ -327,11 +327,11 @@ class RetraceTracker:
         )
         limit = self._limits[kind]
         if limit is not None and count > limit:
-            refusal = too_many(limit, report)
+            message = too_many(limit, report)
             if kind == "trace" and current is not None and current.closest is not None:
-                current.closest.refusal = refusal
-            self.violations.append(refusal)
-            raise TooManyTracesError(refusal)
+                current.closest.limit_error = message
+            self.violations.append(message)
+            raise TooManyTracesError(message)
         if current is not None:
             current.report = report
         elif report.is_retrace:
