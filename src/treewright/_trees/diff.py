@@ -330,9 +330,9 @@ def _static_differences(path: Path, old: Level, new: Level, compare: Comparison)
         changed = [pair for pair, (a, b) in zip(pairs, keys, strict=True) if a != b or hash(a) != hash(b)]
         changed = changed or [pair for pair in pairs if not compare.alike(*pair[1:])]  # an object changed in place
     exactly = old.exact is not None and new.exact is not None
-    yield from (
-        static_difference((*path, key), value, other, compare, exactly=exactly) for key, value, other in changed
-    )
+    for key, value, other in changed:
+        place = path if key == AuxKey(is_value=True) else (*path, key)
+        yield static_difference(place, value, other, compare, exactly=exactly)
     names, others = ([key for key, _ in level.children] for level in (old, new))
     if changed or old.exact is not None or set(names) != set(others):
         return

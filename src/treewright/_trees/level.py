@@ -35,6 +35,8 @@ _SEQUENCES = frozenset({list, tuple})
 class AuxKey:
     """The key for `aux_data` of a class without names for its contents."""
 
+    is_value: bool = False  # True if `aux_data` is the value itself, as with `jax.tree_util.register_static`
+
     def __str__(self) -> str:
         return ".<aux_data>"
 
@@ -212,7 +214,9 @@ def _named_statics(kind: type[Any], aux: Any, keys: list[Key], tree: Any) -> Ite
         named = [entry for entry in getattr(tree, "__dict__", {}).items() if entry[0] not in children]
         named = [(name, value) for name, value in named if id(value) in ids]
     yield from ((GetAttrKey(name), value) for name, value in named)
-    if not named:
+    if aux is tree:
+        yield AuxKey(is_value=True), aux
+    elif not named:
         rest = tuple(part for part in parts if not _repeats(part, keys))
         yield AuxKey(), aux if len(rest) == len(parts) else rest
 
