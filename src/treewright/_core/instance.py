@@ -21,7 +21,7 @@ from treewright._base.text import (
     with_article,
     with_close_matches,
 )
-from treewright._core.field_checks import check_fields, self_reference_error
+from treewright._core.field_checks import check_fields
 from treewright._core.fields import MISSING
 from treewright._core.keys import reaches
 from treewright._core.spec import FieldSpec, NodeSpec, spec_of
@@ -374,7 +374,10 @@ def _seal(node: Any, spec: NodeSpec, *, is_referenced: bool) -> None:
     if is_referenced:
         for name, child in zip(table.children, children, strict=True):
             if _contains(child, node):
-                raise self_reference_error(node, name)
+                raise NodeInitError(
+                    f"{spec.cls.__qualname__}.{name} is the node itself, one of its methods, or a function that "
+                    f"captured it, so the node would contain itself. Write a method, and look it up where you call it."
+                )
     for slot in spec.slots:
         if getattr(node, slot, MISSING) is not MISSING:
             cls = spec.cls.__qualname__
