@@ -8,7 +8,7 @@ import jax
 
 from treewright._base.jax_private import Path, jax_trees, path_text
 from treewright._base.text import short_text, with_article
-from treewright._core import flat_form, from_flat_form, is_node, spec_of
+from treewright._core import flat_form, is_node, spec_of
 from treewright._trees.at import arguments_of, select
 from treewright._trees.level import Place, is_none, note_redefined_classes, refuse_class
 
@@ -124,16 +124,18 @@ def trainable(tree: T) -> T:
         >>> trainable({"norm": Norm(jnp.ones(2), jnp.zeros(2))})
         {'norm': Norm(scale=True, mean=False)}
     """
+    mask: T = jax_trees.tree_structure(tree).unflatten(_are_trained(tree))
+    return mask
 
-    def mask(part: Any) -> Any:
+
+def _are_trained(tree: Any) -> list[bool]:
+    """The mask of `trainable` as a list, in the order of the leaves."""
+    are_trained: list[bool] = []
+    for part in jax_trees.tree_leaves(tree, is_node):
         if not is_node(part):
-            return True
-        children, statics = flat_form(part)
-        masks = (
-            jax.tree.map(lambda _: False, child) if field.kind == "buffer" else trainable(child)
-            for field, child in zip(spec_of(part).children, children, strict=True)
-        )
-        return from_flat_form(type(part), (tuple(masks), statics))
-
-    masked: T = jax.tree.map(mask, tree, is_leaf=is_node)
-    return masked
+            are_trained.append(True)
+            continue
+        for field, child in zip(spec_of(part).children, flat_form(part)[0], strict=True):
+            inner = _are_trained(child)
+            are_trained += [False] * len(inner) if field.kind == "buffer" else inner
+    return are_trained
