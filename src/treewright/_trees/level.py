@@ -29,14 +29,7 @@ from treewright._freeze import FrozenMapping
 
 _NUMBERS = frozenset({bool, int, float, complex})
 _SEQUENCES = frozenset({list, tuple})
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class AuxKey:
-    """The key for `aux_data` of a class without names for its contents."""
-
-    def __str__(self) -> str:
-        return ".<aux_data>"
+AUX_KEY: Key = GetAttrKey("<aux_data>")  # for `aux_data` of a class without names for its contents
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -214,7 +207,7 @@ def _named_statics(kind: type[Any], aux: Any, keys: list[Key], tree: Any) -> Ite
     yield from ((GetAttrKey(name), value) for name, value in named)
     if not named:
         rest = tuple(part for part in parts if not _repeats(part, keys))
-        yield AuxKey(), aux if len(rest) == len(parts) else rest
+        yield AUX_KEY, aux if len(rest) == len(parts) else rest
 
 
 def _items(aux: Any) -> tuple[Any, ...]:
@@ -235,8 +228,8 @@ def _repeats(aux: Any, keys: list[Key]) -> bool:
 NOTHING: Any = object()  # returned by `child_of` for a missing key
 
 
-def refuse_class(function: str, *trees: object) -> None:
-    """Refuse a class passed in place of an instance: it would be a tree of one leaf.
+def reject_class(function: str, *trees: object) -> None:
+    """Reject a class passed in place of an instance: it would be a tree of one leaf.
 
     Raises:
         TypeError: If one of the trees is a class.
@@ -325,7 +318,7 @@ class Place:
 
     def with_value(self, value: Any) -> Any:
         """The whole tree with a different value here. Only ancestors are copied."""
-        place = self
+        place = self  # takes 3/4 of the time of `with_values` for one place (benchmarks: trees)
         while place.parent is not None:
             value, place = with_changes(place.parent.value, {place.key: value}), place.parent
         return value

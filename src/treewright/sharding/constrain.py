@@ -13,7 +13,7 @@ from treewright._base.lines import mesh_text
 from treewright._base.text import short_text, text
 from treewright._freeze import freeze
 from treewright._processes import mesh_of_old_context, part_of_jit_key
-from treewright._trees.level import refuse_class
+from treewright._trees.level import reject_class
 from treewright.errors import ShardingError, ShardingWarning, warn_user
 from treewright.sharding.specs import MeshRules, OnMisfit, Rules, StackNames, fitted_leaves, partition_spec
 
@@ -101,7 +101,7 @@ def constrain_tree(
         >>> stored.kernel.addressable_shards[0].data.shape, used.kernel.addressable_shards[0].data.shape
         ((1, 8), (4, 8))
     """
-    refuse_class("constrain_tree", tree)
+    reject_class("constrain_tree", tree)
     if rules is None:
         rules, storage_rules = _RULES.value[0], storage_rules or _RULES.value[1]
     axes = _usable_axes()
@@ -168,7 +168,7 @@ class _RulesBlock(contextlib.AbstractContextManager[None]):
 def out_sharding(*names: Name, rules: Rules | None = None) -> PartitionSpec | None:
     """The spec for `out_sharding=` of `jnp.dot`, `jnp.einsum` and the like; None without Explicit axes.
 
-    Under Explicit axes JAX needs it for a product over a split axis; without them it refuses the argument.
+    Under Explicit axes JAX needs it for a product over a split axis; without them it rejects the argument.
 
     Args:
         *names: As for `constrain`.
@@ -195,8 +195,8 @@ def _mesh() -> Any:
     mesh: Any = jax.sharding.get_abstract_mesh()
     if mesh.empty and mesh_of_old_context() is not None:
         warn_user(
-            f"{mesh_text(mesh_of_old_context())} is set by `with mesh:`, which has no effect on constrain, "
-            f"constrain_tree and out_sharding, so nothing is split. Write `with jax.set_mesh(mesh):`.",
+            f"`with mesh:` sets {mesh_text(mesh_of_old_context())}, but has no effect on constrain, constrain_tree and "
+            f"out_sharding, so nothing is split. Write `with jax.set_mesh(mesh):`.",
             ShardingWarning,
         )
     return mesh
@@ -246,7 +246,7 @@ def _split(x: T, spec: PartitionSpec) -> T:
             if "only AbstractMesh exists" not in str(error):
                 raise
             raise ShardingError(
-                f"{mesh_text(_mesh())} is set as an abstract mesh, which has no devices for arrays. Trace the function "
+                f"The current mesh, {mesh_text(_mesh())}, is abstract, without devices for arrays. Trace the function "
                 f"under it, as jax.eval_shape does, or set a mesh of devices: jax.set_mesh(jax.make_mesh(...))."
             ) from error
     if AxisType.Auto in kinds:
