@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-from collections.abc import Iterable
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -15,7 +14,7 @@ from treewright._freeze import freeze
 from treewright._processes import mesh_of_old_context, part_of_jit_key
 from treewright._trees.level import reject_class
 from treewright.errors import ShardingError, ShardingWarning, warn_user
-from treewright.sharding.specs import MeshRules, OnMisfit, Rules, StackNames, fitted_leaves, partition_spec
+from treewright.sharding.specs import MeshRules, OnMisfit, Rules, StackNames, axes_in, fitted_leaves, partition_spec
 
 T = TypeVar("T")
 Name: TypeAlias = str | tuple[str, ...] | None
@@ -219,22 +218,15 @@ def _spec(caller: str, names: tuple[Name, ...], shape: tuple[int, ...], rules: R
     problems = fit.unknown or fit.misfits
     if problems:
         raise ShardingError(f"{caller} with the names {names}: {'; '.join(problems)}.")
-    if rules is None:
-        _warn_of_absent_axes(caller, mesh_axes)
-    return fit.spec
-
-
-def _warn_of_absent_axes(caller: str, names: Iterable[str | tuple[str, ...]]) -> None:
-    """Warn if names without rules are not mesh axes."""
-    mesh, axes = _mesh(), {axis for name in names for axis in ((name,) if isinstance(name, str) else name)}
-    absent = sorted(axes.difference(mesh.axis_names))
-    if absent and mesh.size > 1:
+    absent = {*axes_in(names)}.difference(_mesh().axis_names) if rules is None else set[str]()
+    if absent and _mesh().size > 1:
         warn_user(
-            f"{caller}: without rules, names are mesh axes, but {mesh_text(mesh)} does not have {', '.join(absent)}, "
-            f"so nothing is split over it. Call it inside `with use_rules({{{absent[0]!r}: ...}}):`, or add such an "
-            f"axis of length 1 to the mesh.",
+            f"{caller}: without rules, names are mesh axes, but {mesh_text(_mesh())} does not have "
+            f"{', '.join(sorted(absent))}, so nothing is split over it. Call it inside "
+            f"`with use_rules({{{min(absent)!r}: ...}}):`, or add such an axis of length 1 to the mesh.",
             ShardingWarning,
         )
+    return fit.spec
 
 
 def _split(x: T, spec: PartitionSpec) -> T:
@@ -260,7 +252,7 @@ def _part(spec: PartitionSpec, kind: AxisType) -> PartitionSpec:
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     entries: list[Any] = []
     for entry in spec:
-        axes = (entry,) if isinstance(entry, str) else entry or ()
+        axes = axes_in([entry])
         mine = tuple(axis for axis in axes if kinds[axis] is kind)
         others = len(mine) < len(axes) and kind is AxisType.Auto
         entries.append(PartitionSpec.UNCONSTRAINED if others else mine or None)

@@ -375,6 +375,11 @@ def shardings(tree: T, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "er
     return placed
 
 
+def axes_in(entries: Iterable[Any]) -> list[str]:
+    """The mesh axes in a `PartitionSpec`, or in names that are mesh axes."""
+    return [axis for entry in entries for axis in ((entry,) if isinstance(entry, str) else entry or ())]
+
+
 def axes_text(sizes: Mapping[str, int]) -> str:
     """`data 2, tensor 4`."""
     return ", ".join(f"{name} {size}" for name, size in sizes.items())
