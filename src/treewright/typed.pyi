@@ -25,7 +25,7 @@ import jax
 from jax.typing import ArrayLike
 from typing_extensions import TypeVar, TypeVarTuple
 
-from treewright._core.instance import ReplaceMethod
+from treewright._core.module import ReplaceMethod
 
 __all__ = [
     "Ref",
@@ -174,7 +174,7 @@ class _Keeps(Protocol):
 # ty and pyrefly use only the last overload: with several matches, they infer nothing, or the wrong one.
 @type_check_only
 class Gradient(Generic[P, Open]):
-    """The result of `grad`. For a lambda, whose argument has no type, it has the type that it is called with."""
+    """The result of `grad`. A lambda has no argument type: its gradient has the type of the argument in the call."""
 
     if not TYPE_CHECKING_WITH_PYREFLY and (MYPY or sys.version_info.major < 3):  # the version test is for pyright
         @overload
@@ -262,28 +262,28 @@ def jit_method(*, in_shardings: Any = ...,  # pyright: ignore[reportOverlappingO
                inline: bool = ..., compiler_options: dict[str, Any] | None = ...) -> _JitMethod: ...
 
 @overload
-def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy report it
          fun: Callable[Concatenate[Open, P], Any], argnums: Literal[0] = ..., has_aux: Literal[False] = ...,
          holomorphic: bool = ..., allow_int: bool = ...) -> Gradient[P, Open]:
     """`jax.grad`: the gradient has the type of the argument that it is taken for."""
 @overload
-def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy report it
          fun: Callable[Concatenate[A, B, P], Any], argnums: Literal[1], has_aux: Literal[False] = ...,
          holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, B, P], B]: ...
 @overload
-def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy report it
          fun: Callable[Concatenate[A, B, P], Any], argnums: Both, has_aux: Literal[False] = ...,
          holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, B, P], tuple[A, B]]: ...
 @overload
-def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy report it
          fun: Callable[Concatenate[A, P], tuple[Any, Aux]], argnums: Literal[0] = ..., *, has_aux: Literal[True],
          holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, P], tuple[A, Aux]]: ...
 @overload
-def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy report it
          fun: Callable[Concatenate[A, P], tuple[Any, Aux]], argnums: Literal[0], has_aux: Literal[True],
          holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, P], tuple[A, Aux]]: ...
 @overload
-def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy report it
          fun: Callable[Concatenate[A, B, P], tuple[Any, Aux]], argnums: Literal[1], has_aux: Literal[True],
          holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, B, P], tuple[B, Aux]]: ...
 @overload
@@ -291,30 +291,30 @@ def grad(fun: Callable[P, Any], argnums: int | Sequence[int], has_aux: bool = ..
          allow_int: bool = ...) -> Callable[P, Any]: ...
 
 @overload
-def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy report it
                    fun: Callable[Concatenate[Open, P], R], argnums: Literal[0] = ..., has_aux: Literal[False] = ...,
                    holomorphic: bool = ..., allow_int: bool = ...) -> ValueAndGradient[P, R, Open]:
-    """`jax.value_and_grad`: the value has the type that `fun` returns, the gradient that of its argument."""
+    """`jax.value_and_grad`: the value has the return type of `fun`, the gradient the type of the argument."""
 @overload
-def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy report it
                    fun: Callable[Concatenate[A, B, P], R], argnums: Literal[1], has_aux: Literal[False] = ...,
                    holomorphic: bool = ..., allow_int: bool = ...) -> Callable[Concatenate[A, B, P], tuple[R, B]]: ...
 @overload
-def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy report it
                    fun: Callable[Concatenate[A, B, P], R], argnums: Both, has_aux: Literal[False] = ...,
                    holomorphic: bool = ..., allow_int: bool = ...
                    ) -> Callable[Concatenate[A, B, P], tuple[R, tuple[A, B]]]: ...
 @overload
-def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy report it
                    fun: Callable[Concatenate[Open, P], tuple[R, Aux]], argnums: Literal[0] = ..., *,
                    has_aux: Literal[True], holomorphic: bool = ..., allow_int: bool = ...
                    ) -> ValueAndGradient[P, tuple[R, Aux], Open]: ...
 @overload
-def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy report it
                    fun: Callable[Concatenate[Open, P], tuple[R, Aux]], argnums: Literal[0], has_aux: Literal[True],
                    holomorphic: bool = ..., allow_int: bool = ...) -> ValueAndGradient[P, tuple[R, Aux], Open]: ...
 @overload
-def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy say so
+def value_and_grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy report it
                    fun: Callable[Concatenate[A, B, P], tuple[R, Aux]], argnums: Literal[1], has_aux: Literal[True],
                    holomorphic: bool = ..., allow_int: bool = ...
                    ) -> Callable[Concatenate[A, B, P], tuple[tuple[R, Aux], B]]: ...

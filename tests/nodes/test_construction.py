@@ -124,6 +124,21 @@ def test_a_node_that_would_contain_itself_through_a_child_is_rejected(child: str
         Net()
 
 
+def test_a_node_that_contains_itself_through_a_reference_from_before_init_is_rejected() -> None:
+    class Net(Module):
+        nodes: list[Any]
+
+        def __new__(cls, nodes: list[Any]) -> Any:
+            nodes.append(super().__new__(cls))
+            return nodes[-1]
+
+        def __init__(self, nodes: list[Any]) -> None:
+            self.nodes = nodes
+
+    with pytest.raises(NodeInitError, match=r"Net\.nodes is the node itself"):
+        Net([])
+
+
 def test_init_can_delete_and_reassign_a_field() -> None:
     class Net(Module):
         w: Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import threading
@@ -28,11 +29,11 @@ def double(x: Any) -> Any:
     return x * 2
 
 
-def made(function: Any = double) -> Any:
+def jitted_copy(function: Any = double) -> Any:
     return jax.jit(fresh(function))
 
 
-def lengths(jitted: Any, *numbers: int) -> None:
+def call_with_lengths(jitted: Any, *numbers: int) -> None:
     for number in numbers:
         jitted(np.ones(number, np.float32))
 
@@ -64,7 +65,7 @@ def test_reports_for_flax_functions_use_flax_names() -> None:
 
 
 def test_the_reported_caller_is_the_users_line() -> None:
-    jitted = made()
+    jitted = jitted_copy()
 
     def train() -> None:
         for length in (2, 3):
@@ -78,7 +79,7 @@ def test_the_reported_caller_is_the_users_line() -> None:
 
 def test_reports_distinguish_threads() -> None:
     def in_threads() -> None:
-        threads = [threading.Thread(target=lengths, args=(made(), 2, 3, 2, 4)) for _ in range(4)]
+        threads = [threading.Thread(target=call_with_lengths, args=(jitted_copy(), 2, 3, 2, 4)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -89,7 +90,7 @@ def test_reports_distinguish_threads() -> None:
 
 def test_an_uncompiled_trace_is_reported_at_the_end() -> None:
     reports: list[RetraceReport] = []
-    jitted = made()
+    jitted = jitted_copy()
 
     with treewright.explain_retraces(on_report=reports.append):
         jitted.lower(jnp.ones(2))
@@ -100,17 +101,17 @@ def test_an_uncompiled_trace_is_reported_at_the_end() -> None:
 
 
 def test_only_watches_one_function() -> None:
-    jitted, other = made(), made(lambda y: y)
+    jitted, other = jitted_copy(), jitted_copy(lambda y: y)
 
     for only in ("double", jitted):
         jitted.clear_cache()
-        calls = [functools.partial(lengths, each, 1, 2) for each in (jitted, other)]
+        calls = [functools.partial(call_with_lengths, each, 1, 2) for each in (jitted, other)]
         reports = explained(*calls, only=only)
         assert [report.function for report in reports] == ["double"]
 
 
 def test_a_report_mentions_forgotten_traces() -> None:
-    jitted = made(lambda x: 0)
+    jitted = jitted_copy(lambda x: 0)
 
     reports = explained(lambda: [jitted.trace(np.ones(length)) for length in range(1, 36)])
 
@@ -119,12 +120,12 @@ def test_a_report_mentions_forgotten_traces() -> None:
 
 
 def test_cleared_listeners_are_registered_again() -> None:
-    jitted, clear = made(), jax.monitoring.clear_event_listeners
+    jitted, clear = jitted_copy(), jax.monitoring.clear_event_listeners
 
     with treewright.max_traces(0):
         clear()  # type: ignore[no-untyped-call]
     with pytest.raises(TooManyTracesError, match="double was traced; the limit is 0"), treewright.max_traces(0):
-        lengths(jitted, 3)
+        call_with_lengths(jitted, 3)
 
 
 # Calls before the block
@@ -133,24 +134,24 @@ def test_cleared_listeners_are_registered_again() -> None:
 @pytest.mark.parametrize("jit", [jax.jit, eqx.filter_jit])
 def test_the_first_call_in_a_block_is_not_a_retrace(jit: Any) -> None:
     jitted: Any = jit(fresh(double))
-    lengths(jitted, 2)
+    call_with_lengths(jitted, 2)
 
-    [report] = explained(lambda: lengths(jitted, 3, 4))
+    [report] = explained(lambda: call_with_lengths(jitted, 3, 4))
 
     assert (report.is_retrace, report.compared_with) == (True, 1)
     assert details(report)[0] == "x: float32[3] -> float32[4]"
 
 
 def test_calls_after_a_cleared_cache_are_not_reported() -> None:
-    jitted = made()
+    jitted = jitted_copy()
 
     for _ in range(2):
-        assert not explained(lambda: lengths(jitted, 2))
+        assert not explained(lambda: call_with_lengths(jitted, 2))
         jitted.clear_cache()
 
 
 def test_functions_traced_before_the_block_are_reported_at_their_second_compilation() -> None:
-    jitted = made()
+    jitted = jitted_copy()
     jitted(np.ones(2, np.float32))
 
     with treewright.max_traces(0):
@@ -164,15 +165,15 @@ def test_functions_traced_before_the_block_are_reported_at_their_second_compilat
 
 
 def test_max_traces_allows_traces_up_to_its_limit() -> None:
-    jitted = made()
-    lengths(jitted, 1)
+    jitted = jitted_copy()
+    call_with_lengths(jitted, 1)
 
     with treewright.max_traces(0):
-        lengths(jitted, 1)
+        call_with_lengths(jitted, 1)
     with treewright.max_traces(2):
-        lengths(jitted, 1, 2, 3, 2, 1)
+        call_with_lengths(jitted, 1, 2, 3, 2, 1)
     with pytest.raises(TooManyTracesError) as caught, treewright.max_traces(1):
-        lengths(jitted, 4, 5)
+        call_with_lengths(jitted, 4, 5)
 
     assert "double was traced twice; the limit is 1:\ndouble retraced (2nd trace" in str(caught.value)
     assert "x: float32[4] -> float32[5]" in str(caught.value)
@@ -193,9 +194,9 @@ def test_a_recreated_function_counts_as_the_same_function() -> None:
 def test_max_traces_can_forbid_recompiles() -> None:
     for recompiles in (None, 1):
         with treewright.max_traces(1, recompiles=recompiles):
-            on_two_devices(made())
+            on_two_devices(jitted_copy())
     with pytest.raises(TooManyTracesError) as caught, treewright.max_traces(1, recompiles=0):
-        on_two_devices(made())
+        on_two_devices(jitted_copy())
 
     first, second, third, *_ = str(caught.value).splitlines()
     assert first == "double was recompiled; the limit is 0:"
@@ -207,11 +208,11 @@ def test_max_traces_can_limit_one_function() -> None:
     def other(x: Any) -> Any:
         return x * 3
 
-    jitted, other_jitted = made(), jax.jit(other)
+    jitted, other_jitted = jitted_copy(), jax.jit(other)
     for only in ("other", other, other_jitted):
         other_jitted.clear_cache()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # a method that the stub leaves out
         with treewright.max_traces(1, only=only):
-            lengths(jitted, 1, 2)
+            call_with_lengths(jitted, 1, 2)
             other_jitted(1.0)
         other_jitted.clear_cache()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
         with (
@@ -226,36 +227,36 @@ def test_a_caught_limit_error_is_raised_at_the_end_of_the_block() -> None:
 
     with pytest.raises(TooManyTracesError, match=message), treewright.max_traces(1):
         with contextlib.suppress(Exception):
-            lengths(made(), 2, 3)
+            call_with_lengths(jitted_copy(), 2, 3)
 
 
 def test_other_errors_pass_through_the_block() -> None:
     with pytest.raises(KeyError, match="mine"), treewright.max_traces(0):
         with contextlib.suppress(TooManyTracesError):
-            lengths(made(), 2)
+            call_with_lengths(jitted_copy(), 2)
         raise KeyError("mine")
 
 
 def test_max_traces_counts_each_block_separately() -> None:
-    limit, jitted = treewright.max_traces(1), made()
+    limit, jitted = treewright.max_traces(1), jitted_copy()
 
     for length in (2, 3):
         with limit:
-            lengths(jitted, length)
+            call_with_lengths(jitted, length)
     with limit, limit:
-        lengths(jitted, 4)
+        call_with_lengths(jitted, 4)
     with pytest.raises(TooManyTracesError), limit:
-        lengths(jitted, 5)
+        call_with_lengths(jitted, 5)
         with limit:
-            lengths(jitted, 6)
+            call_with_lengths(jitted, 6)
 
 
 def test_max_traces_fails_if_only_matches_no_function() -> None:
-    jitted = made()
+    jitted = jitted_copy()
     unknown = r"only='duoble' matched nothing: .* \(did you mean double\?\)\. Traced functions: double\. If it was"
 
     with pytest.raises(ValueError, match=unknown), treewright.max_traces(1, only="duoble"):
-        lengths(jitted, 2)
+        call_with_lengths(jitted, 2)
     with pytest.raises(
         ValueError, match=r"no function with this name was traced in the block\. Traced functions: none\."
     ):
@@ -264,20 +265,20 @@ def test_max_traces_fails_if_only_matches_no_function() -> None:
     with pytest.raises(KeyError, match="mine"), treewright.max_traces(1, only="step"):
         raise KeyError("mine")
     with treewright.max_traces(1, only=jitted):  # a function that was compiled before the block
-        lengths(jitted, 2)
+        call_with_lengths(jitted, 2)
 
 
 def test_max_traces_warns_if_only_is_misspelt() -> None:
-    jitted = made()
+    jitted = jitted_copy()
 
     with pytest.warns(RetraceWarning, match=r"only='duoble' matched nothing: .* double") as warned:
         with treewright.max_traces(0, only="duoble"):
-            lengths(jitted, 2)
+            call_with_lengths(jitted, 2)
     assert warned[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with treewright.max_traces(0, only="step"):  # it was not to be traced, and was not
-            lengths(jitted, 3)
+            call_with_lengths(jitted, 3)
 
 
 def test_a_shared_trace_with_unreadable_arguments_is_not_counted() -> None:
@@ -302,14 +303,14 @@ def test_a_decorator_above_or_below_jit_watches_its_function(order: str) -> None
     watch, limit = treewright.explain_retraces(on_report=reports.append), treewright.max_traces(2)
     function = fresh(double)
     jitted: Any = limit(watch(jax.jit(function))) if order == "above" else jax.jit(limit(watch(function)))
-    other = made()
+    other = jitted_copy()
 
     for length in (1, 2, 1, 2):
-        lengths(jitted, length)
-        lengths(other, length)
+        call_with_lengths(jitted, length)
+        call_with_lengths(other, length)
     for _ in range(2):  # each time
         with pytest.raises(TooManyTracesError, match="double was traced 3 times; the limit is 2:"):
-            lengths(jitted, 3)
+            call_with_lengths(jitted, 3)
 
     assert [details(report)[0] for report in reports][:1] == ["x: float32[1] -> float32[2]"]
 
@@ -327,8 +328,65 @@ def test_a_decorator_returns_the_function_and_does_not_keep_it_alive() -> None:
     assert reference() is None
 
 
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    factor: Any
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.factor
+
+
+class EquinoxScale(eqx.Module):
+    factor: Any
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.factor
+
+
+class EqualScale:
+    def __init__(self, factor: Any) -> None:
+        self.factor = factor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EqualScale) and other.factor == self.factor
+
+    def __hash__(self) -> int:
+        return hash(self.factor)
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.factor
+
+
+@pytest.mark.parametrize("cls", [Scale, EquinoxScale, EqualScale])
+def test_reports_keep_no_array_of_a_captured_object_alive(cls: Any) -> None:
+    def call_with_new_array() -> weakref.ref[Any]:
+        scale = cls(jnp.ones(2))
+        jax.jit(lambda x: scale(x))(1.0)
+        return weakref.ref(scale.factor)
+
+    reports: list[RetraceReport] = []
+    with treewright.explain_retraces(on_report=reports.append):
+        references = [call_with_new_array(), call_with_new_array()]
+    jax.clear_caches()  # type: ignore[no-untyped-call]
+    gc.collect()
+
+    assert len(reports) == 1
+    assert [reference() for reference in references] == [None, None]
+
+
+@pytest.mark.parametrize("cls", [Scale, EquinoxScale, EqualScale])
+def test_a_block_does_not_change_the_number_of_traces(cls: Any) -> None:
+    """JAX shares the trace of an equal function only while the first one is alive."""
+
+    def call_equal_functions() -> None:
+        for _ in range(3):
+            jax.jit(cls(2.0))(1.0)
+
+    assert len(explained(call_equal_functions)) == 2
+
+
 def test_a_limit_on_a_plain_function_counts_the_jitted_functions_that_it_calls() -> None:
-    step, other = made(), made(lambda x: x + 1)
+    step, other = jitted_copy(), jitted_copy(lambda x: x + 1)
 
     @treewright.max_traces(1)
     def epoch(*numbers: int) -> None:
@@ -337,7 +395,7 @@ def test_a_limit_on_a_plain_function_counts_the_jitted_functions_that_it_calls()
             other(np.ones(1, np.float32))
 
     epoch(2, 2)
-    lengths(step, 5, 6)  # not a call of the decorated function
+    call_with_lengths(step, 5, 6)  # not a call of the decorated function
     with pytest.raises(TooManyTracesError, match="double was traced twice; the limit is 1"):
         epoch(3)
 
@@ -347,9 +405,9 @@ def test_retraces_of_the_functions_that_a_plain_function_calls_are_reported() ->
 
     @treewright.explain_retraces(on_report=reports.append)
     def epoch(step: Any) -> None:
-        lengths(step, 2, 3)
+        call_with_lengths(step, 2, 3)
 
-    epoch(made())
+    epoch(jitted_copy())
 
     assert [details(report)[0] for report in reports] == ["x: float32[2] -> float32[3]"]
 
@@ -369,7 +427,7 @@ def test_batch_sizes_under_vmap_count_as_recompiles_and_gradients_do_not() -> No
     with treewright.max_traces(1, recompiles=1):
         batches(jitted, 3, 4, 3)
     with pytest.raises(TooManyTracesError) as caught, treewright.max_traces(1, recompiles=0):
-        batches(made(lambda x: x + 1), 3, 4)
+        batches(jitted_copy(lambda x: x + 1), 3, 4)
 
     first, _, third, *_ = str(caught.value).splitlines()
     assert first == "<lambda> was recompiled; the limit is 0:"
@@ -405,8 +463,8 @@ def test_a_decorator_rejects_options_of_blocks() -> None:
 def test_an_unused_block_warns_at_its_line(make: Any) -> None:
     with pytest.warns(
         RetraceWarning, match=r"was created here but never used, so it has no effect. Write `with .* or `@"
-    ) as told:
+    ) as warnings_of_block:
         make()
 
-    [warning] = told
+    [warning] = warnings_of_block
     assert warning.filename == __file__

@@ -68,17 +68,18 @@ def run(*arguments: str, folder: Path, **options: Any) -> subprocess.CompletedPr
     return subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, check=False, **options)
 
 
-def both(*arguments: str, folder: Path) -> tuple[Any, ...]:
+def run_with_and_without(*arguments: str, folder: Path) -> tuple[Any, ...]:
     """The output and exit status of a program, by itself and under the command, without the report."""
-    alone, watched = (run(*before, *arguments, folder=folder) for before in ((), RETRACES))
-    said = watched.stderr.partition("\ntreewright retraces: ")[0]
+    plain, watched = (run(*before, *arguments, folder=folder) for before in ((), RETRACES))
+    stderr = watched.stderr.partition("\ntreewright retraces: ")[0]
     return tuple(
-        (ended.returncode, ended.stdout, of_program(text)) for ended, text in ((alone, alone.stderr), (watched, said))
+        (ended.returncode, ended.stdout, without_runner_frames(text))
+        for ended, text in ((plain, plain.stderr), (watched, stderr))
     )
 
 
-def of_program(text: str) -> str:
-    """A traceback without the frames of what runs the program."""
+def without_runner_frames(text: str) -> str:
+    """A traceback without the frames of the command and of `runpy`."""
     text = text.removeprefix("Traceback (most recent call last):\n")
     return re.sub(r'  File "(<frozen runpy>|.*/runpy.py|.*/treewright/.*)", line .*\n(    .*\n)*', "", text)
 
@@ -93,9 +94,11 @@ def program(folder: Path, text: str = COMPILING) -> str:
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_the_command_runs_a_program_like_python(ending: str, tmp_path: Path) -> None:
-    alone, watched = both(program(tmp_path, f"{ABOUT}{ENDINGS[ending]}\n"), "--json", "x y", folder=tmp_path)
+    plain, watched = run_with_and_without(
+        program(tmp_path, f"{ABOUT}{ENDINGS[ending]}\n"), "--json", "x y", folder=tmp_path
+    )
 
-    assert watched == alone
+    assert watched == plain
 
 
 def test_the_command_runs_modules_and_folders_like_python(tmp_path: Path) -> None:
@@ -103,9 +106,9 @@ def test_the_command_runs_modules_and_folders_like_python(tmp_path: Path) -> Non
     (tmp_path / "package" / "__init__.py").write_text("")
     (tmp_path / "package" / "__main__.py").write_text(ABOUT)
 
-    alone, watched = both("-m", "package", "-m", "x", folder=tmp_path)
+    plain, watched = run_with_and_without("-m", "package", "-m", "x", folder=tmp_path)
 
-    assert watched == alone
+    assert watched == plain
     assert run(*RETRACES, "package", "x", folder=tmp_path).returncode == 0
 
 
@@ -131,10 +134,10 @@ if __name__ == "__main__":
     process.join()
 """
 
-    alone, watched = both(program(tmp_path, text), folder=tmp_path)
+    plain, watched = run_with_and_without(program(tmp_path, text), folder=tmp_path)
 
-    assert "__mp_main__" in alone[1]
-    assert watched == alone
+    assert "__mp_main__" in plain[1]
+    assert watched == plain
 
 
 def test_inherited_file_descriptors_stay_open(tmp_path: Path) -> None:
@@ -159,9 +162,9 @@ def test_inherited_file_descriptors_stay_open(tmp_path: Path) -> None:
     ],
 )
 def test_the_command_rejects_invalid_arguments(arguments: Sequence[str], message: str, tmp_path: Path) -> None:
-    refused = run(*RETRACES, *arguments, folder=tmp_path)
+    ended = run(*RETRACES, *arguments, folder=tmp_path)
 
-    assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr
+    assert (ended.returncode, message in ended.stderr) == (2, True), ended.stderr
 
 
 # The report
@@ -250,8 +253,8 @@ def test_the_command_and_the_flag_report_a_pytest_run(command: Sequence[str], tm
     ended = run(*command, *plugin, folder=tmp_path, timeout=120)
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    said = ended.stdout + ended.stderr
-    assert "1 passed" in said
-    assert said.count("step retraced (2nd trace, ") == 1
-    assert "x: float32[2] -> float32[3]" in said
-    assert "The persistent compilation cache is off." in said
+    output = ended.stdout + ended.stderr
+    assert "1 passed" in output
+    assert output.count("step retraced (2nd trace, ") == 1
+    assert "x: float32[2] -> float32[3]" in output
+    assert "The persistent compilation cache is off." in output

@@ -125,7 +125,7 @@ def test_explain_outlines_trees_too_deep_for_the_stack() -> None:
 # Remembered calls
 
 
-def gone(*references: weakref.ref[Any]) -> bool:
+def are_deleted(*references: weakref.ref[Any]) -> bool:
     gc.collect()
     return all(reference() is None for reference in references)
 
@@ -143,10 +143,10 @@ def test_reports_keep_no_array_alive(run: Callable[[Any, Any], object]) -> None:
             run(jitted, Layer(array))
             run(jitted, {"a": array, "b": None})
 
-    reports = explained(calls, lambda: gone(*references) or pytest.fail("kept in the block"))
+    reports = explained(calls, lambda: are_deleted(*references) or pytest.fail("kept in the block"))
 
     assert len(reports) == 5
-    assert gone(*references)
+    assert are_deleted(*references)
 
 
 def test_reports_keep_no_identity_static_alive() -> None:
@@ -159,7 +159,7 @@ def test_reports_keep_no_identity_static_alive() -> None:
     del old, new, array
 
     assert details(report)[0].startswith("tree.setting[0] (static): <")
-    assert gone(*references)
+    assert are_deleted(*references)
 
 
 def test_later_mutations_do_not_change_recorded_calls() -> None:

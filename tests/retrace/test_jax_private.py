@@ -39,7 +39,7 @@ def power(x: Any, exponent: int) -> Any:
     return x**exponent
 
 
-def lengths(jitted: Any, *numbers: int) -> list[Callable[[], object]]:
+def calls_with_lengths(jitted: Any, *numbers: int) -> list[Callable[[], object]]:
     return [functools.partial(jitted, np.ones(number, np.float32)) for number in numbers]
 
 
@@ -123,9 +123,9 @@ def test_a_block_without_trace_events_reports_that_it_sees_none(monkeypatch: pyt
 
     with pytest.warns(
         RetraceWarning, match="can't be read in JAX .*: at most, traces are counted by the function's name"
-    ) as told:
+    ) as caught:
         explained()
-    assert told[0].filename.endswith("support.py")  # where the block is
+    assert caught[0].filename.endswith("support.py")  # where the block is
     for count in (lambda: treewright.max_traces(1).__enter__(), lambda: treewright.max_traces(1)(fresh(double))):
         with pytest.raises(
             RuntimeError, match=r"max_traces can't count in JAX .*: its traces, or .* can't be read. Update Treewright"
@@ -143,10 +143,10 @@ def test_a_block_without_compilation_events_reports_the_gap(monkeypatch: pytest.
     lost = (
         "reports no compilations that Treewright can read: recompiles, and traces that occur only under .* not observed"
     )
-    with pytest.warns(RetraceWarning, match=lost) as told:
-        reports = explained(*lengths(jitted, 2, 3))
+    with pytest.warns(RetraceWarning, match=lost) as caught:
+        reports = explained(*calls_with_lengths(jitted, 2, 3))
 
-    assert told[0].filename.endswith("support.py")  # where the block is
+    assert caught[0].filename.endswith("support.py")  # where the block is
     assert [report.event for report in reports] == ["trace"]
     with pytest.raises(RuntimeError, match=r"can't count in JAX .*, or its compilations for recompiles="):
         treewright.max_traces(1, recompiles=0).__enter__()
@@ -159,7 +159,7 @@ def test_a_block_that_ends_during_an_event_hides_it_from_no_other_block() -> Non
     with outer, treewright.explain_retraces(on_report=reports.append):
         inner = treewright.explain_retraces(on_report=lambda _: inner.__exit__(None, None, None))
         inner.__enter__()
-        for call in lengths(jitted, 2, 3, 4):
+        for call in calls_with_lengths(jitted, 2, 3, 4):
             call()
 
     assert len(reports) == 2
@@ -171,7 +171,7 @@ def test_a_block_that_ends_during_an_event_hides_it_from_no_other_block() -> Non
 def test_a_changed_setting_without_a_name_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "trace_context_names", lambda: (), raising=False)
     jitted: Any = jax.jit(fresh(double))
-    [call] = lengths(jitted, 2)
+    [call] = calls_with_lengths(jitted, 2)
 
     def under(setting: Any) -> None:
         with setting:

@@ -90,13 +90,13 @@ class Tree:
         if self.below is None:
             yield path + LEAVES[self.kind].below
             return
-        if self.kind in {"node", "foreign", "equinox"} and self.comparable:
+        if self.kind in {"node", "foreign", "equinox"} and self.distinguishes_statics:
             yield f"{path}.setting"
         yield from self.below.places(path + CONTAINERS[self.kind][1])
 
     @property
-    def comparable(self) -> bool:
-        """Whether the class tells its two statics apart: those of others compare by `==`, and 1 equals True."""
+    def distinguishes_statics(self) -> bool:
+        """Whether the class distinguishes its two statics: other classes compare with `==`, and 1 equals True."""
         return self.kind == "node" or STATICS[self.setting][0] != STATICS[self.setting][1]
 
     def make(self, changed: set[str], path: str = "") -> Any:
@@ -163,7 +163,9 @@ def programs(draw: st.DrawFn) -> Program:
     arguments = {name: draw(trees) for name in NAMES[: draw(st.integers(1, 4))]}
     places = [place for name, tree in arguments.items() for place in tree.places(name)]
     changed = draw(st.sets(st.sampled_from(places), min_size=1, max_size=3))
-    between = draw(st.lists(st.sampled_from(["the same", "all changed", "another", "eager", "shape"]), max_size=3))
+    between = draw(
+        st.lists(st.sampled_from(["the same", "all changed", "different function", "eager", "shape"]), max_size=3)
+    )
     return Program(arguments, frozenset(changed), draw(st.booleans()), draw(st.booleans()), tuple(between))
 
 
@@ -187,7 +189,7 @@ def run_between(program: Program, jitted: Any) -> None:
             program.call(jitted, frozenset())
         elif what == "all changed" and len(everything) > 2 * len(program.changed) + 2:  # so that the first is closer
             program.call(jitted, frozenset(everything), precise=not program.precision)
-        elif what == "another":
+        elif what == "different function":
             jax.jit(lambda x: x)(np.ones(len(program.between)))
         elif what == "eager":
             _ = jnp.ones(5) + 1
@@ -198,11 +200,11 @@ def run_between(program: Program, jitted: Any) -> None:
 @pytest.mark.slow
 @given(program=programs())
 def test_a_report_names_exactly_the_changes(program: Program) -> None:
-    told: list[RetraceReport] = []
+    reports: list[RetraceReport] = []
 
     def tell(report: RetraceReport) -> None:
         if report.function == function.__name__:
-            told.append(report)
+            reports.append(report)
 
     function = function_of(tuple(program.arguments))
     jitted = jax.jit(function)
@@ -210,16 +212,16 @@ def test_a_report_names_exactly_the_changes(program: Program) -> None:
     with treewright.explain_retraces(on_report=tell):
         program.call(jitted, frozenset())
         run_between(program, jitted)
-        told.clear()
+        reports.clear()
         program.call(jitted, program.changed, precise=program.precision)
         program.call(jitted, program.changed, precise=program.precision)
         program.call(jitted, frozenset())
 
     if program.traced_for:
-        [report] = told
+        [report] = reports
         assert (report.event, paths(report.differences)) == ("trace", sorted(program.traced_for))
     elif program.compiled_for:
-        [report] = told
+        [report] = reports
         assert (report.event, paths(report.differences)) == ("recompile", sorted(program.compiled_for))
     else:
-        assert not told
+        assert not reports

@@ -92,7 +92,7 @@ def cures() -> list[str]:
     """The sentences of `treewright.retrace.report` that say what to do."""
     tree = ast.parse(inspect.getsource(report_module))
     tables = [part for part in tree.body if "FIXES" in ast.unparse(part) and not isinstance(part, ast.FunctionDef)]
-    others = [part for part in tree.body if re.match(r"(def )?_(of|OF|OTHER)_", ast.unparse(part))]
+    others = [part for part in tree.body if ast.unparse(part).startswith("def _of_")]
     texts = [each.value for part in (*tables, *others) for each in ast.walk(part) if isinstance(each, ast.Constant)]
     return sorted({text for text in texts if isinstance(text, str) and text.count(" ") > 2} - {*report_module.FIXES})
 

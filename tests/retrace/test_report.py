@@ -5,16 +5,20 @@ from __future__ import annotations
 import html
 import io
 import logging
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import treewright
 from tests.retrace.support import fresh
 
 if TYPE_CHECKING:
+    import types
     from collections.abc import Iterator
 
 
@@ -80,3 +84,40 @@ def test_a_disabled_logger_prints_no_report(logger: logging.Logger, capsys: pyte
     retrace()
 
     assert capsys.readouterr().err == ""
+
+
+class Layer(treewright.Module):
+    kernel: jax.Array
+    activation: str = treewright.static(default="relu")
+
+
+@pytest.mark.parametrize(
+    ("function", "nodes", "functions", "files"),
+    [
+        pytest.param(double, (), 57, 9, id="arrays"),
+        pytest.param(lambda _layer, x: x * 2, (Layer(jnp.ones(2)),), 64, 12, id="a node"),
+    ],
+)
+def test_a_report_passes_few_functions_and_files(function: Any, nodes: Any, functions: int, files: int) -> None:
+    """All functions of the package during the call; lambdas and comprehensions belong to the function around them."""
+    package = Path(treewright.__file__).parent
+    called: set[types.CodeType] = set()
+
+    def add(frame: types.FrameType, event: str, _argument: object) -> None:
+        code = frame.f_code
+        if event == "call" and package in Path(code.co_filename).parents and code.co_name[0] != "<":
+            called.add(code)
+
+    step = jax.jit(fresh(function))
+
+    reports: list[str] = []
+    with treewright.explain_retraces(on_report=lambda report: reports.append(str(report))):
+        step(*nodes, np.ones(4, np.float32))
+        before = sys.getprofile()
+        sys.setprofile(add)
+        step(*nodes, np.ones(3, np.float32))
+        sys.setprofile(before)
+
+    assert len(reports) == 1
+    assert len(called) <= functions, sorted(code.co_qualname for code in called)
+    assert len({code.co_filename for code in called}) <= files

@@ -8,12 +8,16 @@ import os
 import re
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from examples.processes import ProcessesFailedError, run
 from tests.sharding.mismatches import A_FEW, CASES
+from treewright.errors import ProcessMismatchError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -157,3 +161,23 @@ def test_a_single_process_has_nothing_to_compare() -> None:
     from treewright.sharding import assert_same_on_all_processes
 
     assert_same_on_all_processes({"w": 1}, timeout_seconds=0)
+
+
+def test_a_job_without_coordination_service_is_told_to_initialize(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on TPU pods, where JAX counts all processes before they are connected."""
+    import jax
+
+    from treewright import _processes
+    from treewright.checkpoint import CheckpointManager
+    from treewright.sharding import assert_same_on_all_processes
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(_processes, "coordination_client", lambda: None)
+    line = r"compares processes through JAX's coordination service, .* Call jax\.distributed\.initialize\(\) in every"
+    with pytest.raises(ProcessMismatchError, match=line):
+        assert_same_on_all_processes({"w": 1})
+    with pytest.raises(ProcessMismatchError, match=f"save {line}"):
+        CheckpointManager(tmp_path / "run").save(1, {"w": 1})
+    assert not list(tmp_path.iterdir())

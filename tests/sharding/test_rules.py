@@ -20,7 +20,7 @@ from treewright import Module, TrainState, field, pytree_dataclass, static
 from treewright.errors import ShardingError, ShardingWarning
 from treewright.sharding import Rules, partition_specs, sharding_report, shardings
 
-P: Any = PartitionSpec  # whose constructor has no annotations
+P: Any = PartitionSpec  # its constructor has no annotations
 RULES: Rules = {"embed": "fsdp", "mlp": "tensor", "layers": None}
 
 
@@ -48,7 +48,7 @@ def specs_in(tree: object) -> list[PartitionSpec]:
 
 
 untyped_field: Any = field
-specs: Any = partition_specs  # for calls that checkers would refuse
+specs: Any = partition_specs  # for calls that checkers reject
 
 
 class Single(Module):
@@ -214,10 +214,10 @@ def test_violations_are_listed_by_path(tree: Any, rules: Rules, places: list[str
     with pytest.raises(ShardingError) as caught:
         shardings(tree, mesh(data=2, fsdp=2, tensor=2), rules)
 
-    first, *listed, cure = str(caught.value).splitlines()
+    first, *listed, fix = str(caught.value).splitlines()
     assert re.match(r"The rules don't fit \d+ of \d+ leaves:", first)
     assert listed == [f"  {place}" for place in places]
-    assert re.match(r'With on_misfit="replicate(_rank)?", such an axis or array is whole on every device\.', cure)
+    assert re.match(r'With on_misfit="replicate(_rank)?", such an axis or array is whole on every device\.', fix)
 
 
 def test_a_name_without_a_rule_is_reported_with_the_closest_match() -> None:

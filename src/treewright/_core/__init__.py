@@ -1,7 +1,6 @@
 """Node classes and instances: the interface for the rest of the package."""
 
 from treewright._base.text import is_node_class
-from treewright._core.definition import pytree_dataclass
 from treewright._core.field_checks import NoExactKeyError, why_it_can_change
 from treewright._core.fields import AnyStatic, StaticValue, buffer, field, static
 from treewright._core.instance import (
@@ -16,7 +15,7 @@ from treewright._core.instance import (
 from treewright._core.keys import exact_key
 from treewright._core.kinds import FAMILIES, KINDS, Kind, kind_of, with_parts
 from treewright._core.methods import leaves_equal
-from treewright._core.module import Module
+from treewright._core.module import Module, pytree_dataclass
 from treewright._core.registration import read_aux_data, write_aux_data
 from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics

@@ -1,4 +1,4 @@
-"""Node classes: the steps from a user's class to a registered node class, and `pytree_dataclass`."""
+"""Node classes: the steps from a user's class to a registered node class."""
 
 import abc
 import dataclasses
@@ -7,7 +7,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar, dataclass_transform, overload
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,12 +18,9 @@ from treewright._base.text import annotation_text, short_text, text_with_class
 from treewright._core.field_checks import LAYERS
 from treewright._core.fields import (
     MISSING,
-    buffer,
     converter_of,
-    field,
     options_of,
     specifier_in,
-    static,
 )
 from treewright._core.init import Docstring, make_init
 from treewright._core.instance import FLAT_FORM, FieldView, Unfinished, replace, wrap_init
@@ -32,8 +29,6 @@ from treewright._core.registration import refuse_base, register_once
 from treewright._core.spec import FieldSpec, NodeSpec
 from treewright._core.statics import StaticTable
 from treewright.errors import NodeDefinitionError
-
-C = TypeVar("C", bound=type[Any])
 
 # These modules give each protocol an `__init__` that only calls the next one.
 _PLACEHOLDERS = frozenset({typing.__name__, typing_extensions.__name__})
@@ -103,7 +98,7 @@ def make_node_class(cls: Any, options: Mapping[str, bool], wrap_method: Callable
 def _reject_class(cls: type[Any], options: Mapping[str, bool]) -> None:
     """Raise for options, bases and attributes that a node class can't have."""
     for option in _UNSUPPORTED:
-        if options[option] != OPTIONS[option]:
+        if options[option] != (option == "frozen"):
             raise NodeDefinitionError(
                 f"{cls.__qualname__}: {option}={options[option]} is not supported, because {_UNSUPPORTED[option]}. "
                 f"Remove it; use treewright.replace(node, field=...) for a changed copy."
@@ -405,92 +400,3 @@ def _is_of_dataclass(cls: type[Any], name: str) -> bool:
     """Whether a class inherits a method from a dataclass that is not a node, so that it reads different attributes."""
     writer = next((base for base in cls.__mro__[1:] if name in vars(base)), object)
     return "__dataclass_params__" in vars(writer) and "__node_spec__" not in vars(writer)
-
-
-# Decorated classes
-
-
-@overload
-def pytree_dataclass(cls: C, /) -> C: ...
-@overload
-def pytree_dataclass(
-    *,
-    init: bool = True,
-    repr: bool = True,
-    eq: bool = True,
-    order: bool = False,
-    unsafe_hash: bool = False,
-    frozen: bool = True,
-    match_args: bool = True,
-    kw_only: bool = False,
-    slots: bool = False,
-    weakref_slot: bool = False,
-) -> Callable[[C], C]: ...
-@dataclass_transform(
-    frozen_default=True, field_specifiers=(field, static, buffer, dataclasses.field, dataclasses.Field)
-)
-def pytree_dataclass(
-    cls: Any = None,
-    /,
-    *,
-    init: bool = True,
-    repr: bool = True,
-    eq: bool = True,
-    order: bool = False,
-    unsafe_hash: bool = False,
-    frozen: bool = True,
-    match_args: bool = True,
-    kw_only: bool = False,
-    slots: bool = False,
-    weakref_slot: bool = False,
-) -> Any:
-    """Turn a class into a frozen dataclass that is a JAX pytree.
-
-    Fields become children; fields declared `static()` go to `aux_data`. In addition to
-    `dataclasses.dataclass(frozen=True)`, it adds `tree_flatten`, `tree_unflatten`, key paths by field name, and statics
-    that `jit` compares exactly. The class is registered with JAX and stays the same object.
-
-    Args:
-        cls: The class.
-        init: Generate `__init__`, unless the class body defines one, which assigns the fields as usual.
-        repr: Generate a short `__repr__`.
-        eq: Generate `__eq__`, which returns a plain `bool` for any leaves, and `__hash__` by value.
-        order: Generate `<`, `<=`, `>` and `>=`, which compare the fields in order, like a tuple. Comparing arrays with
-            several elements raises: exclude such fields with `field(compare=False)`.
-        unsafe_hash: Generate `__hash__` even with `eq=False` or with a custom `__eq__`.
-        frozen: Always true.
-        match_args: Generate `__match_args__`.
-        kw_only: Make all fields of this class keyword-only.
-        slots: Always false: a node stores all fields in one attribute. `dataclasses.make_dataclass` passes it.
-        weakref_slot: Always false: nodes support weak references anyway.
-
-    Raises:
-        NodeDefinitionError: If the class can't be a node; the message names the field or option and the fix.
-        TypeError: If `order` or `unsafe_hash` would overwrite a method of the class body, as in `dataclasses`.
-        ValueError: If `order` is true but `eq` is not.
-
-    Examples:
-        >>> @pytree_dataclass
-        ... class Layer:
-        ...     kernel: jax.Array
-        ...     activation: str = static(default="relu")
-        >>> layer = Layer(jnp.ones((3, 2)))
-        >>> layer
-        Layer(kernel=f32[3,2], activation='relu')
-        >>> jax.tree.map(jnp.shape, layer)
-        Layer(kernel=(3, 2), activation='relu')
-
-    Source: the dataclass protocol of PEP 557 and PEP 681; JAX, "Custom pytree nodes".
-    """
-    options: dict[str, Any] = dict(locals())
-
-    def decorate(cls: Any) -> type[Any]:
-        if not isinstance(cls, type):
-            raise NodeDefinitionError(f"pytree_dataclass must decorate a class, got {short_text(cls)}.")
-        make_node_class(cls, options)
-        return cls
-
-    return decorate if cls is None else decorate(cls)
-
-
-OPTIONS: Mapping[str, bool] = MappingProxyType(pytree_dataclass.__kwdefaults__ or {})

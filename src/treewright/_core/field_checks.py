@@ -253,17 +253,6 @@ def why_it_can_change(value: Any) -> str:
     )
 
 
-def identity_warning(place: str, value: Any) -> str:
-    """The warning for a static that is compared by identity, but may be meant as a constant."""
-    cls = type(value).__name__
-    return (
-        f"{place} is static and holds {text_with_class(value)}, whose attributes can be assigned. jit compares it by "
-        f"identity: it ignores later assignments, and a different {cls} retraces.\n"
-        f"If it contains settings, freeze its class:\n  @dataclass(frozen=True)\n  class {cls}: ...\n"
-        f"If it is meant to change, declare:\n  {place.rpartition('.')[2]}: ... = static(identity=True)"
-    )
-
-
 # Children
 
 # Only the first nodes of each class are checked: checking all makes nodes with 8 children 20 % slower to create.
@@ -276,16 +265,16 @@ _ITERABLES = (collections.abc.Iterator, collections.abc.Set, collections.abc.Map
 LAYERS = frozenset({("equinox", "Module"), ("flax", "Module")})  # flax.linen's and flax.nnx's
 
 
-def check_children(node: Any) -> None:
+def check_fields(node: Any) -> None:
     """Warn about children of a new node that are invalid leaves, unless declared with `field()`.
 
     Raises:
-        NodeInitError: If a child is a field marker, such as `static()`.
+        NodeInitError: If the value of a field is a field marker, such as `static()`.
     """
-    spec, children = node.__node_spec__, object.__getattribute__(node, "_node")[0]
+    spec, form = node.__node_spec__, object.__getattribute__(node, "_node")
     spec.table.to_check = max(spec.table.to_check - 1, 0)
-    for field in spec.children:
-        value = children[field.index]
+    for field in spec.fields:
+        value = field.value_in(form)
         if type(value) in _COMMON or isinstance(value, jax.Array):
             continue
         if isinstance(value, dataclasses.Field):
@@ -296,14 +285,6 @@ def check_children(node: Any) -> None:
             )
         if field.is_plain and (problem := _child_problem(type(node), field, value)):
             warn_user(problem, ChildWarning)
-
-
-def self_reference_error(node: Any, name: str) -> NodeInitError:
-    """The error for a node that would contain itself."""
-    return NodeInitError(
-        f"{type(node).__qualname__}.{name} is the node itself, one of its methods, or a function that captured it, so "
-        f"the node would contain itself. Write a method, and look it up where you call it."
-    )
 
 
 def _child_problem(cls: type[Any], field: Any, value: Any) -> str | None:

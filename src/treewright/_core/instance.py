@@ -4,15 +4,12 @@ An instance stores exactly what `tree_flatten` returns, in one attribute: `_node
 `__init__` returns, `_node` is an `Unfinished` and the values are in the instance's `__dict__`.
 """
 
-# The definition of `replace` for mypy is not assignable to the one for pyright.
-# pyright: reportAssignmentType=false
 import dataclasses
 import functools
 import operator
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from sys import getrefcount
-from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, Protocol, TypeVar
+from typing import Any, Never, TypeVar
 
 from treewright._base.functions import class_attribute, earlier_class_hint, is_cached_property
 from treewright._base.jax_private import jax_trees
@@ -24,15 +21,17 @@ from treewright._base.text import (
     with_article,
     with_close_matches,
 )
-from treewright._core.field_checks import check_children, self_reference_error
+from treewright._core.field_checks import check_fields
 from treewright._core.fields import MISSING
-from treewright._core.keys import reaches_unfinished
+from treewright._core.keys import reaches
 from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics, StaticTable
 from treewright.errors import FieldOnClassError, NodeDefinitionError, NodeInitError, UnfinishedNodeError
 
 FLAT_FORM = "_node"
 FlatForm = tuple[tuple[Any, ...], Statics]
+
+T = TypeVar("T")
 
 _new: Any = object.__new__
 _read = object.__getattribute__
@@ -323,9 +322,9 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
         refuse_undecorated(type(node))
     _store(node, FLAT_FORM, spec.unfinished)
     try:
-        references = getrefcount(node)
+        # Without a new reference to the node, no value can contain it, unless its `__new__` stored one.
+        references = getrefcount(node) if spec.cls.__new__ is object.__new__ else 0
         returned = init(node, *args, **kwargs)
-        # Without a new reference to the node, no value can contain it.
         is_referenced = getrefcount(node) > references
         _seal(node, spec, is_referenced=is_referenced)
     except BaseException as error:
@@ -374,8 +373,11 @@ def _seal(node: Any, spec: NodeSpec, *, is_referenced: bool) -> None:
     children = tuple([pending[name] for name in table.children])
     if is_referenced:
         for name, child in zip(table.children, children, strict=True):
-            if _contains_unfinished(child):
-                raise self_reference_error(node, name)
+            if _contains(child, node):
+                raise NodeInitError(
+                    f"{spec.cls.__qualname__}.{name} is the node itself, one of its methods, or a function that "
+                    f"captured it, so the node would contain itself. Write a method, and look it up where you call it."
+                )
     for slot in spec.slots:
         if getattr(node, slot, MISSING) is not MISSING:
             cls = spec.cls.__qualname__
@@ -388,17 +390,13 @@ def _seal(node: Any, spec: NodeSpec, *, is_referenced: bool) -> None:
     _store(node, FLAT_FORM, (children, statics))
 
 
-def _contains_unfinished(child: Any) -> bool:
-    """Whether a child contains a node that is being built, in its tree or captured by a function."""
-
-    def is_unfinished(value: Any) -> bool:
-        return is_node(value) and isinstance(raw_form(value), Unfinished)
-
+def _contains(child: Any, node: Any) -> bool:
+    """Whether a child contains the node that is being built, in its tree or captured by a function."""
     try:
-        leaves = jax_trees.tree_leaves(child, is_leaf=is_unfinished)
-    except Exception:  # noqa: BLE001  a dict that JAX can't sort, or a user's flatten function
+        leaves = jax_trees.tree_leaves(child, is_leaf=lambda value: value is node)
+    except Exception:  # noqa: BLE001  an unfinished node, a dict that JAX can't sort, or a user's flatten function
         return False
-    return any(is_unfinished(leaf) or (callable(leaf) and reaches_unfinished(leaf)) for leaf in leaves)
+    return any(leaf is node or (callable(leaf) and reaches(leaf, node)) for leaf in leaves)
 
 
 def _complete(spec: NodeSpec, pending: dict[str, Any]) -> None:
@@ -432,7 +430,7 @@ def check(node: Any) -> None:
             for child in flat_form(node)[0]:
                 if type(child) is FieldView:
                     child.refuse_use()
-            check_children(node)
+            check_fields(node)
         for own_check in spec.checks:
             if own_check(node) is not None:
                 raise TypeError(
@@ -537,64 +535,36 @@ def _refuse_unknown(spec: NodeSpec, changes: Iterable[str], names: Collection[st
         )
 
 
-# mypy assumes that a variable of this name is true; other checkers read False. So mypy can see different definitions.
-MYPY: Literal[False] = False
-P = ParamSpec("P")
-R_co = TypeVar("R_co", covariant=True)
-T = TypeVar("T")
+def replace(node: T, /, **changes: Any) -> T:
+    """A copy of `node` with some fields replaced; everything else is shared, not copied.
 
+    Converters and `__check_init__` run. If the class has a generated constructor and a `__post_init__`, that runs
+    too and recomputes derived fields, as with `dataclasses.replace`. A custom `__init__` does not run. To change
+    one value without recomputing derived fields, use `treewright.at`. Changing a static changes the treedef, so
+    jitted functions retrace.
 
-class HasReplace(Protocol[P, R_co]):
-    """The `__replace__` with a dataclass's fields that checkers synthesise from Python 3.13 on."""
+    Args:
+        node: An instance of a node class.
+        **changes: New values by field name, including statics and `init=False` fields. Also the `InitVar`s of
+            `__post_init__`, which are required unless they have a default.
 
-    def __replace__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    Raises:
+        TypeError: If a name is not a field; the message lists close matches. If `__post_init__` overwrites a
+            passed value, or needs an `InitVar` that was not passed. If `node` is not a node.
 
-
-class ReplaceMethod(Protocol):
-    """`replace` as a method, for checkers: the parameters of `__replace__`, and the node's class as result."""
-
-    def __get__(self, node: HasReplace[P, Any], owner: type[T], /) -> Callable[P, T]: ...
-
-
-if MYPY:
-    # mypy has a special case for this function: it checks names and types of fields on every Python version.
-    from dataclasses import replace as replace  # type: ignore[unreachable, unused-ignore]  # noqa: PLC0414
-elif TYPE_CHECKING and sys.version_info >= (3, 13):
-
-    def replace(node: HasReplace[P, T], /, *args: P.args, **changes: P.kwargs) -> T: ...
-
-else:
-
-    def replace(node: T, /, **changes: Any) -> T:
-        """A copy of `node` with some fields replaced; everything else is shared, not copied.
-
-        Converters and `__check_init__` run. If the class has a generated constructor and a `__post_init__`, that runs
-        too and recomputes derived fields, as with `dataclasses.replace`. A custom `__init__` does not run. To change
-        one value without recomputing derived fields, use `treewright.at`. Changing a static changes the treedef, so
-        jitted functions retrace.
-
-        Args:
-            node: An instance of a node class.
-            **changes: New values by field name, including statics and `init=False` fields. Also the `InitVar`s of
-                `__post_init__`, which are required unless they have a default.
-
-        Raises:
-            TypeError: If a name is not a field; the message lists close matches. If `__post_init__` overwrites a
-                passed value, or needs an `InitVar` that was not passed. If `node` is not a node.
-
-        Examples:
-            >>> @pytree_dataclass
-            ... class Layer:
-            ...     kernel: float
-            ...     activation: str = static(default="relu")
-            >>> replace(Layer(1.0), activation="gelu")
-            Layer(kernel=1.0, activation='gelu')
-        """
-        if not is_node(node):
-            raise TypeError(
-                f"replace() needs an instance of a Module or of a class with @pytree_dataclass, "
-                f"got {type(node).__name__!r}."
-            )
-        make: Any = with_post_init if changes and spec_of(node).runs_post_init else with_fields
-        copy: T = make(node, changes)
-        return copy
+    Examples:
+        >>> @pytree_dataclass
+        ... class Layer:
+        ...     kernel: float
+        ...     activation: str = static(default="relu")
+        >>> replace(Layer(1.0), activation="gelu")
+        Layer(kernel=1.0, activation='gelu')
+    """
+    if not is_node(node):
+        raise TypeError(
+            f"replace() needs an instance of a Module or of a class with @pytree_dataclass, "
+            f"got {type(node).__name__!r}."
+        )
+    make: Any = with_post_init if changes and spec_of(node).runs_post_init else with_fields
+    copy: T = make(node, changes)
+    return copy

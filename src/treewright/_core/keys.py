@@ -73,12 +73,12 @@ def exact_key(value: object) -> Hashable:
     return KeyBuilder().key(value)
 
 
-def reaches_unfinished(function: Any) -> bool:
-    """Whether a function, partial or method reaches a node that is being built."""
+def reaches(function: Any, node: Any) -> bool:
+    """Whether a function, partial or method reaches this node, which is being built."""
     try:
         KeyBuilder(code="user", is_child=True).key(function)
-    except ArraysReachedError:
-        return True
+    except ArraysReachedError as error:
+        return error.value is node
     return False
 
 
@@ -177,7 +177,7 @@ class KeyBuilder:
             return self.mutable(value)
         if has_arrays(value) and not self.is_child:
             raise arrays_reached(value)
-        if type(cls) is not type and is_nnx(cls):  # nnx classes have a metaclass.
+        if is_nnx(cls):
             return self.mutable(value)
         if is_generated(cls.__eq__) and is_linen(cls):
             return self.by_fields(value)
@@ -394,13 +394,8 @@ class KeyBuilder:
 
     def array(self, value: Any) -> Hashable:
         """An array by its values, if it is small and a library's function captured it."""
-        self.is_open = (
-            self.is_open
-            or self.code == "user"
-            or isinstance(value, Tracer)
-            or value.size > _MAX_ELEMENTS
-            or value.dtype == object
-        )
+        is_constant = self.code == "library" and value.size <= _MAX_ELEMENTS and value.dtype != object
+        self.is_open = self.is_open or not is_constant or isinstance(value, Tracer)
         if self.is_open:
             return None
         try:

@@ -1,7 +1,9 @@
-"""Methods of every node: `==`, `hash`, `copy`, `pickle`, `tree_flatten` and `tree_unflatten`."""
+"""Methods of every node, such as `==`, `copy` and `tree_flatten`; and a Module's bound methods, which are pytrees."""
 
 import copy as copying
 import functools
+import inspect
+import types
 from collections.abc import Callable, Hashable, Iterable
 from types import MappingProxyType
 from typing import Any
@@ -10,9 +12,10 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._base.jax_private import Path, is_key_dtype, jax_trees, path_text
-from treewright._base.text import array_text, is_node_class, node_repr, short_text, with_article
-from treewright._core.field_checks import NoExactKeyError, arrays_reached
+from treewright._base.functions import NodeMethod
+from treewright._base.jax_private import GetAttrKey, Path, is_key_dtype, jax_trees, path_text
+from treewright._base.text import array_text, is_node_class, node_repr, short_text, text, with_article
+from treewright._core.field_checks import NoExactKeyError, add_static_hint, arrays_reached
 from treewright._core.instance import (
     FLAT_FORM,
     Unfinished,
@@ -25,6 +28,7 @@ from treewright._core.instance import (
     set_attribute,
 )
 from treewright._core.keys import KeyBuilder, compared_by_itself, exact_key
+from treewright._core.registration import register_for_export, register_with_jax
 from treewright._core.spec import FieldSpec, spec_of
 from treewright._core.statics import Statics
 from treewright.errors import TracedComparisonError
@@ -167,8 +171,8 @@ def _unhashable(node: Any, children: tuple[Any, ...], fields: list[FieldSpec]) -
         try:
             hash(_hashed_as(leaf))
         except TypeError:
-            text = array_text(leaf)
-            kind = with_article(type(leaf).__name__) if text is None else f"an array, {text}"
+            array = array_text(leaf)
+            kind = with_article(type(leaf).__name__) if array is None else f"an array, {array}"
             hint = " To pass it as a function to jit or checkpoint, pass its method: jit(node.__call__)."
             return TypeError(
                 f"unhashable type {cls.__qualname__!r}: {_path_text(path, fields, cls)} is {kind}. A traced argument "
@@ -241,3 +245,97 @@ METHODS: MappingProxyType[str, Any] = MappingProxyType(
         "__node_key__": exact_key_of,
     }
 )
+
+
+# Methods of a Module
+
+
+class ModuleMethod:
+    """The descriptor of a `Module`'s method: returns the function on the class, a `BoundMethod` on an instance."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        # pydoc, doctest and abc look for these attributes.
+        wrapper: Any = self
+        functools.update_wrapper(wrapper, function, (*functools.WRAPPER_ASSIGNMENTS, "__isabstractmethod__"), ())
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self.function
+        return BoundMethod(self.function, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, for code that reads methods from the `__dict__` of the class."""
+        return self.function(*args, **kwargs)
+
+
+class BoundMethod(NodeMethod):
+    """A method of one instance. It is a pytree: the instance is its child, the function its `aux_data`.
+
+    Two methods are equal if their functions and instances are. Instances compare as exactly as statics, or by identity
+    if they contain arrays.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, function: Callable[..., Any], instance: Any) -> None:
+        self.__func__ = function
+        self.__self__ = instance
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True  # IPython and pytest hide the frame.
+        try:
+            return self.__func__(self.__self__, *args, **kwargs)
+        except TypeError as error:
+            add_static_hint(error, self.__self__)
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        # Like types.MethodType: __name__, __doc__ and the attributes of a jitted function come from the function.
+        return getattr(self.__func__, name)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(types.MethodType(self.__func__, self.__self__))
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.__func__.__doc__
+
+    def _identity(self) -> Hashable:
+        # `==` on the instances is too coarse: jit would share one program between 0.0 and -0.0.
+        try:
+            return exact_key(self)
+        except NoExactKeyError:
+            return self.__func__, id(self.__self__)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, BoundMethod) and self._identity() == other._identity())
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def __repr__(self) -> str:
+        return f"<method {self.__func__.__qualname__} of {text(self.__self__)}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (BoundMethod, (self.__func__, self.__self__))
+
+
+def module_method(value: Any) -> ModuleMethod | None:
+    """The descriptor for a function in the body of a Module, jitted or not; None for any other value."""
+    if not isinstance(value, types.FunctionType):
+        wraps_function = callable(value) and isinstance(getattr(value, "__wrapped__", None), types.FunctionType)
+        if not wraps_function or not hasattr(type(value), "__get__") or isinstance(value, staticmethod | classmethod):
+            return None
+    return ModuleMethod(value)
+
+
+_SELF_KEY: Any = GetAttrKey("__self__")
+register_with_jax(
+    BoundMethod,
+    lambda method: (((_SELF_KEY, method.__self__),), method.__func__),
+    lambda function, children: BoundMethod(function, *children),
+    lambda method: ((method.__self__,), method.__func__),
+)
+register_for_export(BoundMethod, lambda function, children: BoundMethod(function, *children), "treewright.BoundMethod")

@@ -1,128 +1,92 @@
-"""`Module`: the base class of models. Its bound methods are pytrees too, so that `jit(model.step)` works."""
+"""`pytree_dataclass` and `Module`, the two ways to define a node class. `module.pyi` has the types for checkers."""
 
 import dataclasses
-import functools
-import inspect
-import sys
-import types
-from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, dataclass_transform
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, dataclass_transform
 
-from treewright._base.functions import NodeMethod, set_public_module
-from treewright._base.jax_private import GetAttrKey
-from treewright._base.text import text
-from treewright._core import methods
-from treewright._core.definition import OPTIONS, make_node_class
-from treewright._core.field_checks import NoExactKeyError, add_static_hint
+from treewright._base.functions import set_public_module
+from treewright._base.text import short_text
+from treewright._core.definition import make_node_class
 from treewright._core.fields import buffer, field, static
-from treewright._core.instance import FLAT_FORM, ReplaceMethod
-from treewright._core.keys import exact_key
-from treewright._core.registration import register_for_export, register_with_jax
+from treewright._core.instance import FLAT_FORM, replace
+from treewright._core.methods import METHODS, module_method
+from treewright.errors import NodeDefinitionError
 
 
-class ModuleMethod:
-    """The descriptor of a `Module`'s method: returns the function on the class, a `BoundMethod` on an instance."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        # pydoc, doctest and abc look for these attributes.
-        wrapper: Any = self
-        functools.update_wrapper(wrapper, function, (*functools.WRAPPER_ASSIGNMENTS, "__isabstractmethod__"), ())
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is None:
-            return self.function
-        return BoundMethod(self.function, instance)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, for code that reads methods from the `__dict__` of the class."""
-        return self.function(*args, **kwargs)
-
-
-class BoundMethod(NodeMethod):
-    """A method of one instance. It is a pytree: the instance is its child, the function its `aux_data`.
-
-    Two methods are equal if their functions and instances are. Instances compare as exactly as statics, or by identity
-    if they contain arrays.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, function: Callable[..., Any], instance: Any) -> None:
-        self.__func__ = function
-        self.__self__ = instance
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True  # IPython and pytest hide the frame.
-        try:
-            return self.__func__(self.__self__, *args, **kwargs)
-        except TypeError as error:
-            add_static_hint(error, self.__self__)
-            raise
-
-    def __getattr__(self, name: str) -> Any:
-        # Like types.MethodType: __name__, __doc__ and the attributes of a jitted function come from the function.
-        return getattr(self.__func__, name)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(types.MethodType(self.__func__, self.__self__))
-
-    @property
-    def __doc__(self) -> str | None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.__func__.__doc__
-
-    def _identity(self) -> Hashable:
-        # `==` on the instances is too coarse: jit would share one program between 0.0 and -0.0.
-        try:
-            return exact_key(self)
-        except NoExactKeyError:
-            return self.__func__, id(self.__self__)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, BoundMethod) and self._identity() == other._identity())
-
-    def __hash__(self) -> int:
-        return hash(self._identity())
-
-    def __repr__(self) -> str:
-        return f"<method {self.__func__.__qualname__} of {text(self.__self__)}>"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (BoundMethod, (self.__func__, self.__self__))
-
-
-def _method_of(value: Any) -> ModuleMethod | None:
-    """The descriptor for a function in the body of a Module, jitted or not; None for any other value."""
-    if not isinstance(value, types.FunctionType):
-        wraps_function = callable(value) and isinstance(getattr(value, "__wrapped__", None), types.FunctionType)
-        if not wraps_function or not hasattr(type(value), "__get__") or isinstance(value, staticmethod | classmethod):
-            return None
-    return ModuleMethod(value)
-
-
-_SELF_KEY: Any = GetAttrKey("__self__")
-register_with_jax(
-    BoundMethod,
-    lambda method: (((_SELF_KEY, method.__self__),), method.__func__),
-    lambda function, children: BoundMethod(function, *children),
-    lambda method: ((method.__self__,), method.__func__),
+@dataclass_transform(
+    frozen_default=True, field_specifiers=(field, static, buffer, dataclasses.field, dataclasses.Field)
 )
-register_for_export(BoundMethod, lambda function, children: BoundMethod(function, *children), "treewright.BoundMethod")
+def pytree_dataclass(
+    cls: Any = None,
+    /,
+    *,
+    init: bool = True,
+    repr: bool = True,
+    eq: bool = True,
+    order: bool = False,
+    unsafe_hash: bool = False,
+    frozen: bool = True,
+    match_args: bool = True,
+    kw_only: bool = False,
+    slots: bool = False,
+    weakref_slot: bool = False,
+) -> Any:
+    """Turn a class into a frozen dataclass that is a JAX pytree.
+
+    Fields become children; fields declared `static()` go to `aux_data`. In addition to
+    `dataclasses.dataclass(frozen=True)`, it adds `tree_flatten`, `tree_unflatten`, key paths by field name, and statics
+    that `jit` compares exactly. The class is registered with JAX and stays the same object.
+
+    Args:
+        cls: The class.
+        init: Generate `__init__`, unless the class body defines one, which assigns the fields as usual.
+        repr: Generate a short `__repr__`.
+        eq: Generate `__eq__`, which returns a plain `bool` for any leaves, and `__hash__` by value.
+        order: Generate `<`, `<=`, `>` and `>=`, which compare the fields in order, like a tuple. Comparing arrays with
+            several elements raises: exclude such fields with `field(compare=False)`.
+        unsafe_hash: Generate `__hash__` even with `eq=False` or with a custom `__eq__`.
+        frozen: Always true.
+        match_args: Generate `__match_args__`.
+        kw_only: Make all fields of this class keyword-only.
+        slots: Always false: a node stores all fields in one attribute. `dataclasses.make_dataclass` passes it.
+        weakref_slot: Always false: nodes support weak references anyway.
+
+    Raises:
+        NodeDefinitionError: If the class can't be a node; the message names the field or option and the fix.
+        TypeError: If `order` or `unsafe_hash` would overwrite a method of the class body, as in `dataclasses`.
+        ValueError: If `order` is true but `eq` is not.
+
+    Examples:
+        >>> @pytree_dataclass
+        ... class Layer:
+        ...     kernel: jax.Array
+        ...     activation: str = static(default="relu")
+        >>> layer = Layer(jnp.ones((3, 2)))
+        >>> layer
+        Layer(kernel=f32[3,2], activation='relu')
+        >>> jax.tree.map(jnp.shape, layer)
+        Layer(kernel=(3, 2), activation='relu')
+
+    Source: the dataclass protocol of PEP 557 and PEP 681; JAX, "Custom pytree nodes".
+    """
+    options: dict[str, Any] = dict(locals())
+
+    def decorate(cls: Any) -> type[Any]:
+        if not isinstance(cls, type):
+            raise NodeDefinitionError(f"pytree_dataclass must decorate a class, got {short_text(cls)}.")
+        make_node_class(cls, options)
+        return cls
+
+    return decorate if cls is None else decorate(cls)
 
 
-# Only for checkers, which need it to reject instances of abstract Modules; at run time Python needs no metaclass.
-if TYPE_CHECKING:
-    from abc import ABC
-else:
-    ABC = object
+OPTIONS: Mapping[str, bool] = MappingProxyType(pytree_dataclass.__kwdefaults__ or {})
 
 
-# For checkers it is not frozen, because they reject assignments in the `__init__` of a frozen class. Without
-# `eq_default=False` they would treat a class that is not frozen as unhashable, and so reject it as a static.
 @set_public_module("treewright")
 @dataclass_transform(eq_default=False, field_specifiers=(field, static, buffer, dataclasses.field, dataclasses.Field))
-class Module(ABC):
+class Module:
     """Base class for models: annotated fields are children, fields declared `static()` go to `aux_data`.
 
     A subclass gets an `__init__` generated from its fields, or defines one that assigns them; when it returns, the
@@ -154,28 +118,10 @@ class Module(ABC):
     def __init_subclass__(cls, **keywords: Any) -> None:
         options = {option: keywords.pop(option, default) for option, default in OPTIONS.items()}
         super().__init_subclass__(**keywords)
-        make_node_class(cls, options, _method_of)
+        make_node_class(cls, options, module_method)
 
-    # From Python 3.13 on checkers synthesise a `__replace__` with the fields as parameters. For a class with a custom
-    # `__init__`, pyright does not, and uses the one below.
-    if TYPE_CHECKING and sys.version_info >= (3, 13):
-        replace: ClassVar[ReplaceMethod]
-
-        def __replace__(self, /, **changes: Any) -> Self: ...
-    elif TYPE_CHECKING:
-
-        def replace(self, /, **changes: Any) -> Self: ...
-
-    if TYPE_CHECKING:
-        # With this, ty rejects `del net.kernel`; other checkers can't.
-        def __delattr__(self, name: str, /) -> NoReturn: ...
-        def tree_flatten(self) -> tuple[tuple[Any, ...], Hashable]: ...
-
-        @classmethod
-        def tree_unflatten(cls, aux_data: object, children: Iterable[Any]) -> Self: ...
-    else:
-        replace = methods.replace
-        locals().update(methods.METHODS)
+    replace = replace
+    locals().update(METHODS)
 
 
 # Python itself rejects `Module()`, because Module is not a node class.

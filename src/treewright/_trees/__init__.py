@@ -1,1 +1,1 @@
-"""Working on trees of nodes."""
+"""Functions for trees of nodes: select, update, split, stack, compare and measure."""

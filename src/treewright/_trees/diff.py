@@ -23,7 +23,7 @@ from treewright._base.lines import common_prefix, counted, first_lines, mesh_tex
 from treewright._base.text import LENGTH, cut_text, short_text
 from treewright._contents import Part, contents
 from treewright._core import NoExactKeyError, exact_key, flat_form, is_node_class, leaves_equal, spec_of
-from treewright._trees.level import AUX_KEY, LeafType, Level, Structure, leaf_type_of, level_of, reject_class
+from treewright._trees.level import AuxKey, LeafType, Level, Structure, leaf_type_of, level_of, reject_class
 
 _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "value"]
 _OfCalls: TypeAlias = Literal["placement", "passing", "setting", "option", "batch", "function"]
@@ -330,14 +330,14 @@ def _static_differences(path: Path, old: Level, new: Level, compare: Comparison)
         changed = [pair for pair, (a, b) in zip(pairs, keys, strict=True) if a != b or hash(a) != hash(b)]
         changed = changed or [pair for pair in pairs if not compare.alike(*pair[1:])]  # an object changed in place
     exactly = old.exact is not None and new.exact is not None
-    yield from (
-        static_difference((*path, key), value, other, compare, exactly=exactly) for key, value, other in changed
-    )
+    for key, value, other in changed:
+        place = path if key == AuxKey(is_value=True) else (*path, key)
+        yield static_difference(place, value, other, compare, exactly=exactly)
     names, others = ([key for key, _ in level.children] for level in (old, new))
     if changed or old.exact is not None or set(names) != set(others):
         return
     if names == others:  # the difference is in the part of aux_data without names
-        yield static_difference((*path, AUX_KEY), old.aux, new.aux, compare)
+        yield static_difference((*path, AuxKey()), old.aux, new.aux, compare)
     else:
         old_order, new_order = (tuple(getattr(key, "key", key) for key in order) for order in (names, others))
         yield Difference(path, old_order, new_order, "static", "the same entries in a different order")

@@ -29,7 +29,16 @@ from treewright._freeze import FrozenMapping
 
 _NUMBERS = frozenset({bool, int, float, complex})
 _SEQUENCES = frozenset({list, tuple})
-AUX_KEY: Key = GetAttrKey("<aux_data>")  # for `aux_data` of a class without names for its contents
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AuxKey:
+    """The key for `aux_data` of a class without names for its contents."""
+
+    is_value: bool = False  # True if `aux_data` is the value itself, as with `jax.tree_util.register_static`
+
+    def __str__(self) -> str:
+        return ".<aux_data>"
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -42,7 +51,7 @@ class Level:
         tuple[Key, Any]
     ]  # the contents of `aux` by name, if known; `statics` reads an iterator on first use
     children: tuple[tuple[Key, Any], ...]
-    exact: tuple[Hashable, ...] | None = None  # the exact key of each static; None if not a node
+    exact: tuple[Hashable, ...] | None = None  # the exact key of each static; None for foreign classes
 
     @property
     def statics(self) -> tuple[tuple[Key, Any], ...]:
@@ -94,11 +103,11 @@ def level_of(value: Any) -> Level | None:
     if is_node_class(kind):
         return _node_level(kind, *flat_form(value))
     if kind in _SEQUENCES:
-        return Level(kind, None, (), tuple((SequenceKey(i), item) for i, item in enumerate(value)))
+        return Level(kind, None, (), tuple((SequenceKey(i), item) for i, item in enumerate(value)), ())
     if kind is dict:
         with contextlib.suppress(Exception):  # names that can't be sorted: JAX raises below
             names = sorted(value)  # JAX's order, in an eighth of the time
-            return Level(kind, names, (), tuple((DictKey(name), value[name]) for name in names))
+            return Level(kind, names, (), tuple((DictKey(name), value[name]) for name in names), ())
     if kind is Level:
         return value  # type: ignore[no-any-return]
     if kind is Structure:
@@ -205,9 +214,11 @@ def _named_statics(kind: type[Any], aux: Any, keys: list[Key], tree: Any) -> Ite
         named = [entry for entry in getattr(tree, "__dict__", {}).items() if entry[0] not in children]
         named = [(name, value) for name, value in named if id(value) in ids]
     yield from ((GetAttrKey(name), value) for name, value in named)
-    if not named:
+    if aux is tree:
+        yield AuxKey(is_value=True), aux
+    elif not named:
         rest = tuple(part for part in parts if not _repeats(part, keys))
-        yield AUX_KEY, aux if len(rest) == len(parts) else rest
+        yield AuxKey(), aux if len(rest) == len(parts) else rest
 
 
 def _items(aux: Any) -> tuple[Any, ...]:

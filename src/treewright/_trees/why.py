@@ -12,7 +12,14 @@ from typing import Any, Literal, NamedTuple, Self
 import jax
 import numpy as np
 
-from treewright._base.functions import READS_ATTRIBUTE, captured, is_library, is_library_function, is_standard_class
+from treewright._base.functions import (
+    READS_ATTRIBUTE,
+    captured,
+    is_generated,
+    is_library,
+    is_library_function,
+    is_standard_class,
+)
 from treewright._base.jax_private import Path, path_text
 from treewright._base.text import first_names, short_text
 from treewright._contents import Part, contents, is_method, unwrap_api_boundary
@@ -82,7 +89,7 @@ class Snapshot:
         parts: Snapshots of its `contents`.
         compared: How `jit` compares it as a static of a foreign class.
         exactly: How nodes compare it as a static: a closed function by its parts, any other by identity.
-        value: The value itself, if its class defines `==`.
+        kept: The value itself, if its class defines `==` and allows no weak reference.
         code: The code of a Python function.
         assigned: The variables that a Python function itself assigns, such as a counter of its traces.
     """
@@ -92,7 +99,7 @@ class Snapshot:
     parts: Mapping[Any, Any]
     compared: Compared
     exactly: Compared
-    value: Any
+    kept: Any
     code: Code | None
     assigned: Mapping[str, Any]
     address: int
@@ -100,6 +107,11 @@ class Snapshot:
 
     def __repr__(self) -> str:
         return self.text
+
+    @property
+    def value(self) -> Any:
+        """The value itself if its class defines `==`; None if it is deleted: JAX's caches depend on that."""
+        return self.kept if self.reference is None else self.reference()
 
     @property
     def is_alive(self) -> bool:
@@ -164,12 +176,11 @@ def kind_of(value: Any) -> type[Any]:
 
 def _snapshot_with(value: Any, parts: Mapping[Any, Any]) -> Snapshot:
     kind: Any = type(value)
-    generated = dataclasses.is_dataclass(type(value)) and str(kind.__eq__.__qualname__).startswith("__create_fn__")
     is_tuple = isinstance(value, tuple) and kind.__eq__ is tuple.__eq__
     compared: Compared = "value"
     if kind.__eq__ is object.__eq__ or isinstance(value, _ARRAYS):
         compared = "object"
-    elif generated or is_tuple or kind in {*_MUTABLE, frozenset} or is_method(value) or is_node(value):
+    elif is_generated(kind.__eq__) or is_tuple or kind in {*_MUTABLE, frozenset} or is_method(value) or is_node(value):
         compared = "parts"
     function = unwrap_api_boundary(value)
     code: Code | None = None
@@ -183,8 +194,8 @@ def _snapshot_with(value: Any, parts: Mapping[Any, Any]) -> Snapshot:
         reference = None
     is_function = code is not None or any(getattr(key, "role", "") == "function" for key in parts)
     exactly: Compared = ("parts" if _is_closed(value) else "object") if is_function else compared
-    equal = value if compared == "value" else None
-    return Snapshot(kind, short_text(value), parts, compared, exactly, equal, code, assigned, id(value), reference)
+    kept = value if compared == "value" and reference is None else None
+    return Snapshot(kind, short_text(value), parts, compared, exactly, kept, code, assigned, id(value), reference)
 
 
 def _is_closed(function: Any) -> bool:
@@ -243,8 +254,9 @@ def same(left: Any, right: Any, *, exactly: bool = False) -> bool:
         return left.is_object_of(right)
     if not exactly and left.kind is right.kind is types.MethodType:
         return same(left.parts[_FUNCTION], right.parts[_FUNCTION]) and _are_one(left.parts[_SELF], right.parts[_SELF])
-    if how == "value":
-        equal = (same_exactly if exactly else same_to_jit)(left.value, right.value)
+    old, new = left.value, right.value
+    if how == "value" and old is not None and new is not None:
+        equal = (same_exactly if exactly else same_to_jit)(old, new)
         return equal and not (exactly and left.is_object_of(right) and not _have_same_parts(left, right, alike))
     return _is_of_one_kind(left, right) and _have_same_parts(left, right, alike if exactly else same)
 
@@ -505,10 +517,11 @@ def _of_methods(old: Snapshot, new: Snapshot) -> Cause | None:
 
 def _of_objects(old: Snapshot, new: Snapshot) -> Cause | None:
     kind: Any = old.kind
+    a, b = old.value, new.value
     changed = changes(old, new)
     if changed and old.is_object_of(new) and new.is_alive:
         return Cause("changed in place", f"the same object, changed in place: {_listed(changed)}")
-    if old.compared == "value" and same(old, new) and hash(old.value) != hash(new.value):
+    if old.compared == "value" and a is not None and b is not None and same(old, new) and hash(a) != hash(b):
         return Cause("unequal hashes", f"{kind.__qualname__}.__eq__ returns True, but the hashes differ")
     changed = [change for change in changed if not _is_bare(change)]
     # A class with a custom way to create instances may keep one per value.

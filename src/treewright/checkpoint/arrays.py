@@ -221,25 +221,18 @@ class Layout(NamedTuple):
     writers: tuple[tuple[int, int], ...]
 
 
-class Blocks(NamedTuple):
-    """The layout of arrays with one sharding and grid, and the blocks that this process digests.
-
-    `numbers` maps a device to the number of its block and whether this process writes it. If several devices have the
-    same block, Orbax writes the first device's copy.
-    """
-
-    layout: Layout
-    numbers: dict[Any, tuple[int, bool]]
-
-
 def grid_of(array: jax.Array) -> tuple[int, ...]:
     """The number of blocks along each dimension of an array."""
     part = array.sharding.shard_shape(array.shape)
     return tuple([size // length for size, length in zip(array.shape, part, strict=True)])
 
 
-def blocks_of(sharding: Any, grid: tuple[int, ...]) -> Blocks:
-    """The blocks of arrays with this sharding and grid. Takes 10 us per device, so callers cache it."""
+def blocks_of(sharding: Any, grid: tuple[int, ...]) -> tuple[Layout, dict[Any, tuple[int, bool]]]:
+    """The layout of arrays with this sharding and grid; by device, the number of its block and whether it writes it.
+
+    Only devices whose block this process digests are listed. If several devices have the same block, Orbax writes the
+    first device's copy. Takes 10 us per device, so callers cache it.
+    """
     first: dict[int, Any] = {}
     mine: dict[int, Any] = {}
     for device, index in sharding.devices_indices_map(grid).items():  # each block counts as one element
@@ -249,7 +242,7 @@ def blocks_of(sharding: Any, grid: tuple[int, ...]) -> Blocks:
             mine.setdefault(number, device)
     writers = itertools.groupby(first[number].process_index for number in range(len(first)))
     layout = Layout(grid, tuple((process, len([*run])) for process, run in writers))
-    return Blocks(layout, {device: (number, device is first[number]) for number, device in mine.items()})
+    return layout, {device: (number, device is first[number]) for number, device in mine.items()}
 
 
 def local_blocks(array: Any, grid: Sequence[int]) -> Iterator[tuple[int, Any]]:

@@ -52,12 +52,14 @@ def _print(text: str, *, to_stderr: bool = False) -> None:
 
 def _checkpoints(path: Path) -> list[Path]:
     """The file or step at a path, or the steps of a run in order."""
-    if not path.is_dir() or (path / "_CHECKPOINT_METADATA").exists():
+    if not path.is_dir():
         return [path]
-    steps = [step for step in path.iterdir() if step.name.isdecimal()]
+    from treewright.checkpoint.folder import LISTING, steps_in
+
+    steps = [path] if (path / LISTING).exists() else [path / str(step) for step in steps_in(path)]
     if not steps:
         raise CheckpointError(f"{path} contains no steps.")
-    return sorted(steps, key=lambda step: int(step.name))
+    return steps
 
 
 @contextlib.contextmanager

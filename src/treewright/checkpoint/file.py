@@ -212,7 +212,7 @@ def translate_read_errors(subject: str) -> Generator[None]:
         raise
     except Exception as error:
         number = getattr(error, "errno", None)
-        # Rust and C++ libraries report errno only in the message.
+        # TensorStore reports errno only in the message.
         if in_text := re.search(r"\bos[ _]error(?:_code)?[ ='\"]+(\d+)", str(error), re.IGNORECASE):
             number = int(in_text[1])
         if number not in _LASTING and (isinstance(error, OSError) or number):
@@ -258,7 +258,7 @@ def open_safetensors(path: Path) -> Generator[tuple[dict[str, Any], dict[str, An
         try:
             start = 8 + int.from_bytes(file.read(8), "little")
             if start > MAX_BYTES:
-                raise ValueError(f"the header would have {start - 8:,} bytes")
+                raise ValueError(f"its length is {start - 8:,} bytes")
             entries = json.loads(file.read(start - 8))
             metadata = dict(entries.pop(_METADATA, {}))
             bounds = {name: entry["data_offsets"] for name, entry in entries.items()}
@@ -276,7 +276,7 @@ def open_safetensors(path: Path) -> Generator[tuple[dict[str, Any], dict[str, An
             first = -memory.__array_interface__["data"][0] % _ALIGNED
             data = memory[first : first + end - begin]
             file.seek(start + begin)
-            if file.readinto(data) != end - begin:
+            if file.readinto(data.data) != end - begin:
                 raise ValueError(f"{name} ends after the file")
             return data
 

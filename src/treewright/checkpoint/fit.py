@@ -30,7 +30,7 @@ from treewright.checkpoint.differences import (
     refuse_mismatches,
 )
 from treewright.checkpoint.manifest import ROOT_LEAF, LeafRecord, Manifest
-from treewright.checkpoint.tree import Parts, parts_to_save, refuse, tree_of
+from treewright.checkpoint.tree import Parts, parts_to_save, tree_of
 from treewright.errors import CheckpointError, CheckpointWarning, warn_user
 
 T = TypeVar("T")
@@ -246,10 +246,7 @@ def _into_tree(manifest: Manifest, read: Read, like: T, options: Options) -> T:
             value, form = target.values[leaf.name], leaf.form
             if saved.form.ref and isinstance(value, jax.ShapeDtypeStruct):  # can't express refs
                 form = form._replace(ref=True)
-            requests.append(LeafRequest(saved, leaf.path, form, value, _sharding_of(value, form)))
-    refuse(
-        "Nothing can be loaded into this tree:", [problem for each in requests for problem in _without_devices(each)]
-    )
+            requests.append(LeafRequest(saved, leaf.path, form, value, _sharding_of(value, form, leaf.path)))
     _refuse_no_value(manifest, target, {each.leaf.name for each in requests})
     values = {**target.values, **_values(requests, read)}
     _warn_of(allowed, options)
@@ -298,32 +295,28 @@ def _warn_of(allowed: Sequence[Mismatch], options: Options) -> None:
         warn_user(f"The checkpoint and the tree differ. The tree keeps its own values:\n  {lines}", CheckpointWarning)
 
 
-def _sharding_of(value: Any, form: Form) -> Any:
-    """The sharding of the array to read for a leaf. A key's data has more dimensions than the key."""
+def _sharding_of(value: Any, form: Form, path: str) -> Any:
+    """The sharding of the array to read for a leaf. A key's data has more dimensions than the key.
+
+    Raises:
+        CheckpointError: If it has an abstract mesh, and no current mesh has its axes.
+    """
     if form.kind in ON_HOST or (isinstance(value, jax.Array) and not value.committed):
         return None
     sharding: Any = getattr(value, "sharding", None)
-    if _is_abstract(sharding):  # from jax.eval_shape with explicit axes
+    if isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):  # from jax.eval_shape
         mesh = untyped_jax.sharding.get_mesh()
-        same = mesh.shape == sharding.mesh.shape
-        sharding = jax.sharding.NamedSharding(mesh, sharding.spec) if same else sharding
+        if mesh.shape != sharding.mesh.shape:
+            raise CheckpointError(
+                f"{path} has an abstract mesh without devices, {dict(sharding.mesh.shape)}. Load inside "
+                f"`with jax.set_mesh(mesh):`, with a mesh of these axes."
+            )
+        sharding = jax.sharding.NamedSharding(mesh, sharding.spec)
     if form.kind != "key" or not isinstance(sharding, jax.sharding.NamedSharding):
         return sharding
     split = (*sharding.spec, *(None,) * (len(value.shape) - len(sharding.spec)))
     whole = (None,) * (len(form.shape) - len(value.shape))
     return jax.sharding.NamedSharding(sharding.mesh, untyped_jax.P(*split, *whole))
-
-
-def _is_abstract(sharding: Any) -> bool:
-    return isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh)
-
-
-def _without_devices(request: LeafRequest) -> Iterator[str]:
-    if _is_abstract(request.sharding):
-        yield (
-            f"{request.path} has an abstract mesh without devices, {dict(request.sharding.mesh.shape)}. Load inside "
-            f"`with jax.set_mesh(mesh):`, with a mesh of these axes"
-        )
 
 
 def _values(requests: Sequence[LeafRequest], read: Read) -> dict[str, Any]:

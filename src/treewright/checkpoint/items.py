@@ -33,7 +33,7 @@ from treewright._processes import (
     refuse_differences,
     representatives_of,
 )
-from treewright.checkpoint.arrays import DTYPES, Blocks, Layout, array_to_save, digest_of, grid_of, verify
+from treewright.checkpoint.arrays import DTYPES, Layout, array_to_save, digest_of, grid_of, verify
 from treewright.checkpoint.file import read_regular, translate_read_errors
 from treewright.checkpoint.fit import LeafRequest
 from treewright.checkpoint.folder import LISTING, clear
@@ -115,7 +115,7 @@ def _decision(outcomes: Sequence[Any]) -> tuple[Any, Any, list[int]]:
 
 
 def step_to_save(
-    state: Any, items: Mapping[str, Any], blocks_of: Callable[..., Blocks], **of_step: Any
+    state: Any, items: Mapping[str, Any], blocks_of: Callable[..., Any], **of_step: Any
 ) -> tuple[Parts, dict[str, Any], "SaveManifest"]:
     """The records of a tree, the arrays that Orbax saves, and the arguments of `ManifestHandler`.
 
@@ -214,7 +214,7 @@ class SaveManifest(ocp.args.CheckpointArgs):  # type: ignore[misc]
     Attributes:
         manifest: The manifest.
         items: The items of this process, as JSON.
-        blocks: JAX's arrays with their `Blocks.numbers`, by name.
+        blocks: JAX's arrays with their blocks by device, as `blocks_of` returns them, by name.
         folder: The run's folder, to clear.
         timeout: Seconds to wait for the other processes.
         returned: Set when `save` returns: until then digests would compete with it for cores.
@@ -395,17 +395,11 @@ def _read(folder: Any, requests: Sequence[LeafRequest], limit: int) -> dict[str,
         with translate_read_errors(f"Step {folder.name}"):
             handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=gigabytes)
             arrays |= handler.restore(epath.Path(folder) / STATE, args=restore)
-            _check_forms(arrays, [each.leaf for each in requests])
+            for leaf in [each.leaf for each in requests]:  # Orbax's own index may be damaged
+                array, form = arrays.get(leaf.array), leaf.form
+                if (getattr(array, "shape", 0), getattr(array, "dtype", 0)) != (form.shape, DTYPES[form.dtype]):
+                    raise ValueError(f"{leaf.path} was saved as {form}, but Orbax returns {short_text(array)}")
     return arrays
-
-
-def _check_forms(arrays: dict[str, Any], leaves: Sequence[LeafRecord]) -> None:
-    """Raise if Orbax's own index lacks a leaf or has it with a different shape or dtype."""
-    for leaf in leaves:
-        array, form = arrays.get(leaf.array), leaf.form
-        found = getattr(array, "shape", None), getattr(array, "dtype", None)
-        if found != (form.shape, DTYPES[form.dtype]):
-            raise ValueError(f"{leaf.path} was saved as {form}, but Orbax returns {short_text(array)}")
 
 
 def _refuse_special_files(folder: Path) -> None:

@@ -232,19 +232,15 @@ def _manifest(document: Any) -> Manifest:
             if arrays[leaf.tied].form != leaf.form:
                 raise ValueError(f"{leaf.name!r} can't share the array of {leaf.tied!r}")
     layouts = tuple([_layout(tuple(grid), tuple(map(tuple, writers))) for grid, writers in document["layouts"]])
-    processes, retention = int(document["processes"]), dict(document["retention"])
-    manifest = Manifest(nodes, leaves, _metrics(**document["metrics"]), processes, layouts, retention)
+    metrics, processes, retention = dict(document["metrics"]), int(document["processes"]), dict(document["retention"])
+    if any(type(value) not in {int, float} for value in metrics.values()):
+        raise ValueError("its metrics are not numbers")
+    manifest = Manifest(nodes, leaves, metrics, processes, layouts, retention)
     for leaf in leaves:
         grid = manifest.layout_of(leaf).grid
         if any(size % count for size, count in zip(leaf.form.shape, grid, strict=True)):
             raise ValueError(f"{leaf.name!r} can't have the blocks {grid}")
     return manifest
-
-
-def _metrics(**metrics: Any) -> dict[str, float]:
-    if any(type(value) not in {int, float} for value in metrics.values()):
-        raise ValueError("its metrics are not numbers")
-    return metrics
 
 
 def _layout(grid: tuple[Any, ...], writers: tuple[Any, ...]) -> Layout:

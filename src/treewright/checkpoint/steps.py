@@ -188,7 +188,7 @@ class CheckpointManager:
                 the previous save failed.
             ProcessMismatchError: If the processes do not save the same.
         """
-        number = _step_number(step, f" The step comes first: save({state}, state)." if type(state) is int else "")
+        number = _step_number(step, f"The step comes first: save({state}, state)." if type(state) is int else "")
         if self._is_closed:
             raise CheckpointError(
                 f"Step {number} can't be saved, because this manager of {self.directory} is closed. Save inside its "
@@ -483,11 +483,11 @@ class CheckpointManager:
                 raise
             raise CheckpointError(f"Step {step} in {self.directory} was deleted while it was read.") from error
 
-    def _resolve_step(self, step: SupportsIndex | None) -> int:
+    def _resolve_step(self, step: SupportsIndex | None, cure_of_tree: str = "") -> int:
         """The number of an existing step, by default the latest, after waiting for the pending save."""
         self._wait_and_raise()
         steps = self.all_steps()
-        number = _step_number(step) if step is not None else max(steps, default=-1)
+        number = _step_number(step, cure_of_tree) if step is not None else max(steps, default=-1)
         if number in steps:
             return number
         empty = "has no steps" if self.directory.is_dir() else "does not exist"
@@ -514,10 +514,7 @@ class CheckpointManager:
             OSError: If the file system fails.
         """
         checked = check_options(like, options)
-        is_tree = step is not None and not isinstance(step, SupportsIndex | float | str)
-        number = self._resolve_step(
-            _step_number(step, " Pass the tree by name: restore(like=tree).") if is_tree else step
-        )
+        number = self._resolve_step(step, "Pass the tree by name: restore(like=tree).")
         with self._deletion_reported(number):
             return self._restored(number, like, checked)
 
@@ -585,13 +582,14 @@ def _is_number(value: Any) -> bool:
     return type(value) is float or (type(value) is int and value.bit_length() < 1024)  # larger ints exceed all floats
 
 
-def _step_number(step: Any, hint: str = "") -> int:
+def _step_number(step: Any, cure_of_tree: str = "") -> int:
     number = -1
     if not isinstance(step, bool):
         with contextlib.suppress(TypeError):
             number = operator.index(step)
     if number < 0:
-        raise CheckpointError(f"A step must be a non-negative integer, got {short_text(step)}.{hint}")
+        cure = "" if isinstance(step, SupportsIndex | float | str) else f" {cure_of_tree}".rstrip()
+        raise CheckpointError(f"A step must be a non-negative integer, got {short_text(step)}.{cure}")
     return number
 
 

@@ -1,8 +1,7 @@
 """Convert a tree to a manifest and leaves, and those to plain lists, tuples and dicts."""
 
-import functools
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -112,15 +111,12 @@ def parts_to_save(
                 nodes.append(_node_record(part, level, name, path, steps))
             except (StaticSerializationError, RecursionError) as error:
                 problems.append(f"{path or 'the tree'} has a static that can't be saved: {error}")
-    title = "Nothing can be loaded into this tree:" if abstract else "The tree can't be saved, and nothing was written:"
-    refuse(title, problems)
-    return Parts(Manifest(tuple(nodes), tuple(leaves)), values, frozenset(local))
-
-
-def refuse(title: str, problems: Sequence[str]) -> None:
-    """Raise an error that lists the first problems, if there are any."""
     if problems:
-        raise CheckpointError("\n  ".join([title, *first_lines(problems)]))
+        title = (
+            "Nothing can be loaded into this tree" if abstract else "The tree can't be saved, and nothing was written"
+        )
+        raise CheckpointError("\n  ".join([f"{title}:", *first_lines(problems)]))
+    return Parts(Manifest(tuple(nodes), tuple(leaves)), values, frozenset(local))
 
 
 def _step_of(key: Any) -> str:
@@ -143,16 +139,14 @@ def _node_record(part: Any, level: Level, name: str, path: str, steps: tuple[str
     is_namedtuple = issubclass(cls, tuple) and hasattr(cls, "_fields")
     kind = cls.__name__ if cls in _CONTAINERS else "namedtuple" if is_namedtuple else "other"
     kind = "node" if is_node(part) else kind
-    keys = tuple(_described(key.key) for key, _ in level.children) if cls in _DICTS else ()
+    keys = tuple(encode(key.key, describe=True) for key, _ in level.children) if cls in _DICTS else ()
     if cls in _CONTAINERS or kind == "namedtuple":
         statics = [("default_factory", part.default_factory)] if cls is defaultdict else []
     else:
         statics = [(str(key).lstrip("."), value) for key, value in level.statics]
     of_class = None if cls in _CONTAINERS else class_name(cls)
-    return NodeRecord(name, path, kind, steps, of_class, keys, {key: _described(value) for key, value in statics})
-
-
-_described = functools.partial(encode, describe=True)
+    encoded = {key: encode(value, describe=True) for key, value in statics}
+    return NodeRecord(name, path, kind, steps, of_class, keys, encoded)
 
 
 # From records to plain containers

@@ -1,1 +1,1 @@
-"""`python -m treewright move`: programs written for other libraries, rewritten for this one."""
+"""`python -m treewright move`: rewrite programs that use other libraries."""

@@ -1,4 +1,4 @@
-"""`python -m treewright move PATH...`: programs written for other libraries, rewritten, as a diff or in place."""
+"""`python -m treewright move PATH...`: print the rewritten programs as a diff, or write them in place."""
 
 import argparse
 import difflib

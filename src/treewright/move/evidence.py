@@ -1,24 +1,24 @@
 """How a program uses the fields of its nodes: reads on the class, and the values assigned to the fields."""
 
+import re
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import libcst as cst
 
 from treewright.move import libraries
-from treewright.move.program import NodeClass, Program, Source, field_lines, function_of, is_field, name_of
+from treewright.move.libraries import ValueKind
+from treewright.move.program import NodeClass, Program, Source, field_lines, is_field, items_of, name_of, unsubscripted
 
-ValueKind = Literal["array", "node", "container", "function", "unknown"]
-
-_SPACES = (
-    cst.BaseParenthesizableWhitespace,
-    cst.TrailingWhitespace,
-    cst.EmptyLine,
-    cst.Comma,
-    cst.AssignEqual,
-    cst.Dot,
+_SPACES = cst.BaseParenthesizableWhitespace | cst.TrailingWhitespace | cst.EmptyLine
+_DISPLAYS = cst.List | cst.Dict | cst.Set | cst.ListComp | cst.DictComp | cst.SetComp
+_COMPOUND = (
+    *(cst.Tuple, cst.IfExp, cst.BooleanOperation, cst.UnaryOperation, cst.BinaryOperation),
+    *(cst.List, cst.Dict, cst.Set, cst.ListComp, cst.DictComp, cst.SetComp, cst.BaseElement, cst.BaseDictElement),
 )
+# `cls` in a method is the class, and `self.x` an attribute of it.
+_OF_CLASS = re.compile(r"\.\w+\.<locals>\.(cls\b|self\.__class__\b|self(?=\.))")
 
 
 class Evidence:
@@ -30,196 +30,224 @@ class Evidence:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._above: dict[cst.ClassDef, list[cst.ClassDef]] = {
-            node.definition: [above.definition for above, _ in program.above(node.source, node.definition)]
-            for node in program.nodes.values()
+        nodes = program.nodes.values()
+        self._above = {node: [above for above, _ in program.above(node.source, node.definition)] for node in nodes}
+        self._fields = {
+            node: [name_of(line.target) for line in field_lines(node.definition) if is_field(line, node, program)]
+            for node in nodes
         }
-        self._fields: dict[cst.ClassDef, list[str]] = {
-            node.definition: [
-                name_of(line.target) for line in field_lines(node.definition) if is_field(line, node, program)
-            ]
-            for node in program.nodes.values()
-        }
-        self._field_names = {name for fields in self._fields.values() for name in fields}
-        self._class_names = {node.name for node in program.nodes.values()}
-        self._class_names |= {each.name for source in program.sources.values() for each in source.imports}
-        self._reads = defaultdict[tuple[cst.ClassDef, str], list[tuple[Source, cst.CSTNode]]](list)
-        self._given = defaultdict[tuple[cst.ClassDef, str], list[tuple[Source, cst.BaseExpression]]](list)
-        self._set = set[str]()  # names that a call passes a value by, or that a statement assigns to as an attribute
-        self._reached = set[str]()  # attributes in functions that are passed to tree_at
-        self._open = set[cst.ClassDef]()  # classes with a constructor call whose arguments are not all in sight
-        self._related = defaultdict[cst.ClassDef, set[cst.ClassDef]](set)  # a class with its bases and subclasses
-        for each in self._above:
+        self._related = defaultdict[NodeClass, set[NodeClass]](set)  # a class with its bases and subclasses
+        for each in nodes:
             for base in self._bases(each):
                 self._related[base].add(each)
                 self._related[each].add(base)
+        # By full name: the values of variables, parameters, and attributes of classes and their instances.
+        self._values = defaultdict[str, list[tuple[Source, cst.CSTNode]]](list)
+        self._reads = defaultdict[tuple[NodeClass, str], list[tuple[Source, cst.CSTNode]]](list)
+        self._set = set[str]()  # names that a call passes a value by, or that a statement assigns to as an attribute
+        self._reached = set[str]()  # attributes in functions that are passed to tree_at
+        self._open = set[NodeClass]()  # classes with a constructor call whose arguments are not all in sight
         self.is_filtered: bool = False
-        for source in program.sources.values():
-            self._walk(source, source.module, None)
+        for name, (source, function) in program.functions.items():
+            for param in _params(function):
+                values = [param] if function.name.value != "__init__" else [param.default] if param.default else []
+                self._values[f"{name}.<locals>.{param.name.value}"] += [(source, value) for value in values]
+        code = [(source, node) for source in program.sources.values() for node in _every(source.module)]
+        for source, part in code:
+            self._collect(source, part)
+        names = {name for fields in self._fields.values() for name in fields}
+        for source, part in code:
+            if isinstance(part, cst.Attribute) and part.attr.value in names:
+                for owner in self._kinds_of(source, part.value):
+                    if isinstance(owner, NodeClass):
+                        self._reads[self._owner(owner, part.attr.value), part.attr.value].append((source, part))
 
     # Collection
 
-    def _walk(self, source: Source, node: Any, cls: cst.ClassDef | None) -> None:
-        if isinstance(node, cst.ClassDef):
-            cls = node
-        elif isinstance(node, cst.Call):
-            self._call(source, node, cls)
-        elif isinstance(node, cst.Attribute) and node.attr.value in self._field_names:
-            for owner in self._classes_of(source, node.value, cls):
-                self._reads[self._owner(owner, node.attr.value), node.attr.value].append((source, node))
-        elif isinstance(node, cst.AssignTarget | cst.AnnAssign | cst.AugAssign):
-            self._assignment(source, node, cls)
-        for part in _parts(node):
-            if isinstance(node, cst.Assign) and isinstance(part, cst.AssignTarget):
-                self._assignment(source, part, cls, node.value)
-            self._walk(source, part, cls)
+    def _collect(self, source: Source, node: cst.CSTNode) -> None:
+        match node:
+            case cst.Call():
+                self._call(source, node)
+            case cst.Assign():
+                for each in node.targets:
+                    self._assignment(source, each.target, node.value)
+            case cst.For() | cst.CompFor():
+                self._assignment(source, node.target, node.iter)
+            case cst.AnnAssign() | cst.AugAssign() if isinstance(node.target, cst.Attribute) or not self._in_class(
+                source, node.target
+            ):
+                self._assignment(source, node.target, node.value)
 
-    def _assignment(self, source: Source, node: Any, cls: Any, value: cst.BaseExpression | None = None) -> None:
-        if not isinstance(node.target, cst.Attribute):
-            name = name_of(node.target)
-            if value is not None and name in self._fields.get(cls, ()):  # a parameter with a new value
-                self._given[cls, name].append((source, value))
-            return
-        name = node.target.attr.value
-        if cls in self._above and name_of(node.target.value) == "self":
-            value = value or getattr(node, "value", None)
-            self._given[cls, name] += [(source, value)] if value is not None else []
-        if isinstance(node.target.value, cst.Name | cst.Attribute):
-            self._set.add(name)
+    def _in_class(self, source: Source, target: cst.BaseExpression) -> bool:
+        return any(self._program.nodes_named([name.rpartition(".")[0]]) for name in source.names_of(target))
 
-    def _call(self, source: Source, call: cst.Call, cls: cst.ClassDef | None) -> None:
+    def _assignment(self, source: Source, target: cst.BaseExpression, value: cst.BaseExpression | None) -> None:
+        if isinstance(target, cst.Tuple | cst.List):
+            for element in target.elements:
+                self._assignment(source, element.value, value)
+        if isinstance(target, cst.Attribute):
+            self._set.add(target.attr.value)
+        if isinstance(target, cst.Name | cst.Attribute) and value is not None:
+            for name in self._names(source, target):
+                self._values[name].append((source, value))
+
+    def _call(self, source: Source, call: cst.Call) -> None:
         self._set.update(arg.keyword.value for arg in call.args if arg.keyword is not None)
         self._set.update(text for arg in call.args[1:2] if (text := _text_of(arg.value)))  # setattr(node, "name", ...)
-        name = name_of(call.func)
-        if name == "__new__" and call.args and any(self._classes_of(source, call.args[0].value, cls)):
-            source.note(call, f"{_code(source, call)}: {libraries.NEW}", "treewright", undecided=True)
-        if name.startswith("filter_") or name in {"tree_at", "inference_mode", "tree_inference"}:
-            names = self._program.names_of(source, call.func)
-            self.is_filtered |= any(full.startswith("equinox.filter_") for full in names)
-            if names & {"equinox.nn.inference_mode", "equinox.tree_inference"}:
-                self._reached.add("inference")
-            if "equinox.tree_at" in names and call.args:
-                self._reached |= set(_attributes(call.args[0].value))
-        for owner in self._classes_of(source, call.func, cls):
-            parameters = self._parameters(owner)
-            for place, arg in enumerate(call.args):
-                keyword = arg.keyword.value if arg.keyword is not None else None
-                if arg.star or (keyword is None and place >= len(parameters)):
-                    self._open.add(owner)
-                else:
-                    self._given[owner, keyword or parameters[place]].append((source, arg.value))
-                    self._set.add(keyword or parameters[place])
+        names = self._names(source, call.func)
+        if name_of(call.func) == "__new__" and call.args and self._nodes(source, call.args[0].value):
+            text = f"{source.module.code_for_node(call.func)}: {libraries.NEW}"
+            source.note(call, text, "treewright", undecided=True)
+        self.is_filtered |= any(name.startswith("equinox.filter_") for name in names)
+        if names & {"equinox.nn.inference_mode", "equinox.tree_inference"}:
+            self._reached.add("inference")
+        if "equinox.tree_at" in names and call.args:
+            attributes = (each for each in _every(call.args[0].value) if isinstance(each, cst.Attribute))
+            self._reached |= {each.attr.value for each in attributes}
+        for name in names & self._program.functions.keys():
+            self._pass(source, call, [f"{name}.<locals>"], _positional(self._program.functions[name][1]))
+        for node in self._nodes(source, call.func):
+            inits = [f"{each.full_name}.__init__.<locals>" for each in self._bases(node)]
+            passed = self._pass(source, call, [node.full_name, *inits], self._parameters(node))
+            self._set.update(passed)
+            if len(passed) < len(call.args):
+                self._open.add(node)
 
-    def _classes_of(self, source: Source, node: cst.CSTNode, cls: cst.ClassDef | None) -> list[cst.ClassDef]:
-        """The node class that an expression stands for."""
-        own = isinstance(node, cst.Name) and node.value in {"cls", "__class__"}
-        if isinstance(node, cst.Call | cst.Attribute) and name_of(function_of(node)) in {"type", "__class__"}:
-            own = source.module.code_for_node(node) in {"type(self)", "self.__class__"}
-        if own:
-            return [cls] if cls in self._above else []
-        if name_of(node) not in self._class_names:
-            return []
-        classes = self._program.classes_of(source, node)
-        return [each for each in classes if each in self._above] if len(classes) == 1 else []
+    def _pass(self, source: Source, call: cst.Call, prefixes: Sequence[str], parameters: Sequence[str]) -> list[str]:
+        """The parameters that the arguments of a call are values of, as far as they can be followed."""
+        passed = list[str]()
+        for place, arg in enumerate(call.args):
+            if not arg.star and (arg.keyword is not None or place < len(parameters)):
+                passed.append(arg.keyword.value if arg.keyword is not None else parameters[place])
+                for prefix in prefixes:
+                    self._values[f"{prefix}.{passed[-1]}"].append((source, arg.value))
+        return passed
 
-    def _owner(self, cls: cst.ClassDef, name: str) -> cst.ClassDef:
+    def _names(self, source: Source, node: cst.CSTNode) -> set[str]:
+        return {_OF_CLASS.sub("", name) for name in self._program.names_of(source, node)}
+
+    def _nodes(self, source: Source, node: cst.CSTNode) -> list[NodeClass]:
+        """The node class that an expression names."""
+        nodes = self._program.nodes_named(self._names(source, node))
+        return nodes if len(nodes) == 1 else []
+
+    def _owner(self, node: NodeClass, name: str) -> NodeClass:
         """The class that declares a field, among a class and its bases."""
-        if name in self._fields[cls]:
-            return cls
-        return next((owner for base in self._above[cls] if name in self._fields[owner := self._owner(base, name)]), cls)
+        if name in self._fields[node]:
+            return node
+        return next(
+            (owner for base in self._above[node] if name in self._fields[owner := self._owner(base, name)]), node
+        )
 
-    def _parameters(self, cls: cst.ClassDef) -> list[str]:
+    def _parameters(self, node: NodeClass) -> list[str]:
         """The parameters of a constructor, by position: of a method `__init__`, or the fields."""
-        for part in cls.body.body:
+        for part in node.definition.body.body:
             if isinstance(part, cst.FunctionDef) and part.name.value == "__init__":
-                return [param.name.value for param in part.params.params[1:]]
-        inherited = [name for base in self._above[cls] for name in self._parameters(base)]
-        return list(dict.fromkeys([*inherited, *self._fields[cls]]))
+                return _positional(part)
+        inherited = [name for base in self._above[node] for name in self._parameters(base)]
+        return list(dict.fromkeys([*inherited, *self._fields[node]]))
 
     def inherited(self, node: NodeClass) -> set[str]:
         """The names of the fields that a node class inherits."""
-        return {name for each in self._bases(node.definition) - {node.definition} for name in self._fields[each]}
+        return {name for each in self._bases(node) - {node} for name in self._fields[each]}
 
-    def _bases(self, cls: cst.ClassDef) -> set[cst.ClassDef]:
-        return {cls}.union(*map(self._bases, self._above[cls]))
+    def _bases(self, node: NodeClass) -> set[NodeClass]:
+        return {node}.union(*map(self._bases, self._above[node]))
 
     # Conclusions
 
     def reads(self, node: NodeClass, name: str) -> list[tuple[Source, cst.CSTNode]]:
         """The places that read a field on its class."""
-        return self._reads.get((node.definition, name), [])
+        return self._reads.get((node, name), [])
 
     def obstacle(self, node: NodeClass, name: str, default: cst.BaseExpression | None) -> str | None:
         """Why a field can't become a constant of the class."""
-        if default is None or self.kind_of(node.source, default) in {"function", "unknown"}:
+        if default is None or self.kinds_of(node.source, default) & {"function", "unknown"}:
             return "its default is not a plain value"
         if name in self._set or self._program.is_set_elsewhere(name):
             return "the program also passes or assigns a value by this name"
-        is_open = self._related[node.definition] & self._open
+        is_open = self._related[node] & self._open
         return "a constructor call has arguments that can't be followed, as *args or **kwargs" if is_open else None
 
     def is_reached(self, name: str) -> bool:
         """Whether `tree_at` or `inference_mode` changes this field, which only leaves allow."""
         return name in self._reached
 
-    def kinds_given(self, node: NodeClass, name: str) -> set[ValueKind | None]:
+    def kinds_given(self, node: NodeClass, name: str) -> set[ValueKind]:
         """The kinds of the values of a field, in assignments and constructor calls."""
-        every = [self._given.get((cls, name), ()) for cls in self._related[node.definition]]
-        return {self.kind_of(source, value) for values in every for source, value in values}
+        every = [self._values[f"{each.full_name}.{name}"] for each in self._related[node]]
+        return {kind for values in every for source, value in values for kind in self.kinds_of(source, value)}
 
-    def kind_of(self, source: Source, value: cst.CSTNode, depth: int = 0) -> ValueKind | None:
-        """The kind of an expression's value; None for a number, string or the like."""
-        if isinstance(value, cst.Lambda):
-            return "function"
-        if isinstance(value, cst.List | cst.Dict | cst.Set | cst.ListComp | cst.DictComp | cst.SetComp):
-            return "container"
-        if isinstance(value, cst.Call):
-            return self._kind_of_call(source, value)
-        if isinstance(value, cst.Tuple | cst.IfExp | cst.BooleanOperation | cst.UnaryOperation | cst.BinaryOperation):
-            kinds = [self.kind_of(source, part, depth) for part in _parts(value)]
-            order: tuple[ValueKind, ...] = ("array", "node", "container", "function", "unknown")
-            return next((kind for kind in order if kind in kinds), None)
-        if isinstance(value, cst.Element | cst.Expr):
-            return self.kind_of(source, value.value, depth)
-        if not isinstance(value, cst.Name | cst.Attribute):
-            return "unknown" if isinstance(value, cst.Subscript) else None
-        if isinstance(value, cst.Name) and value.value in {"None", "True", "False"}:
-            return None
-        names = self._program.names_of(source, value)
+    def kinds_of(self, source: Source, value: cst.CSTNode) -> set[ValueKind]:
+        """The kinds of an expression's values; none if only callers of a constructor decide, none of them in sight."""
+        return {kind for kind in self._kinds_of(source, value) if not isinstance(kind, NodeClass)}
+
+    def _kinds_of(
+        self, source: Source, value: cst.CSTNode, seen: frozenset[str] = frozenset()
+    ) -> set[ValueKind | NodeClass]:
+        """The kinds of an expression's values, and the node classes among its values."""
+        kinds = set[ValueKind | NodeClass]()
+        match value:
+            case cst.Call():
+                return self._kinds_of_call(source, value, seen)
+            case cst.Name() | cst.Attribute():
+                return self._kinds_of_name(source, value, seen)
+            case cst.Subscript():
+                kinds = self._kinds_of(source, value.value, seen)
+                return (
+                    {"plain"}
+                    if kinds == {"plain"}
+                    else {"unknown", *(each for each in kinds if isinstance(each, NodeClass))}
+                )
+            case cst.Param():
+                annotation = value.annotation.annotation if value.annotation is not None else cst.Name("None")
+                is_type = name_of(unsubscripted(annotation)) in {"type", "Type"}
+                kinds = {node for each in items_of(annotation) if is_type for node in self._nodes(source, each)}
+                default = value.default or cst.Name("None")
+                return {"unknown", *kinds, *self._kinds_of(source, default, seen)}
+            case cst.Lambda():
+                return {"function"}
+        if not isinstance(value, _COMPOUND):
+            return {"plain"}
+        kinds = {"container"} if isinstance(value, _DISPLAYS) else set()
+        return kinds.union(*(self._kinds_of(source, part, seen) for part in _parts(value)))
+
+    def _kinds_of_name(
+        self, source: Source, value: cst.Name | cst.Attribute, seen: frozenset[str]
+    ) -> set[ValueKind | NodeClass]:
+        names, classes = self._names(source, value), self._nodes(source, value)
+        if classes or (isinstance(value, cst.Name) and value.value in {"None", "True", "False"}):
+            return {*classes} or {"plain"}
         if any(name in self._program.functions or name.startswith(("jax.", "numpy.")) for name in names):
-            return "function"
-        for name in names & self._program.values.keys() if depth < 5 else ():
-            return self.kind_of(*self._program.values[name], depth + 1)
-        return "unknown" if isinstance(value, cst.Attribute) else None  # a parameter: the calls show its values
+            return {"function"}
+        known = names & self._values.keys()
+        kinds = {
+            kind for name in known - seen for each in self._values[name] for kind in self._kinds_of(*each, seen | known)
+        }
+        is_plain = isinstance(value, cst.Attribute) and value.attr.value in libraries.PLAIN_ATTRIBUTES
+        return kinds if known else {"plain" if is_plain else "unknown"}
 
-    def _kind_of_call(self, source: Source, call: cst.Call) -> ValueKind | None:
-        names = self._program.names_of(source, call.func)
-        if names & (libraries.CAN_CHANGE | libraries.FLATTENING) or any(name.startswith("numpy.") for name in names):
-            return "container"
-        if names & libraries.PLAIN_CALLS:
-            return None
-        if names & libraries.FUNCTION_CALLS:
-            return "function"
-        if any(name.startswith(("equinox.", *libraries.PARTIALS)) for name in names):
-            return "node"
-        if any(name.startswith(("jax.numpy.", "jax.random.", "jax.lax.", "jax.device_put")) for name in names):
-            return "array"
-        return "node" if any(each in self._above for each in self._program.classes_of(source, call.func)) else "unknown"
+    def _kinds_of_call(self, source: Source, call: cst.Call, seen: frozenset[str]) -> set[ValueKind | NodeClass]:
+        if isinstance(call.func, cst.Lambda):
+            return self._kinds_of(source, call.func.body, seen)
+        names = self._names(source, call.func)
+        if self._nodes(source, call.func):
+            return {"node"}
+        if names == {"builtins.type"} and len(call.args) == 1:  # type(self)
+            return {*self._nodes(source, cst.Attribute(call.args[0].value, cst.Name("__class__")))} or {"unknown"}
+        own = names & self._program.functions.keys()
+        if not own:
+            starts = ((kind, name.startswith(prefixes)) for name in names for kind, prefixes in libraries.CALLS.items())
+            return {next((kind for kind, is_start in starts if is_start), "unknown")}
+        results = [(source, each) for name in own - seen for source, each in self._returns(name)]
+        return {kind for result in results for kind in self._kinds_of(*result, seen | own)}
 
-    def kind_returned(self, source: Source, function: cst.BaseExpression) -> ValueKind | None:
-        """The kind of a function's result, as far as its `return` statements show."""
-        if isinstance(function, cst.Lambda):
-            return self.kind_of(source, function.body)
-        names = self._program.names_of(source, function)
-        if names & libraries.CAN_CHANGE or any(name.startswith("numpy.") for name in names):
-            return "container"
-        for name in names & self._program.functions.keys():
-            other, definition = self._program.functions[name]
-            every = [each for each in _every(definition.body) if isinstance(each, cst.Return) and each.value]
-            kinds = {self.kind_of(other, each.value) for each in every if each.value is not None}
-            order: tuple[ValueKind, ...] = ("array", "node", "container")
-            return next((kind for kind in order if kind in kinds), None)
-        return "array" if any(name.startswith("jax.numpy.") for name in names) else None
+    def _returns(self, name: str) -> Iterator[tuple[Source, cst.BaseExpression]]:
+        """The expressions that a function of the program returns."""
+        source, definition = self._program.functions[name]
+        for each in _every(definition.body):
+            if isinstance(each, cst.Return) and each.value is not None:
+                yield source, each.value
 
 
 def _parts(node: Any) -> Iterator[cst.CSTNode]:
@@ -237,13 +265,16 @@ def _every(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         yield from _every(part)
 
 
-def _attributes(function: cst.BaseExpression) -> Iterator[str]:
-    return (each.attr.value for each in _every(function) if isinstance(each, cst.Attribute))
+def _params(function: cst.FunctionDef) -> list[cst.Param]:
+    params = function.params
+    return [*params.posonly_params, *params.params, *params.kwonly_params]
+
+
+def _positional(function: cst.FunctionDef) -> list[str]:
+    """The parameters of a function by position, without the first of a method."""
+    names = [each.name.value for each in (*function.params.posonly_params, *function.params.params)]
+    return names[1:] if names[:1] in (["self"], ["cls"]) else names
 
 
 def _text_of(value: cst.BaseExpression) -> str | None:
     return str(value.evaluated_value) if isinstance(value, cst.SimpleString) else None
-
-
-def _code(source: Source, node: Any) -> str:
-    return source.module.code_for_node(function_of(node))

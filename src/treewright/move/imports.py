@@ -1,4 +1,4 @@
-"""The imports of a rewritten file: those without use go, in one pass, and ours come."""
+"""Imports of a rewritten file: remove unused ones and add ours, in one pass."""
 
 import re
 from collections.abc import Mapping

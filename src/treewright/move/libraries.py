@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
+ValueKind = Literal["plain", "array", "node", "container", "function", "unknown"]
 Kind = Literal["decorator", "base", "specifier", "marker", "renamed", "stays"]
 
 
@@ -124,12 +125,28 @@ CAN_CHANGE = frozenset(
     }
 )
 UNIONS = frozenset({"typing.Optional", "typing.Union", "typing.Final", "typing.Annotated"})
-CONTAINERS = CAN_CHANGE | {"builtins.tuple", "typing.Tuple"}
-FLATTENING = frozenset(
-    {"jax.tree.flatten", "jax.tree.leaves", "jax.tree_util.tree_flatten", "jax.tree_util.tree_leaves"}
+CONTAINERS = CAN_CHANGE | {"builtins.tuple", "typing.Tuple", "jaxtyping.PyTree"}
+# The kinds of the values that a call returns, by how the full name of its function begins; the first that fits.
+CALLS: Mapping[ValueKind, tuple[str, ...]] = MappingProxyType(
+    {
+        "plain": (
+            *(f"builtins.{name}" for name in ("int", "float", "bool", "str", "len", "range")),
+            *(f"builtins.{name}" for name in ("isinstance", "issubclass", "callable", "hasattr", "all", "any")),
+            *("jax.numpy.dtype", "jax.numpy.result_type", "jax.dtypes.", "jax.ShapeDtypeStruct"),
+        ),
+        "container": (
+            *(*sorted(CAN_CHANGE), "numpy."),
+            *("jax.tree.flatten", "jax.tree.leaves", "jax.tree_util.tree_flatten", "jax.tree_util.tree_leaves"),
+        ),
+        "function": ("functools.partial", "jax.jit", "jax.vmap", "jax.grad", "jax.value_and_grad"),
+        "node": (
+            "equinox.nn.",
+            "equinox.Partial",
+            "equinox.filter_jit",
+            "equinox.filter_vmap",
+            "jax.tree_util.Partial",
+        ),
+        "array": ("jax.numpy.", "jax.random.", "jax.lax.", "jax.device_put"),
+    }
 )
-PARTIALS = ("jax.tree_util.Partial", "jax.tree_util.tree_map", "jax.tree.map")
-FUNCTION_CALLS = frozenset({"functools.partial", "jax.jit", "jax.vmap", "jax.grad", "jax.value_and_grad"})
-PLAIN_CALLS = frozenset(
-    f"builtins.{name}" for name in ("int", "float", "bool", "str", "len", "range", "isinstance", "callable", "hasattr")
-)
+PLAIN_ATTRIBUTES = frozenset({"shape", "ndim", "dtype"})  # of an array, also under jit

@@ -84,6 +84,12 @@ class Source:
         dots = len(name.name) - len(bare)
         return ".".join([*self.package.split(".")[: 1 - dots or None], bare]) if dots else bare
 
+    def reads_in_scope(self, target: cst.BaseExpression) -> set[cst.CSTNode]:
+        """The places in the scope of a target that read it: in a class body, its statements and not its methods."""
+        scope = self._scopes[target]
+        every = {access for each in scope[name_of(target)] for access in each.references}
+        return {access.node for access in every if access.scope is scope and not access.is_annotation}
+
     def note(self, node: cst.CSTNode, text: str, name: str, *, undecided: bool = False) -> None:
         """Note a place to look at, by its line, with the page about the library of a full name."""
         page = {**PAGES, OURS: "docs/migrating/command.md"}[name.partition(".")[0]]
@@ -109,6 +115,11 @@ class NodeClass:
         return self.definition.name.value
 
     @property
+    def full_name(self) -> str:
+        names = self.source.names_of(self.definition.name)
+        return next(name for name in names if name.startswith(f"{self.source.name}."))
+
+    @property
     def has_moved(self) -> bool:
         return self.origin.startswith(OURS)
 
@@ -123,7 +134,6 @@ class Program:
         self.nodes: dict[cst.ClassDef, NodeClass] = {}
         self.passed_on: set[str] = set()  # full names that a file imports from another one
         self.functions: dict[str, tuple[Source, cst.FunctionDef]] = {}
-        self.values: dict[str, tuple[Source, cst.BaseExpression]] = {}  # what modules assign to their names
         self._classes: dict[str, list[cst.ClassDef]] = {}
         self._modules: dict[str, list[Source]] = {}
         waiting = dict(files)
@@ -146,11 +156,6 @@ class Program:
                 self._classes.setdefault(name, []).append(definition)
         for function in source.functions:
             self.functions |= dict.fromkeys(source.names_of(function.name), (source, function))
-        lines = [part for line in source.module.body if isinstance(line, cst.SimpleStatementLine) for part in line.body]
-        for each in lines:
-            if isinstance(each, cst.Assign | cst.AnnAssign) and each.value is not None:
-                target = each.target if isinstance(each, cst.AnnAssign) else each.targets[0].target
-                self.values[f"{source.name}.{name_of(target)}"] = (source, each.value)
 
     # Names
 
@@ -183,7 +188,7 @@ class Program:
                     return local
                 self.passed_on.add(f"{source.name}.{parts[end]}")
                 found = source.names_of(source.module, rest)
-                return self._origin(next(iter(found)), depth + 1) if len(found) == 1 else local
+                return local if len(found) != 1 or local in found else self._origin(next(iter(found)), depth + 1)
         return name
 
     def rule_of(self, source: Source, node: cst.CSTNode) -> tuple[Rule | None, str]:

@@ -81,8 +81,6 @@ def _lines(
         for line in statements(node.definition):
             field = field_of(node, line, program, evidence) if isinstance(line, cst.AnnAssign) else None
             name = name_of(line.target if isinstance(line, cst.AnnAssign) else line.targets[0].target)
-            for text, undecided in field.notes if field is not None else ():
-                source.note(line, f"{node.name}.{name} {text}", node.origin, undecided=undecided)
             if isinstance(line, cst.AnnAssign):
                 outer = unsubscripted(line.annotation.annotation)
                 if field is not None or program.names_of(source, outer) & libraries.ABSTRACT:
@@ -90,7 +88,7 @@ def _lines(
             elif name in inherited:
                 text = f"{node.name}.{name} hides a field: repeat its annotation, or make it a ClassVar in both classes"
                 source.note(line, text, node.origin, undecided=True)
-            elif evidence.kind_of(source, line.value) in {"array", "container"}:
+            elif evidence.kinds_of(source, line.value) & {"array", "container"}:
                 yield line, None
 
 
@@ -300,7 +298,7 @@ class Rewriter(cst.CSTTransformer):
         """A `ClassVar` with the default of the field."""
         if isinstance(original.value, cst.Call) and field.arguments is not None:
             self._gone.add(id(first_name(original.value.func)))
-            updated = updated.with_changes(value=field.default)
+            updated = updated.with_changes(value=field.argument("default"))
         item = cst.SubscriptElement(cst.Index(updated.annotation.annotation))
         annotation = cst.Subscript(self._ours("typing.ClassVar"), [item])
         return updated.with_changes(annotation=updated.annotation.with_changes(annotation=annotation))

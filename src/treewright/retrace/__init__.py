@@ -1,1 +1,1 @@
-"""Why `jit` traced again: observed, explained, forbidden."""
+"""Retraces of jitted functions: observe, explain and limit them."""

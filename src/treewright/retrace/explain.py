@@ -22,8 +22,7 @@ from treewright.retrace.jax_private import (
     is_running,
     jit_call,
 )
-from treewright.retrace.report import Event, RetraceReport
-from treewright.retrace.signature import Signature, call_differences, signature_of, without_placement
+from treewright.retrace.report import Event, RetraceReport, Signature, call_differences, signature_of, without_placement
 from treewright.retrace.watch import RetraceTracker
 
 F = TypeVar("F", bound=Callable[..., Any])

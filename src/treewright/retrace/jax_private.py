@@ -140,13 +140,10 @@ def call_in(frames: list[types.FrameType]) -> Call | None:
     call = _user_call(call, frames[index:])
     # An untransformed call runs in two functions; this is the inner one.
     call.in_transformation = not is_trace and frames[max(index - 2, 0)].f_code.co_name != "_pjit_call_impl_python"
-    mapped: list[Any] = [frame.f_locals.get("axis_data") for frame in frames[:index] if _is_batch(frame)]
+    batchers = [frame for frame in frames[:index] if frame.f_code.co_name == BATCH_FRAME and _package(frame) == "jax"]
+    mapped: list[Any] = [frame.f_locals.get("axis_data") for frame in batchers]
     call.batch = tuple([axis.size for axis in mapped if isinstance(getattr(axis, "size", None), int)])
     return call
-
-
-def _is_batch(frame: types.FrameType) -> bool:
-    return frame.f_code.co_name == BATCH_FRAME and _package(frame) == "jax"
 
 
 def is_running(code: types.CodeType | None) -> bool:

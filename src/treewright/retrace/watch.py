@@ -22,8 +22,14 @@ from treewright.retrace.jax_private import (
     can_read_batches,
     can_read_calls,
 )
-from treewright.retrace.report import RetraceReport, too_many
-from treewright.retrace.signature import Signature, call_differences, signature_of, without_placement
+from treewright.retrace.report import (
+    RetraceReport,
+    Signature,
+    call_differences,
+    signature_of,
+    too_many,
+    without_placement,
+)
 
 _MAX_CALLS = 32  # remembered calls per definition
 _JAX = f"JAX {jax.__version__}"
@@ -58,7 +64,7 @@ class PastCall:
     signature: Signature
     number: int  # the number of its trace
     is_compiled: bool
-    refusal: str = ""  # the error message if the trace was refused
+    limit_error: str = ""  # the error message if the trace exceeded the limit
 
 
 class CallHistory:
@@ -217,8 +223,8 @@ class RetraceTracker:
             self._trace(event, current)
         elif current.closest is None:
             current.record_unseen_trace()
-        elif current.closest.refusal:
-            raise TooManyTracesError(current.closest.refusal)
+        elif current.closest.limit_error:
+            raise TooManyTracesError(current.closest.limit_error)
         self._pending[event.thread] = current
 
     def _trace(self, event: Event, current: _CurrentCall, unseen: str = "", *, is_compiled: bool = False) -> None:
@@ -321,11 +327,11 @@ class RetraceTracker:
         )
         limit = self._limits[kind]
         if limit is not None and count > limit:
-            refusal = too_many(limit, report)
+            message = too_many(limit, report)
             if kind == "trace" and current is not None and current.closest is not None:
-                current.closest.refusal = refusal
-            self.violations.append(refusal)
-            raise TooManyTracesError(refusal)
+                current.closest.limit_error = message
+            self.violations.append(message)
+            raise TooManyTracesError(message)
         if current is not None:
             current.report = report
         elif report.is_retrace:

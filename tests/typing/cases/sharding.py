@@ -62,7 +62,7 @@ print(Net(layer, layer))
 
 
 def refused() -> None:
-    """Never called: each line is an error of the checkers."""
+    """Never called: checkers must reject each line."""
 
     class Wrong(Module, kw_only=True):
         a: jax.Array = field(sharding="embed")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
