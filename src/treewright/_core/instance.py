@@ -323,7 +323,7 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
     _store(node, FLAT_FORM, spec.unfinished)
     try:
         # Without a new reference to the node, no value can contain it, unless its `__new__` stored one.
-        references = getrefcount(node) if spec.cls.__new__ is object.__new__ else 0
+        references = getrefcount(node) if spec.cls.__new__ is _new else 0
         returned = init(node, *args, **kwargs)
         is_referenced = getrefcount(node) > references
         _seal(node, spec, is_referenced=is_referenced)

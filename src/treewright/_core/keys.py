@@ -177,7 +177,7 @@ class KeyBuilder:
             return self.mutable(value)
         if has_arrays(value) and not self.is_child:
             raise arrays_reached(value)
-        if is_nnx(cls):
+        if type(cls) is not type and is_nnx(cls):  # nnx classes have a metaclass.
             return self.mutable(value)
         if is_generated(cls.__eq__) and is_linen(cls):
             return self.by_fields(value)

@@ -254,7 +254,7 @@ def open_safetensors(path: Path) -> Generator[tuple[dict[str, Any], dict[str, An
         raise CheckpointError(
             f"{path} is not a regular file. load() reads files that save() wrote.{_restore_hint(path)}"
         )
-    with os.fdopen(os.open(path, os.O_RDONLY), "rb") as file:
+    with path.open("rb") as file:
         try:
             start = 8 + int.from_bytes(file.read(8), "little")
             if start > MAX_BYTES:
