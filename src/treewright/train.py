@@ -309,7 +309,7 @@ def _are_per_example(weights: Any, trained: Any) -> bool:
 
 
 def _update_problem(state: TrainState[Any], problem: str, inputs: tuple[Any, Any], outputs: tuple[Any, Any]) -> str:
-    """The reason why the outputs of `tx.update` can't be used; `problem` is that of the gradients, if any."""
+    """The reason why the outputs of `tx.update` can't be used; `problem` describes wrong gradients."""
     (weights, trained), (updates, opt_state) = inputs, outputs
     differing = _structure_differences("params", weights, updates, of_updates=True)
     if differing:
