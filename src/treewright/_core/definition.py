@@ -72,7 +72,7 @@ def make_node_class(cls: Any, options: Mapping[str, bool], wrap_method: Callable
     prefers a method that a user wrote in a base class, as with any inheritance.
     """
     is_module = wrap_method is not None
-    _refuse_class(cls, options)
+    _reject_class(cls, options)
     inherited: dict[str, Any] = {}
     for base in reversed(cls.__mro__[1:]):
         inherited.update(vars(base))
@@ -95,7 +95,7 @@ def make_node_class(cls: Any, options: Mapping[str, bool], wrap_method: Callable
 # 1. The class as the user wrote it
 
 
-def _refuse_class(cls: type[Any], options: Mapping[str, bool]) -> None:
+def _reject_class(cls: type[Any], options: Mapping[str, bool]) -> None:
     """Raise for options, bases and attributes that a node class can't have."""
     for option in _UNSUPPORTED:
         if options[option] != (option == "frozen"):

@@ -426,7 +426,7 @@ def check(node: Any) -> None:
     spec: NodeSpec = type(node).__node_spec__  # bypasses a user's `__getattr__`
     try:
         if spec.table.to_check:
-            _refuse_class_assignments(spec)
+            _reject_class_assignments(spec)
             for child in flat_form(node)[0]:
                 if type(child) is FieldView:
                     child.refuse_use()
@@ -442,7 +442,7 @@ def check(node: Any) -> None:
         raise
 
 
-def _refuse_class_assignments(spec: NodeSpec) -> None:
+def _reject_class_assignments(spec: NodeSpec) -> None:
     """Undo an assignment to a field on the class and raise, because every instance would read the value.
 
     Without a metaclass the assignment itself can't be seen, so the first nodes of each class look for it.
