@@ -214,9 +214,8 @@ def draw_language_model(file: Path) -> None:
 def draw_reinforcement_learning(file: Path) -> None:
     """Draw the mean age of a cart."""
     ages = tutorial("reinforcement-learning").ages
-    smooth = ages.reshape(-1, 20).mean(axis=1)
-    line = [(20.0 * (number + 1), float(age)) for number, age in enumerate(smooth)]
-    text = drawings.curves("Mean age of 64 carts, in time steps", "updates", {"mean of 20": line})
+    line = [(number + 1, float(age)) for number, age in enumerate(ages)]
+    text = drawings.curves("Mean age of 64 carts, in time steps", "updates", {"each update": line})
     file.write_text(text, encoding="utf-8")
 
 

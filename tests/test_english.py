@@ -26,7 +26,7 @@ HIGHEST = {
     r"\b(made|make|makes|making) again\b": 0,
     r"\bthat (is|are) there\b": 0,
     r"\S\x20\x20# (of|which|by|else|as) ": 6,
-    r"\bwhat (a|an|the|is|it|they|you|jax|was|has|can|this|each|one)\b": 70,
+    r"\bwhat (a|an|the|is|it|they|you|jax|was|has|can|this|each|one)\b": 69,
     r"\banother\b": 97,
     r"\bbesides?\b": 22,
     r"\balone\b": 33,

@@ -94,6 +94,13 @@ def test_ci_runs_each_python_with_the_locked_jax_and_the_oldest_jax_once() -> No
     assert workflows()["newest.yml"]["jobs"]["test"]["strategy"]["matrix"]["python"] == TESTED
 
 
+def test_ci_measures_coverage_on_the_newest_python() -> None:
+    _, setup, measure = workflows()["tests.yml"]["jobs"]["coverage"]["steps"]
+
+    assert setup["with"]["python-version"] == TESTED[-1]
+    assert measure["run"] == "make coverage PYTHON=python"
+
+
 def test_workflows_name_only_supported_pythons() -> None:
     jobs = [job for workflow in workflows().values() for job in workflow["jobs"].values()]
     named = re.findall(r"'python-version': '([^']*)'|'python': '([^']*)'", repr(jobs))
@@ -110,7 +117,9 @@ def test_ci_and_the_readme_name_the_same_commands() -> None:
     jobs = [job for workflow in workflows().values() for job in workflow["jobs"].values()]
     commands = [step["run"].split() for job in jobs for step in job["steps"] if "run" in step]
 
-    assert {command[1] for command in commands if command[0] == "make"} == {"test", "docs", "dist"} <= targets
+    assert (
+        {command[1] for command in commands if command[0] == "make"} == {"test", "coverage", "docs", "dist"} <= targets
+    )
     assert text(".ci/run").splitlines()[-1] == "make test"
     assert re.findall(r"^make (\w+)", text("README.md"), re.MULTILINE) == ["demo", "test"]
     assert set(re.findall(r"^make (\w+)  ", text("CONTRIBUTING.md"), re.MULTILINE)) == targets

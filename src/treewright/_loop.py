@@ -161,13 +161,13 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
             # would lose the only state (test_an_interrupt_loses_no_state).
             result[:] = map(program, (self._flat,), *zip(inputs))
         except (RuntimeError, ValueError) as error:  # JAX's errors about buffers name no argument
-            self._refuse_donated((inputs, keywords), error)
+            self._reject_donated((inputs, keywords), error)
             raise
         leaves, output = result[0]
         result[0] = (leaves, None)
         return output  # type: ignore[no-any-return]
 
-    def _refuse_donated(self, inputs: tuple[Any, Any], error: Exception) -> None:
+    def _reject_donated(self, inputs: tuple[Any, Any], error: Exception) -> None:
         """Raise an error that names an input that this call or an earlier one donated."""
         tree = self._flat.tree
         own = {memory_of(leaf): path for path, leaf in jax_trees.tree_leaves_with_path(tree)} if self._donate else {}

@@ -48,7 +48,11 @@ class Optimizer(Transformation, StaticValue, Protocol):
 
 def _as_step(step: Any) -> Any:
     """An `i32[]` that is not weakly typed: a Python int would trace the training step twice."""
-    return jnp.asarray(step, jnp.int32) if isinstance(step, int | np.integer | np.ndarray | jax.Array) else step
+    if not isinstance(step, int | float | np.generic | np.ndarray | jax.Array):
+        return step
+    if not jnp.issubdtype(getattr(step, "dtype", type(step)), jnp.integer):
+        raise TypeError(f"step must be an integer, got {short_text(step)}.")
+    return jnp.asarray(step, jnp.int32)
 
 
 _FROM_OPTIMIZER = Verbatim("tx.init(params)")  # the default of `opt_state`
@@ -149,7 +153,8 @@ class TrainState(Module, Generic[P], kw_only=True):
                 computes that field, if the class has a field named `buffers`, or from the optimiser, if it needs
                 `value` or `value_fn`.
             ValueError: If `grads` differs from `params` in structure or shape, or is complex for a real parameter. Also
-                if `buffers` has a different structure, or a buffer a different shape or dtype.
+                if `buffers` has a different structure, or a buffer a different shape or dtype, or if the optimiser
+                returns updates or a state of different shapes.
 
         Examples:
             >>> import optax
@@ -168,7 +173,7 @@ class TrainState(Module, Generic[P], kw_only=True):
         optional = {"value": value, "grad": grad, "value_fn": value_fn}
         extra = {name: argument for name, argument in optional.items() if argument is not None}
         changes |= {name: extra.pop(name) for name in [*extra] if name in spec_of(self).by_name}
-        _refuse_wrong_names(self, changes)
+        _reject_wrong_names(self, changes)
         try:
             import optax
         except ImportError as error:
@@ -178,11 +183,11 @@ class TrainState(Module, Generic[P], kw_only=True):
         new_buffers = old_buffers if buffers is None else _new_buffers(self, old_buffers, buffers)
         if callable(grads) and not is_node(grads):
             call = "Call it: grads = jax.grad(loss)(state.params, ...)."
-            raise _refusal(self, grads, f"grads is the function {short_text(grads)}. {call}")
+            raise _rejection(self, grads, f"grads is the function {short_text(grads)}. {call}")
         trained: Any = partition(grads, trainable)[0]
         problem = _gradient_problem(weights, trained, grads)
         if problem and not _are_per_example(weights, trained):
-            raise _refusal(self, grads, problem)
+            raise _rejection(self, grads, problem)
         loss: Any = extra.get("value_fn")
         try:
             if loss is not None:
@@ -190,7 +195,7 @@ class TrainState(Module, Generic[P], kw_only=True):
             if "grad" in extra:
                 extra["grad"] = partition(extra["grad"], trainable)[0]
             updates, opt_state = self.tx.update(trained, self.opt_state, weights, **extra)
-            problem = _update_problem(problem, (weights, self.opt_state), (updates, opt_state))
+            problem = _update_problem(self, problem, (weights, trained), (updates, opt_state))
             if problem:
                 raise ValueError(problem)
             updated: Any = optax.apply_updates(weights, updates)
@@ -199,7 +204,7 @@ class TrainState(Module, Generic[P], kw_only=True):
             if not problem:
                 _add_notes(error, self, grads)
                 raise
-            raise _refusal(self, grads, problem) from error
+            raise _rejection(self, grads, problem) from error
         params = combine(updated, new_buffers)
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **changes)
 
@@ -235,8 +240,8 @@ def _strong(leaf: Any) -> Any:
     return jnp.asarray(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
 
 
-def _refuse_wrong_names(state: TrainState[Any], changes: Iterable[str]) -> None:
-    """Refuse unknown names before any computation, with arguments among the close matches."""
+def _reject_wrong_names(state: TrainState[Any], changes: Iterable[str]) -> None:
+    """Reject unknown names before any computation, with arguments among the close matches."""
     fields = [name for name in spec_of(state).by_name if name not in {"step", "params", "opt_state"}]
     for name in changes:
         if name not in fields:
@@ -264,7 +269,13 @@ def _new_buffers(state: TrainState[Any], old: Any, model: Any) -> Any:
             f"Pass the model that the loss returns, or the second half of its partition. Statistics for each example, "
             f"from vmap, need jax.lax.pmean(..., axis_name) and out_axes=None, or a mean over the examples."
         )
-    return new
+    return jax.tree.map(_typed_like, new, old)
+
+
+def _typed_like(leaf: Any, before: Any) -> Any:
+    """A leaf without weak type, unless the leaf before it has one: otherwise the next step would recompile."""
+    is_weak = isinstance(leaf, int | float | complex) or getattr(leaf, "weak_type", False)
+    return jnp.asarray(leaf, before.dtype) if is_weak and not getattr(before, "weak_type", True) else leaf
 
 
 def _gradient_problem(weights: Any, trained: Any, grads: Any) -> str:
@@ -297,19 +308,24 @@ def _are_per_example(weights: Any, trained: Any) -> bool:
     return len(lengths) == 1 and [*map(np.shape, leaves)] == [np.shape(other)[1:] for other in others]
 
 
-def _update_problem(problem: str, before: Any, after: Any) -> str:
-    """The reason why updates can't be added to the weights: a problem of the gradients, or of the optimiser."""
-    if problem:
-        return problem if _structure_differences("", before, after) else ""
-    differing = _structure_differences("params", before[0], after[0], of_updates=True)
-    problem = "tx.update returned updates that can't be added to params. Differences, params -> updates:"
-    return f"{problem}{_lines(differing)}" if differing else ""
+def _update_problem(state: TrainState[Any], problem: str, inputs: tuple[Any, Any], outputs: tuple[Any, Any]) -> str:
+    """The reason why the outputs of `tx.update` can't be used; `problem` describes wrong gradients."""
+    (weights, trained), (updates, opt_state) = inputs, outputs
+    differing = _structure_differences("params", weights, updates, of_updates=True)
+    if differing:
+        reason = "tx.update returned updates that can't be added to params. Differences, params -> updates:"
+        return problem or f"{reason}{_lines(differing)}"
+    changed = [d for d in _structure_differences("opt_state", state.opt_state, opt_state) if d.kind == "shape"]
+    if not changed:
+        return ""
+    reason = "tx.update changed the shapes of opt_state. Differences, before -> after the update:"
+    return problem or _state_problem(state, weights, trained) or f"{reason}{_lines(changed)}"
 
 
-def _refusal(state: TrainState[Any], grads: Any, problem: str) -> ValueError:
-    refused = ValueError(f"{type(state).__qualname__}.apply_gradients: {problem}")
-    _add_notes(refused, state, grads)
-    return refused
+def _rejection(state: TrainState[Any], grads: Any, problem: str) -> ValueError:
+    rejection = ValueError(f"{type(state).__qualname__}.apply_gradients: {problem}")
+    _add_notes(rejection, state, grads)
+    return rejection
 
 
 def _add_notes(error: Exception, state: TrainState[Any], grads: Any) -> None:
@@ -360,7 +376,7 @@ def _are_alike(left: Any, right: Any) -> bool:
 def _loses(difference: "Difference", *, of_updates: bool) -> bool:
     """Whether a sum in the dtype of the first would lose information of the second.
 
-    Integers have no gradients, so any dtype is accepted for them, but their updates must be integers.
+    Integers and bools have no gradients, so any dtype is accepted for them, but not for their updates.
     """
     kinds = (jnp.integer, jnp.floating, jnp.complexfloating)
     left, right = (
@@ -368,7 +384,7 @@ def _loses(difference: "Difference", *, of_updates: bool) -> bool:
         for leaf in (difference.left, difference.right)
     )
     if left < 1:
-        return of_updates and left == 0 and right != 0
+        return of_updates and left != right
     return right < 0 or right > left
 
 

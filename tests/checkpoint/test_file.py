@@ -160,7 +160,7 @@ def test_an_unreadable_file_is_not_reported_as_missing(
         raise OSError(number, os.strerror(number))
 
     save(tmp_path / "x", 1)
-    monkeypatch.setattr(os, "open", fail)
+    monkeypatch.setattr(Path, "open", fail)
     with pytest.raises(OSError, match=os.strerror(number)) as caught:
         load(tmp_path / "x")
     assert caught.value.errno == number

@@ -167,11 +167,13 @@ def test_a_job_without_coordination_service_is_told_to_initialize(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on TPU pods, where JAX counts all processes before they are connected."""
+    import jax
+
     from treewright import _processes
     from treewright.checkpoint import CheckpointManager
     from treewright.sharding import assert_same_on_all_processes
 
-    monkeypatch.setattr(_processes.untyped_jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(_processes, "coordination_client", lambda: None)
     line = r"compares processes through JAX's coordination service, .* Call jax\.distributed\.initialize\(\) in every"
     with pytest.raises(ProcessMismatchError, match=line):

@@ -72,7 +72,7 @@ def make_node_class(cls: Any, options: Mapping[str, bool], wrap_method: Callable
     prefers a method that a user wrote in a base class, as with any inheritance.
     """
     is_module = wrap_method is not None
-    _refuse_class(cls, options)
+    _reject_class(cls, options)
     inherited: dict[str, Any] = {}
     for base in reversed(cls.__mro__[1:]):
         inherited.update(vars(base))
@@ -95,7 +95,7 @@ def make_node_class(cls: Any, options: Mapping[str, bool], wrap_method: Callable
 # 1. The class as the user wrote it
 
 
-def _refuse_class(cls: type[Any], options: Mapping[str, bool]) -> None:
+def _reject_class(cls: type[Any], options: Mapping[str, bool]) -> None:
     """Raise for options, bases and attributes that a node class can't have."""
     for option in _UNSUPPORTED:
         if options[option] != (option == "frozen"):
@@ -283,6 +283,7 @@ def _node_spec(draft: _Draft, *, keeps_init: bool) -> tuple[NodeSpec, list[Field
         table=StaticTable(cls, names, identity, tuple([spec.name for spec in children])),
         checks=tuple([vars(base)["__check_init__"] for base in cls.__mro__[::-1] if "__check_init__" in vars(base)]),
         has_own_init=keeps_init,
+        has_own_new=cls.__new__ is not object.__new__,
         runs_post_init=draft.options["init"] and not keeps_init and hasattr(cls, "__post_init__"),
         init_vars=init_vars,
         unfinished=Unfinished(cls),

@@ -253,17 +253,6 @@ def why_it_can_change(value: Any) -> str:
     )
 
 
-def identity_warning(place: str, value: Any) -> str:
-    """The warning for a static that is compared by identity, but may be meant as a constant."""
-    cls = type(value).__name__
-    return (
-        f"{place} is static and holds {text_with_class(value)}, whose attributes can be assigned. jit compares it by "
-        f"identity: it ignores later assignments, and a different {cls} retraces.\n"
-        f"If it contains settings, freeze its class:\n  @dataclass(frozen=True)\n  class {cls}: ...\n"
-        f"If it is meant to change, declare:\n  {place.rpartition('.')[2]}: ... = static(identity=True)"
-    )
-
-
 # Children
 
 # Only the first nodes of each class are checked: checking all makes nodes with 8 children 20 % slower to create.
@@ -296,14 +285,6 @@ def check_fields(node: Any) -> None:
             )
         if field.is_plain and (problem := _child_problem(type(node), field, value)):
             warn_user(problem, ChildWarning)
-
-
-def self_reference_error(node: Any, name: str) -> NodeInitError:
-    """The error for a node that would contain itself."""
-    return NodeInitError(
-        f"{type(node).__qualname__}.{name} is the node itself, one of its methods, or a function that captured it, so "
-        f"the node would contain itself. Write a method, and look it up where you call it."
-    )
 
 
 def _child_problem(cls: type[Any], field: Any, value: Any) -> str | None:

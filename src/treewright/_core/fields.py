@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from typing_extensions import TypeAliasType, TypeVar
 
-from treewright._base.functions import set_public_module
+from treewright._base.functions import MISSING, set_public_module
 from treewright._base.text import annotation_text, function_text, short_text
 from treewright.errors import NodeDefinitionError
 
@@ -48,7 +48,6 @@ AxisNames: TypeAlias = tuple[str | None, ...]
 Sharding: TypeAlias = AxisNames | Callable[[Any], AxisNames | None]
 Stack: TypeAlias = str | Callable[[Any], str | None]
 
-MISSING: Any = dataclasses.MISSING
 if sys.version_info < (3, 15):  # Otherwise pickling a class would copy MISSING, and `is` would fail.
     copyreg.pickle(type(MISSING), lambda _: "MISSING")
 # How JAX and equinox, flax and simple_pytree, and jax_dataclasses mark a static. Our statics carry all marks, so that

@@ -85,8 +85,7 @@ def _parameters(cls: type[Any], arguments: Sequence[FieldSpec], helpers: dict[st
 def _body(spec: NodeSpec, me: str, helpers: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     values: list[str] = []
-    creates_node = getattr(spec.cls, "__new__") is object.__new__  # noqa: B009  a user's may return a finished node
-    is_simple = creates_node and not spec.runs_post_init
+    is_simple = not spec.has_own_new and not spec.runs_post_init
     for field in spec.fields:
         name = field.name
         if field.default_factory is not MISSING:

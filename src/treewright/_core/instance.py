@@ -21,7 +21,7 @@ from treewright._base.text import (
     with_article,
     with_close_matches,
 )
-from treewright._core.field_checks import check_fields, self_reference_error
+from treewright._core.field_checks import check_fields
 from treewright._core.fields import MISSING
 from treewright._core.keys import reaches
 from treewright._core.spec import FieldSpec, NodeSpec, spec_of
@@ -323,7 +323,7 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
     _store(node, FLAT_FORM, spec.unfinished)
     try:
         # Without a new reference to the node, no value can contain it, unless its `__new__` stored one.
-        references = getrefcount(node) if spec.cls.__new__ is object.__new__ else 0
+        references = 0 if spec.has_own_new else getrefcount(node)
         returned = init(node, *args, **kwargs)
         is_referenced = getrefcount(node) > references
         _seal(node, spec, is_referenced=is_referenced)
@@ -374,7 +374,10 @@ def _seal(node: Any, spec: NodeSpec, *, is_referenced: bool) -> None:
     if is_referenced:
         for name, child in zip(table.children, children, strict=True):
             if _contains(child, node):
-                raise self_reference_error(node, name)
+                raise NodeInitError(
+                    f"{spec.cls.__qualname__}.{name} is the node itself, one of its methods, or a function that "
+                    f"captured it, so the node would contain itself. Write a method, and look it up where you call it."
+                )
     for slot in spec.slots:
         if getattr(node, slot, MISSING) is not MISSING:
             cls = spec.cls.__qualname__
@@ -423,7 +426,7 @@ def check(node: Any) -> None:
     spec: NodeSpec = type(node).__node_spec__  # bypasses a user's `__getattr__`
     try:
         if spec.table.to_check:
-            _refuse_class_assignments(spec)
+            _reject_class_assignments(spec)
             for child in flat_form(node)[0]:
                 if type(child) is FieldView:
                     child.refuse_use()
@@ -439,7 +442,7 @@ def check(node: Any) -> None:
         raise
 
 
-def _refuse_class_assignments(spec: NodeSpec) -> None:
+def _reject_class_assignments(spec: NodeSpec) -> None:
     """Undo an assignment to a field on the class and raise, because every instance would read the value.
 
     Without a metaclass the assignment itself can't be seen, so the first nodes of each class look for it.

@@ -394,13 +394,8 @@ class KeyBuilder:
 
     def array(self, value: Any) -> Hashable:
         """An array by its values, if it is small and a library's function captured it."""
-        self.is_open = (
-            self.is_open
-            or self.code == "user"
-            or isinstance(value, Tracer)
-            or value.size > _MAX_ELEMENTS
-            or value.dtype == object
-        )
+        is_constant = self.code == "library" and value.size <= _MAX_ELEMENTS and value.dtype != object
+        self.is_open = self.is_open or not is_constant or isinstance(value, Tracer)
         if self.is_open:
             return None
         try:

@@ -18,12 +18,11 @@ from typing import Any
 
 from treewright._base.functions import CONSTANTS, class_attribute, import_path
 from treewright._base.jax_private import GetAttrKey
-from treewright._base.text import short_text, text
+from treewright._base.text import short_text, text, text_with_class
 from treewright._core.field_checks import (
     MAX_CHECKED_NODES,
     NoExactKeyError,
     has_public_attributes,
-    identity_warning,
     is_user_class,
     refusal,
     too_deep,
@@ -78,9 +77,6 @@ class Statics:
         """The fields and values, which JAX prints in its messages."""
         pairs = zip(self.table.names, self.values, strict=True)
         return ", ".join(f"{name}={text(value, with_module=True)}" for name, value in pairs)
-
-    def __copy__(self) -> "Statics":
-        return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Statics":
         return self
@@ -172,7 +168,15 @@ class StaticTable:
         if has_public_attributes(value) and cls not in self._doubted:
             self._doubted.add(cls)
             if is_user_class(cls):
-                warn_user(identity_warning(f"{self.owner.__qualname__}.{name}", value), StaticWarning)
+                message = (
+                    f"{self.owner.__qualname__}.{name} is static and holds {text_with_class(value)}, whose attributes "
+                    f"can be assigned. jit compares it by identity: it ignores later assignments, and a different "
+                    f"{cls.__name__} retraces.\n"
+                    "If it contains settings, freeze its class:\n  @dataclass(frozen=True)\n"
+                    f"  class {cls.__name__}: ...\n"
+                    f"If it is meant to change, declare:\n  {name}: ... = static(identity=True)"
+                )
+                warn_user(message, StaticWarning)
 
     def _remember(self, statics: Statics) -> None:
         key = (*map(type, statics.values), *statics.values)

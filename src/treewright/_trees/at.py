@@ -16,7 +16,7 @@ from treewright._base.jax_private import DictKey, GetAttrKey, Key, Path, Sequenc
 from treewright._base.lines import first_lines
 from treewright._base.text import Verbatim, did_you_mean, short_text, with_article
 from treewright._core import is_node
-from treewright._trees.level import Place, all_entries, refuse_class, walk, with_values
+from treewright._trees.level import Place, all_entries, reject_class, walk, with_values
 from treewright.errors import MissingPlaceError
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ def at(tree: Any, where: str | tuple[Any, ...] | Callable[..., Any]) -> "At[Any,
         >>> at(model, ".layers[*].kernel").get()
         {'.layers[0].kernel': 1.0, '.layers[1].kernel': 3.0}
     """
-    refuse_class("at", tree)
+    reject_class("at", tree)
     return At(tree, select(tree, where))
 
 
@@ -92,7 +92,7 @@ class At(Generic[T, V]):
     if not TYPE_CHECKING:  # type checkers would accept every name
 
         def __getattr__(self, name: str) -> Never:
-            """Refuse misspelt names and the methods of an array's `.at[...]`."""
+            """Reject misspelt names and the methods of an array's `.at[...]`."""
             # Without name= and obj=, Python adds its own suggestion.
             raise AttributeError(
                 f"at(tree, where) has no {name}{did_you_mean(name, ('get', 'set', 'apply'))}. It has get(), set(value) "
@@ -178,7 +178,7 @@ class Selection:
 
     def __post_init__(self) -> None:
         if len(self.places) > 1:
-            _refuse_overlaps(self.places)
+            _reject_overlaps(self.places)
 
 
 def select(tree: Any, where: str | Path | Callable[..., Any]) -> Selection:
@@ -210,7 +210,7 @@ def arguments_of(function: Any) -> int:
     return len(list(needed))
 
 
-def _refuse_overlaps(places: Sequence[Place]) -> None:
+def _reject_overlaps(places: Sequence[Place]) -> None:
     selected: dict[Path, Place] = {}
     for place in places:
         path = place.path
@@ -247,7 +247,13 @@ def _by_function(root: Place, where: Callable[[Any], Any]) -> Selection:
             f"The where function must return a place in the tree, or a tuple, list or dict of places, but returned "
             f"{short_text(result)}."
         )
-    return Selection(list(map(_place_of, recorders)), structure)
+    places = list(map(_place_of, recorders))
+    if root in places:  # the only leaf that `jax.tree.leaves` finds
+        raise TypeError(
+            f"The where function returned the whole tree inside a {type(result).__name__}. The functions of jax.tree "
+            f"can't see its leaves; to select leaves, use a predicate: lambda path, value: ..."
+        )
+    return Selection(places, structure)
 
 
 class _Recorder:
@@ -292,12 +298,12 @@ class _Recorder:
     def __repr__(self) -> str:
         return f"<the place {_place_of(self).name}>"
 
-    def _refuse(self, *_: object, **__: object) -> Never:
+    def _reject(self, *_: object, **__: object) -> Never:
         raise TypeError(f"treewright.place {_place_of(self).name} has no value")
 
     # Checkers know these names on `object`, with different types. isinstance() reads __class__.
     locals().update(
-        dict.fromkeys(("__bool__", "__eq__", "__ne__", "__array__"), _refuse),
+        dict.fromkeys(("__bool__", "__eq__", "__ne__", "__array__"), _reject),
         __hash__=None,
         __class__=property(lambda self: type(_place_of(self).value)),
     )
@@ -485,13 +491,13 @@ def _no_match_for_predicate(root: Place) -> str:
     return f"The predicate is true nowhere in {root.name}.{hint}"
 
 
-def _matching(root: Place, predicate: Callable[[str, Any], object]) -> Iterator[Place]:
-    """The topmost places where a predicate is true."""
-    matches: set[Place] = set()
-    for place in walk(root, lambda place: () if place in matches else place.entries()):
-        if predicate(path_text(place.path), place.value):
-            matches.add(place)
-            yield place
+def _matching(place: Place, predicate: Callable[[str, Any], object]) -> Iterator[Place]:
+    """The topmost places where a predicate is true. It is not called for places inside them."""
+    if predicate(path_text(place.path), place.value):
+        yield place
+    else:
+        for entry in place.entries():
+            yield from _matching(entry, predicate)
 
 
 def _topmost(places: Iterable[Place], no_match: Callable[[], str]) -> Selection:

@@ -23,7 +23,7 @@ from treewright._base.lines import common_prefix, counted, first_lines, mesh_tex
 from treewright._base.text import LENGTH, cut_text, short_text
 from treewright._contents import Part, contents
 from treewright._core import NoExactKeyError, exact_key, flat_form, is_node_class, leaves_equal, spec_of
-from treewright._trees.level import AuxKey, LeafType, Level, Structure, leaf_type_of, level_of, refuse_class
+from treewright._trees.level import AuxKey, LeafType, Level, Structure, leaf_type_of, level_of, reject_class
 
 _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "value"]
 _OfCalls: TypeAlias = Literal["placement", "passing", "setting", "option", "batch", "function"]
@@ -175,7 +175,7 @@ def diff(left: Any, right: Any, *, values: bool = True) -> "Differences":
         >>> difference.path, difference.left, difference.right, difference.kind
         ((DictKey(key='y'),), 2, 3, 'value')
     """
-    refuse_class("diff", left, right)
+    reject_class("diff", left, right)
     if isinstance(left, jax_trees.PyTreeDef) or isinstance(right, jax_trees.PyTreeDef):
         left, right = _as_structure(left), _as_structure(right)
     return Differences(differences(left, right, values=values))
@@ -465,6 +465,7 @@ def allclose(actual: object, expected: object, *, rtol: float = 1e-5, atol: floa
 
     Raises:
         TracedComparisonError: If a value is traced.
+        TypeError: If one of the trees is a class.
 
     Examples:
         >>> bool(allclose({"w": jnp.ones(3)}, {"w": jnp.ones(3) + 1e-7}))
@@ -473,6 +474,7 @@ def allclose(actual: object, expected: object, *, rtol: float = 1e-5, atol: floa
         not close in 1 place:
           ['w']: 1 of 3 elements are not close, worst at [1]: 1.0 and 1.5, by 0.5
     """
+    reject_class("allclose", actual, expected)
     lines = (_line(difference, rtol, atol) for difference in differences(actual, expected, values=True))
     return Closeness(tuple(line for line in lines if line))
 

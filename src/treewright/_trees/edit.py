@@ -20,7 +20,7 @@ from treewright._core import (
     is_node_class,
     spec_of,
 )
-from treewright._trees.level import all_entries, level_of, refuse_class, with_changes
+from treewright._trees.level import all_entries, level_of, reject_class, with_changes
 from treewright._trees.sizes import LEAVES
 from treewright.errors import NodeInitError
 
@@ -72,7 +72,7 @@ def edit(node: Any, /) -> contextlib.AbstractContextManager[Any]:
         >>> model.name
         'small'
     """
-    refuse_class("edit", node)
+    reject_class("edit", node)
     if not is_node(node):
         raise TypeError(
             f"edit() needs an instance of a Module or of a class with @pytree_dataclass, but got "
@@ -82,7 +82,7 @@ def edit(node: Any, /) -> contextlib.AbstractContextManager[Any]:
 
 
 class _Editing:
-    """The context manager that `edit` returns. It refuses assignments, because the draft is created on entry."""
+    """The context manager that `edit` returns. It rejects assignments, because the draft is created on entry."""
 
     __slots__ = ("_drafts", "_node")
 
@@ -219,7 +219,7 @@ class _Drafts:
 
     def _node(self, draft: Any, original: Any, form: Any) -> Any:
         spec, pending, (old_children, statics) = spec_of(draft), draft.__dict__, form
-        _refuse_wrong_names(spec, pending)
+        _reject_wrong_names(spec, pending)
         children = tuple(self._result(pending[field.name]) for field in spec.children)
         values = tuple(pending[field.name] for field in spec.statics)
         if not _all_same(values, statics.values):
@@ -252,7 +252,7 @@ def _all_same(left: Iterable[Any], right: Iterable[Any]) -> bool:
     return all(map(operator.is_, left, right))
 
 
-def _refuse_wrong_names(spec: NodeSpec, pending: Mapping[str, Any]) -> None:
+def _reject_wrong_names(spec: NodeSpec, pending: Mapping[str, Any]) -> None:
     names, cls = list(spec.by_name), spec.cls
     deleted = [name for name in names if name not in pending]
     if deleted:

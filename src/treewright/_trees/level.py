@@ -239,8 +239,8 @@ def _repeats(aux: Any, keys: list[Key]) -> bool:
 NOTHING: Any = object()  # returned by `child_of` for a missing key
 
 
-def refuse_class(function: str, *trees: object) -> None:
-    """Refuse a class passed in place of an instance: it would be a tree of one leaf.
+def reject_class(function: str, *trees: object) -> None:
+    """Reject a class passed in place of an instance: it would be a tree of one leaf.
 
     Raises:
         TypeError: If one of the trees is a class.
@@ -329,7 +329,7 @@ class Place:
 
     def with_value(self, value: Any) -> Any:
         """The whole tree with a different value here. Only ancestors are copied."""
-        place = self
+        place = self  # takes 3/4 of the time of `with_values` for one place (benchmarks: trees)
         while place.parent is not None:
             value, place = with_changes(place.parent.value, {place.key: value}), place.parent
         return value

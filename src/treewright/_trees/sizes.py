@@ -15,7 +15,7 @@ from treewright._base.functions import attribute_of
 from treewright._base.jax_private import GetAttrKey, Key, Path, path_text
 from treewright._core import FieldSpec, flat_form, is_node, spec_of
 from treewright._trees.at import place_of
-from treewright._trees.level import level_of, refuse_class
+from treewright._trees.level import level_of, reject_class
 
 Kind = Literal["child", "static", "buffer"]
 By = Literal["field", "class"]
@@ -137,7 +137,7 @@ def count(tree: object, *, by: By | None = None) -> int | dict[str, int]:
         >>> count(partition(layer, trainable)[0])
         6
     """
-    refuse_class("count", tree)
+    reject_class("count", tree)
     return _sum(tree, elements_in, by)
 
 
@@ -161,7 +161,7 @@ def nbytes(tree: object, *, by: By | None = None) -> int | dict[str, int]:
         >>> nbytes(jax.eval_shape(lambda: jnp.ones((1000, 1000))))
         4000000
     """
-    refuse_class("nbytes", tree)
+    reject_class("nbytes", tree)
     return _sum(tree, bytes_in, by)
 
 
@@ -189,7 +189,7 @@ def find_aliases(tree: object) -> list[tuple[str, ...]]:
         >>> find_aliases({"embed": table, "head": {"kernel": table}, "bias": jnp.zeros(5)})
         [("['embed']", "['head']['kernel']")]
     """
-    refuse_class("find_aliases", tree)
+    reject_class("find_aliases", tree)
     return [tuple(map(path_text, paths)) for paths in aliases_in(items_of(tree))]
 
 

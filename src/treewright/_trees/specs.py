@@ -8,9 +8,9 @@ import jax
 
 from treewright._base.jax_private import Path, jax_trees, path_text
 from treewright._base.text import short_text, with_article
-from treewright._core import flat_form, from_flat_form, is_node, spec_of
+from treewright._core import flat_form, is_node, spec_of
 from treewright._trees.at import arguments_of, select
-from treewright._trees.level import Place, is_none, note_redefined_classes, refuse_class
+from treewright._trees.level import Place, is_none, note_redefined_classes, reject_class
 
 T = TypeVar("T")
 Where: TypeAlias = "str | tuple[Any, ...] | Callable[[T], Any] | Callable[[str, Any], Any]"
@@ -51,7 +51,7 @@ def spec_like(tree: Any, default: Any = None, where: Mapping[Any, Any] | None = 
         >>> spec_like(layers, "small", {lambda path, leaf: leaf.size > 3: "large", "[1]": None})
         [Layer(kernel='large', bias='small'), Layer(kernel=None, bias=None)]
     """
-    refuse_class("spec_like", tree)
+    reject_class("spec_like", tree)
     places: Any = where
     is_swapped = where is None and isinstance(default, Mapping) and not isinstance(tree, Mapping)
     if is_swapped or not isinstance(places, Mapping | None):
@@ -78,9 +78,9 @@ def broadcast(argument: str, prefix: Any, tree: object) -> list[Any]:
     try:
         jax.tree.map(add, prefix, tree, is_leaf=is_none)
     except ValueError as error:
-        refused = ValueError(f"{argument} is not a prefix of the tree. {jax_error_text(error)}")
-        note_redefined_classes(refused, prefix, tree)
-        raise refused from error
+        rejection = ValueError(f"{argument} is not a prefix of the tree. {jax_error_text(error)}")
+        note_redefined_classes(rejection, prefix, tree)
+        raise rejection from error
     return settings
 
 
@@ -117,6 +117,9 @@ def trainable(tree: T) -> T:
     For `partition`, and for optax without `TrainState`, because optax does not know about buffers:
     `optax.partition({True: tx, False: optax.set_to_zero()}, trainable)`.
 
+    Raises:
+        TypeError: If `tree` is a class.
+
     Examples:
         >>> class Norm(Module):
         ...     scale: jax.Array
@@ -124,16 +127,19 @@ def trainable(tree: T) -> T:
         >>> trainable({"norm": Norm(jnp.ones(2), jnp.zeros(2))})
         {'norm': Norm(scale=True, mean=False)}
     """
+    reject_class("trainable", tree)
+    mask: T = jax_trees.tree_structure(tree).unflatten(_are_trained(tree))
+    return mask
 
-    def mask(part: Any) -> Any:
+
+def _are_trained(tree: Any) -> list[bool]:
+    """The mask of `trainable` as a list, in the order of the leaves."""
+    are_trained: list[bool] = []
+    for part in jax_trees.tree_leaves(tree, is_node):
         if not is_node(part):
-            return True
-        children, statics = flat_form(part)
-        masks = (
-            jax.tree.map(lambda _: False, child) if field.kind == "buffer" else trainable(child)
-            for field, child in zip(spec_of(part).children, children, strict=True)
-        )
-        return from_flat_form(type(part), (tuple(masks), statics))
-
-    masked: T = jax.tree.map(mask, tree, is_leaf=is_node)
-    return masked
+            are_trained.append(True)
+            continue
+        for field, child in zip(spec_of(part).children, flat_form(part)[0], strict=True):
+            inner = _are_trained(child)
+            are_trained += [False] * len(inner) if field.kind == "buffer" else inner
+    return are_trained

@@ -13,7 +13,7 @@ from treewright._base.jax_private import Path, jax_trees, path_text
 from treewright._base.lines import counted
 from treewright._base.text import shape_text, short_text, text, with_article
 from treewright._core import is_node
-from treewright._trees.level import refuse_class
+from treewright._trees.level import reject_class
 
 T = TypeVar("T")
 
@@ -34,12 +34,12 @@ def stack(trees: Sequence[T]) -> T:
         >>> stack([Layer(jnp.ones((2, 3))) for _ in range(5)])
         Layer(kernel=f32[5,2,3])
     """
-    refuse_class("stack", trees)
+    reject_class("stack", trees)
     if is_node(trees) or isinstance(trees, Mapping):
         kind = with_article(type(trees).__qualname__)
         raise TypeError(f"stack() needs a list of trees, but got {kind}. Write stack([one, another]).")
     trees = list(trees)
-    refuse_class("stack", *trees)
+    reject_class("stack", *trees)
     if not trees:
         raise ValueError("stack() needs at least one tree, for the structure of the result.")
     first, treedef = jax_trees.tree_flatten_with_path(trees[0])
@@ -86,7 +86,7 @@ def unstack(tree: T) -> list[T]:
         >>> unstack(Layer(jnp.ones((2, 3))))
         [Layer(kernel=f32[3]), Layer(kernel=f32[3])]
     """
-    refuse_class("unstack", tree)
+    reject_class("unstack", tree)
     length = _length(tree)
     leaves, treedef = jax_trees.tree_flatten(tree)
     columns = [jnp.unstack(jnp.asarray(leaf)) for leaf in leaves]
@@ -111,7 +111,7 @@ def node_at(tree: T, index: int | jax.Array) -> T:
         >>> node_at(Layer(jnp.arange(6).reshape(2, 3)), -1).kernel.tolist()
         [3, 4, 5]
     """
-    refuse_class("node_at", tree)
+    reject_class("node_at", tree)
     if not _is_number(index):
         raise TypeError(f"The index of node_at(tree, index) must be an integer, got {short_text(index)}.")
     length = _length(tree)
@@ -151,7 +151,7 @@ def split_key_like(key: jax.Array, tree: T) -> T:
             f"The first argument of split_key_like(key, tree) must be a key, such as jax.random.key(0), got "
             f"{short_text(key)}."
         )
-    refuse_class("split_key_like", tree)
+    reject_class("split_key_like", tree)
     treedef = jax_trees.tree_structure(tree)
     keys: T = treedef.unflatten(jax.random.split(key, treedef.num_leaves))
     return keys

@@ -13,7 +13,7 @@ from treewright._base.jax_private import Path, path_text
 from treewright._base.lines import counted, table
 from treewright._base.text import array_text, cut_text, first_names, short_text, text
 from treewright._core import flat_form, is_node
-from treewright._trees.level import child_of, refuse_class
+from treewright._trees.level import child_of, reject_class
 from treewright._trees.sizes import Item, aliases_in, bytes_in, class_name, elements_in, items_of
 
 _MAX_LENGTH = 40  # characters of a static or another value that is not an array
@@ -132,7 +132,7 @@ def summary(tree: object, *, depth: int | None = None) -> Summary:
         [0].activation = 'relu'  Layer  static
         650 numbers, 2,600 bytes (2.5 KiB); 10 of them in buffers
     """
-    refuse_class("summary", tree)
+    reject_class("summary", tree)
     steps: Any = depth
     if steps is not None and not (isinstance(steps, int) and steps >= 1):
         raise ValueError(f"depth= must be a positive integer or None, got {short_text(depth)}.")
@@ -227,11 +227,7 @@ def _notes(tree: object, leaves: Sequence[Item]) -> Iterator[str]:
         names = first_names(
             path_text(item.path)
             for item in leaves
-            if item.kind == "child" and type(item.value) in kinds and _in_a_node(tree, item.path)
+            if item.kind == "child" and type(item.value) in kinds and (is_node(tree) or item.owner != class_name(tree))
         )
         if names:
             yield f"{names}: {note}"
-
-
-def _in_a_node(tree: Any, path: Path) -> bool:
-    return any(is_node(functools.reduce(child_of, path[:steps], tree)) for steps in range(len(path)))

@@ -254,11 +254,11 @@ def open_safetensors(path: Path) -> Generator[tuple[dict[str, Any], dict[str, An
         raise CheckpointError(
             f"{path} is not a regular file. load() reads files that save() wrote.{_restore_hint(path)}"
         )
-    with os.fdopen(os.open(path, os.O_RDONLY), "rb") as file:
+    with path.open("rb") as file:
         try:
             start = 8 + int.from_bytes(file.read(8), "little")
             if start > MAX_BYTES:
-                raise ValueError(f"the header would have {start - 8:,} bytes")
+                raise ValueError(f"its length is {start - 8:,} bytes")
             entries = json.loads(file.read(start - 8))
             metadata = dict(entries.pop(_METADATA, {}))
             bounds = {name: entry["data_offsets"] for name, entry in entries.items()}
@@ -276,7 +276,7 @@ def open_safetensors(path: Path) -> Generator[tuple[dict[str, Any], dict[str, An
             first = -memory.__array_interface__["data"][0] % _ALIGNED
             data = memory[first : first + end - begin]
             file.seek(start + begin)
-            if file.readinto(data) != end - begin:
+            if file.readinto(data.data) != end - begin:
                 raise ValueError(f"{name} ends after the file")
             return data
 

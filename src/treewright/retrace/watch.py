@@ -126,18 +126,15 @@ class _CurrentCall:
         """The differences that make JAX retrace; for the others it only recompiles."""
         return without_placement(self.differences)
 
-    def record(self, number: int, *, is_compiled: bool = False) -> None:
-        """Add the call to the history, so later events are compared with it."""
+    def record(self, number: int | None = None, *, is_compiled: bool = False) -> None:
+        """Add the call to the history, so later events are compared with it; without a number, as a new trace."""
         function, history = self.reference(), self.history
         calls = history.calls_of(function)
         described = calls[0].function if calls else snapshot(function)
         history.forgotten += len(history.calls) == _MAX_CALLS
+        number = next(history.numbers) if number is None else number
         self.closest = PastCall(self.reference, described, self.signature, number, is_compiled)
         history.calls.append(self.closest)
-
-    def record_unseen_trace(self) -> None:
-        """Add a call that was traced before the block, or inside a different function's trace."""
-        self.record(next(self.history.numbers))
 
 
 class RetraceTracker:
@@ -222,7 +219,7 @@ class RetraceTracker:
         if call.outcome != "shared" and not current.is_guess:
             self._trace(event, current)
         elif current.closest is None:
-            current.record_unseen_trace()
+            current.record()  # traced before the block, or inside a different function's trace
         elif current.closest.limit_error:
             raise TooManyTracesError(current.closest.limit_error)
         self._pending[event.thread] = current
@@ -232,7 +229,7 @@ class RetraceTracker:
         history, compared_with = current.history, None if current.closest is None else current.closest.number
         if history.forgotten and not unseen:
             unseen = f"compared with the last {_MAX_CALLS} traces; {history.forgotten} earlier ones are forgotten"
-        current.record(next(history.numbers), is_compiled=is_compiled)
+        current.record(is_compiled=is_compiled)
         self._report(event, history, "trace", current, compared_with=compared_with, unseen=unseen)
 
     # Compilations
@@ -275,7 +272,7 @@ class RetraceTracker:
     def _record_first_program(self, current: _CurrentCall) -> None:
         past = current.closest
         if past is None:
-            current.record_unseen_trace()
+            current.record()
         elif past.signature.batch != current.signature.batch:
             current.record(past.number)
         if current.closest is not None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-from collections.abc import Iterable
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -13,9 +12,9 @@ from treewright._base.lines import mesh_text
 from treewright._base.text import short_text, text
 from treewright._freeze import freeze
 from treewright._processes import mesh_of_old_context, part_of_jit_key
-from treewright._trees.level import refuse_class
+from treewright._trees.level import reject_class
 from treewright.errors import ShardingError, ShardingWarning, warn_user
-from treewright.sharding.specs import MeshRules, OnMisfit, Rules, StackNames, fitted_leaves, partition_spec
+from treewright.sharding.specs import MeshRules, OnMisfit, Rules, StackNames, axes_in, fitted_leaves, partition_spec
 
 T = TypeVar("T")
 Name: TypeAlias = str | tuple[str, ...] | None
@@ -101,7 +100,7 @@ def constrain_tree(
         >>> stored.kernel.addressable_shards[0].data.shape, used.kernel.addressable_shards[0].data.shape
         ((1, 8), (4, 8))
     """
-    refuse_class("constrain_tree", tree)
+    reject_class("constrain_tree", tree)
     if rules is None:
         rules, storage_rules = _RULES.value[0], storage_rules or _RULES.value[1]
     axes = _usable_axes()
@@ -168,7 +167,7 @@ class _RulesBlock(contextlib.AbstractContextManager[None]):
 def out_sharding(*names: Name, rules: Rules | None = None) -> PartitionSpec | None:
     """The spec for `out_sharding=` of `jnp.dot`, `jnp.einsum` and the like; None without Explicit axes.
 
-    Under Explicit axes JAX needs it for a product over a split axis; without them it refuses the argument.
+    Under Explicit axes JAX needs it for a product over a split axis; without them it rejects the argument.
 
     Args:
         *names: As for `constrain`.
@@ -195,8 +194,8 @@ def _mesh() -> Any:
     mesh: Any = jax.sharding.get_abstract_mesh()
     if mesh.empty and mesh_of_old_context() is not None:
         warn_user(
-            f"{mesh_text(mesh_of_old_context())} is set by `with mesh:`, which has no effect on constrain, "
-            f"constrain_tree and out_sharding, so nothing is split. Write `with jax.set_mesh(mesh):`.",
+            f"`with mesh:` sets {mesh_text(mesh_of_old_context())}, but has no effect on constrain, constrain_tree and "
+            f"out_sharding, so nothing is split. Write `with jax.set_mesh(mesh):`.",
             ShardingWarning,
         )
     return mesh
@@ -219,22 +218,15 @@ def _spec(caller: str, names: tuple[Name, ...], shape: tuple[int, ...], rules: R
     problems = fit.unknown or fit.misfits
     if problems:
         raise ShardingError(f"{caller} with the names {names}: {'; '.join(problems)}.")
-    if rules is None:
-        _warn_of_absent_axes(caller, mesh_axes)
-    return fit.spec
-
-
-def _warn_of_absent_axes(caller: str, names: Iterable[str | tuple[str, ...]]) -> None:
-    """Warn if names without rules are not mesh axes."""
-    mesh, axes = _mesh(), {axis for name in names for axis in ((name,) if isinstance(name, str) else name)}
-    absent = sorted(axes.difference(mesh.axis_names))
-    if absent and mesh.size > 1:
+    absent = {*axes_in(names)}.difference(_mesh().axis_names) if rules is None else set[str]()
+    if absent and _mesh().size > 1:
         warn_user(
-            f"{caller}: without rules, names are mesh axes, but {mesh_text(mesh)} does not have {', '.join(absent)}, "
-            f"so nothing is split over it. Call it inside `with use_rules({{{absent[0]!r}: ...}}):`, or add such an "
-            f"axis of length 1 to the mesh.",
+            f"{caller}: without rules, names are mesh axes, but {mesh_text(_mesh())} does not have "
+            f"{', '.join(sorted(absent))}, so nothing is split over it. Call it inside "
+            f"`with use_rules({{{min(absent)!r}: ...}}):`, or add such an axis of length 1 to the mesh.",
             ShardingWarning,
         )
+    return fit.spec
 
 
 def _split(x: T, spec: PartitionSpec) -> T:
@@ -246,7 +238,7 @@ def _split(x: T, spec: PartitionSpec) -> T:
             if "only AbstractMesh exists" not in str(error):
                 raise
             raise ShardingError(
-                f"{mesh_text(_mesh())} is set as an abstract mesh, which has no devices for arrays. Trace the function "
+                f"The current mesh, {mesh_text(_mesh())}, is abstract, without devices for arrays. Trace the function "
                 f"under it, as jax.eval_shape does, or set a mesh of devices: jax.set_mesh(jax.make_mesh(...))."
             ) from error
     if AxisType.Auto in kinds:
@@ -260,7 +252,7 @@ def _part(spec: PartitionSpec, kind: AxisType) -> PartitionSpec:
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     entries: list[Any] = []
     for entry in spec:
-        axes = (entry,) if isinstance(entry, str) else entry or ()
+        axes = axes_in([entry])
         mine = tuple(axis for axis in axes if kinds[axis] is kind)
         others = len(mine) < len(axes) and kind is AxisType.Auto
         entries.append(PartitionSpec.UNCONSTRAINED if others else mine or None)

@@ -73,7 +73,7 @@ def sharded_init(
             f"sharded_init creates arrays, but {mesh_text(mesh)} is abstract, without devices to store them. Call "
             f"abstract_state to plan for it, or pass a mesh of devices: mesh=jax.make_mesh(...)."
         )
-    _refuse_traces("sharded_init")
+    _reject_traces("sharded_init")
     plan = _plan(fn, (args, kwargs), mesh, rules, on_misfit)
     auto = _with_auto_axes(mesh)
     on_auto = [NamedSharding(auto, leaf.sharding.spec) for leaf in plan.leaves]
@@ -119,13 +119,13 @@ def abstract_state(
         >>> layer.kernel.sharding.spec
         P(None, 'tensor')
     """
-    _refuse_traces("abstract_state")
+    _reject_traces("abstract_state")
     plan = _plan(fn, (args, kwargs), mesh, rules, on_misfit)
     result: T = plan.treedef.unflatten(plan.leaves)
     return result
 
 
-def _refuse_traces(caller: str) -> None:
+def _reject_traces(caller: str) -> None:
     try:
         jax.sharding.get_mesh()
     except ValueError as error:

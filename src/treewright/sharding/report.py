@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from treewright._base.jax_private import path_text
 from treewright._base.lines import counted, in_html, table
 from treewright._base.text import text
-from treewright._trees.level import refuse_class
+from treewright._trees.level import reject_class
 from treewright._trees.sizes import bytes_in
 from treewright.sharding.specs import (
     AnyMesh,
@@ -18,6 +18,7 @@ from treewright.sharding.specs import (
     OnMisfit,
     Rules,
     StackNames,
+    axes_in,
     axes_text,
     fitted_leaves,
     folded,
@@ -101,7 +102,8 @@ class ShardingReport:
             rows.append((path, array, spec_text(leaf.spec), str(leaf.copies), *sizes))
         lines = table(rows, right=head[3:])
         lines += [f"{path}: {misfit}" for path, members in folds for misfit in self.leaves[members[0]].misfits]
-        idle = [axis for axis in self.mesh if self.mesh[axis] > 1 and axis not in _axes_in(self.leaves)]
+        used = {axis for leaf in self.leaves for axis in axes_in(leaf.spec)}
+        idle = [axis for axis, size in self.mesh.items() if size > 1 and axis not in used]
         if idle:
             lines.append(f"mesh axes that split no leaf: {', '.join(idle)}")
         if self.absent:
@@ -117,12 +119,6 @@ class ShardingReport:
 
     def _repr_html_(self) -> str:
         return in_html(str(self))
-
-
-def _axes_in(leaves: Iterable[ShardedLeaf]) -> set[str]:
-    """The mesh axes that split a leaf."""
-    entries = [entry for leaf in leaves for entry in leaf.spec]
-    return {axis for entry in entries for axis in ((entry,) if isinstance(entry, str) else entry or ())}
 
 
 def spec_text(spec: Iterable[Any]) -> str:
@@ -164,15 +160,14 @@ def sharding_report(
         mesh axes that split no leaf: data
         1,028 KiB on 32 devices (data 8, tensor 4): 260 KiB on each, 4,096 B of them replicated
     """
-    refuse_class("sharding_report", tree)
+    reject_class("sharding_report", tree)
     sizes = sizes_of(mesh)
     on_mesh = MeshRules(rules, sizes)
     devices = math.prod(sizes.values())
     leaves: list[ShardedLeaf] = []
     for leaf, fit in fitted_leaves(tree, on_mesh, on_misfit, stack):
         nbytes = bytes_in(leaf.value)
-        axes = [axis for entry in fit.spec for axis in ((entry,) if isinstance(entry, str) else entry or ())]
-        parts = math.prod(sizes[axis] for axis in axes)
+        parts = math.prod(sizes[axis] for axis in axes_in(fit.spec))
         array = text(leaf.value).removesuffix("(abstract)")
         path = path_text(leaf.path)
         leaves.append(ShardedLeaf(path, array, fit.spec, nbytes, nbytes // parts, devices // parts, fit.misfits))

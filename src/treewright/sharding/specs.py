@@ -15,7 +15,7 @@ from treewright._base.lines import counted, first_lines
 from treewright._base.text import did_you_mean, text, with_article
 from treewright._core import FieldSpec, flat_form, is_node, spec_of
 from treewright._processes import ranges_text
-from treewright._trees.level import refuse_class
+from treewright._trees.level import reject_class
 from treewright._trees.specs import spec_like
 from treewright.errors import ShardingError, ShardingWarning, warn_user
 
@@ -336,7 +336,7 @@ def partition_specs(
         >>> print(specs.kernel, specs.bias)
         P(None, 'tensor') P('tensor',)
     """
-    refuse_class("partition_specs", tree)
+    reject_class("partition_specs", tree)
     on_mesh = MeshRules(rules, None if mesh is None else sizes_of(mesh))
     fitted = fitted_leaves(tree, on_mesh, on_misfit, stack, whole=True)
     specs: T = jax_trees.tree_structure(tree).unflatten(fit.spec for _, fit in fitted)
@@ -369,10 +369,15 @@ def shardings(tree: T, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "er
         >>> layer.kernel.sharding.spec, layer.kernel.addressable_shards[0].data.shape
         (P(None, 'tensor'), (4, 4))
     """
-    refuse_class("shardings", tree)
+    reject_class("shardings", tree)
     fitted = fitted_leaves(tree, MeshRules(rules, sizes_of(mesh)), on_misfit, stack, whole=True)
     placed: T = jax_trees.tree_structure(tree).unflatten(NamedSharding(mesh, fit.spec) for _, fit in fitted)
     return placed
+
+
+def axes_in(entries: Iterable[Any]) -> list[str]:
+    """The mesh axes in a `PartitionSpec`, or in names that are mesh axes."""
+    return [axis for entry in entries for axis in ((entry,) if isinstance(entry, str) else entry or ())]
 
 
 def axes_text(sizes: Mapping[str, int]) -> str:
