@@ -28,7 +28,7 @@ HIGHEST = {
     r"\S\x20\x20# (of|which|by|else|as) ": 6,
     r"\bwhat (a|an|the|is|it|they|you|jax|was|has|can|this|each|one)\b": 69,
     r"\banother\b": 97,
-    r"\bbesides?\b": 22,
+    r"\bbesides?\b": 13,
     r"\balone\b": 33,
     r"\bof (its|their|your) own\b": 27,
     r"\b(that|those) of\b": 29,

@@ -29,13 +29,13 @@ class Released:
 
     Attributes:
         version: The release.
-        beside: Other releases that it imports, which are fetched with it and not moved.
-        needs: The modules that it imports, beside those that the tests need.
+        dependencies: Other releases that it imports, which are fetched with it and not moved.
+        needs: The modules that it imports, besides those that the tests need.
         by_hand: Lines that are changed by hand afterwards: the file, the line, and what takes its place.
     """
 
     version: str
-    beside: tuple[str, ...] = ()
+    dependencies: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     by_hand: tuple[tuple[str, str, str], ...] = ()
 
@@ -43,7 +43,7 @@ class Released:
 RELEASED = {
     "distreqx": Released(
         "0.0.3",
-        beside=("ihoop==0.1.4",),
+        dependencies=("ihoop==0.1.4",),
         by_hand=(
             (
                 "distreqx/_custom_meta.py",
@@ -67,7 +67,7 @@ RELEASED = {
     ),
     "flowjax": Released(
         "19.1.2",
-        beside=("paramax==0.0.5",),
+        dependencies=("paramax==0.0.5",),
         needs=("lineax", "tqdm"),
         by_hand=(
             (
@@ -85,7 +85,7 @@ RELEASED = {
     "jaxoplanet": Released("0.2.0"),
     "jumanji": Released(
         "1.1.2",
-        beside=(
+        dependencies=(
             *(
                 "dm-env==1.6",
                 "dm-tree==0.1.10",
@@ -204,20 +204,20 @@ def _written(path: Path, *, statuses: set[int]) -> str:
 
 
 def _fetch(name: str, folder: Path) -> None:
-    """The release in `folder/old`, and what it imports in `folder/beside`."""
-    for release in (f"{name}=={RELEASED[name].version}", *RELEASED[name].beside):
+    """The release in `folder/old`, and what it imports in `folder/dependencies`."""
+    for release in (f"{name}=={RELEASED[name].version}", *RELEASED[name].dependencies):
         place = folder / "wheels" / release
         asked = ("download", "--quiet", "--no-deps", "--only-binary=:all:", f"--dest={place}", release)
         run = subprocess.run([sys.executable, "-m", "pip", *asked], capture_output=True, text=True, check=False)
         if run.returncode:
             raise CanNotFetchError(f"pip can't fetch {release}: {run.stderr.strip().splitlines()[-1:]}")
         with zipfile.ZipFile(next(place.glob("*.whl"))) as wheel:
-            wheel.extractall(folder / ("beside" if release in RELEASED[name].beside else "old"))
+            wheel.extractall(folder / ("dependencies" if release in RELEASED[name].dependencies else "old"))
 
 
 def _run(program: str, library: Path) -> str:
     path = os.pathsep.join(
-        [str(library), str(library.parent / "beside"), str(SOURCE), os.environ.get("PYTHONPATH", "")]
+        [str(library), str(library.parent / "dependencies"), str(SOURCE), os.environ.get("PYTHONPATH", "")]
     )
     settings = {"PYTHONPATH": path, "JAX_NUMPY_RANK_PROMOTION": "allow", "JAX_PLATFORMS": "cpu"}
     command_line = [sys.executable, "-W", "ignore", "-c", _BEFORE + program + _AFTER]
