@@ -77,6 +77,8 @@ class Evidence:
                 source, node.target
             ):
                 self._assignment(source, node.target, node.value)
+            case _:
+                pass
 
     def _in_class(self, source: Source, target: cst.BaseExpression) -> bool:
         return any(self._program.nodes_named([name.rpartition(".")[0]]) for name in source.names_of(target))
@@ -207,6 +209,8 @@ class Evidence:
                 return {"unknown", *kinds, *self._kinds_of(source, default, seen)}
             case cst.Lambda():
                 return {"function"}
+            case _:
+                pass
         if not isinstance(value, _COMPOUND):
             return {"plain"}
         kinds = {"container"} if isinstance(value, _DISPLAYS) else set()
@@ -221,11 +225,13 @@ class Evidence:
         if any(name in self._program.functions or name.startswith(("jax.", "numpy.")) for name in names):
             return {"function"}
         known = names & self._values.keys()
-        kinds = {
+        kinds: set[ValueKind | NodeClass] = {
             kind for name in known - seen for each in self._values[name] for kind in self._kinds_of(*each, seen | known)
         }
         is_plain = isinstance(value, cst.Attribute) and value.attr.value in libraries.PLAIN_ATTRIBUTES
-        return kinds if known else {"plain" if is_plain else "unknown"}
+        if known:
+            return kinds
+        return {"plain"} if is_plain else {"unknown"}
 
     def _kinds_of_call(self, source: Source, call: cst.Call, seen: frozenset[str]) -> set[ValueKind | NodeClass]:
         if isinstance(call.func, cst.Lambda):
@@ -237,8 +243,9 @@ class Evidence:
             return {*self._nodes(source, cst.Attribute(call.args[0].value, cst.Name("__class__")))} or {"unknown"}
         own = names & self._program.functions.keys()
         if not own:
-            starts = ((kind, name.startswith(prefixes)) for name in names for kind, prefixes in libraries.CALLS.items())
-            return {next((kind for kind, is_start in starts if is_start), "unknown")}
+            calls = libraries.CALLS.items()
+            kinds: list[ValueKind] = [kind for name in names for kind, starts in calls if name.startswith(starts)]
+            return {kinds[0]} if kinds else {"unknown"}
         results = [(source, each) for name in own - seen for source, each in self._returns(name)]
         return {kind for result in results for kind in self._kinds_of(*result, seen | own)}
 
