@@ -78,6 +78,8 @@ class Evidence:
                 self._assignment(source, node.target, node.iter)
             case cst.AnnAssign() | cst.AugAssign() if node not in self._lines:
                 self._assignment(source, node.target, node.value)
+            case _:
+                pass
 
     def _assignment(self, source: Source, target: cst.BaseExpression, value: cst.BaseExpression | None) -> None:
         if isinstance(target, cst.Tuple | cst.List):
@@ -196,6 +198,8 @@ class Evidence:
                 return {"unknown", *kinds, *self._kinds_of(source, default, seen)}
             case cst.Lambda():
                 return {"function"}
+            case _:
+                pass
         if not isinstance(value, _COMPOUND):
             return {"plain"}
         kinds = {"container"} if isinstance(value, _DISPLAYS) else set()
@@ -212,9 +216,11 @@ class Evidence:
         known = names & self._values.keys()
         values = [each for name in known - seen for each in self._values[name]]
         seen |= known
-        kinds = {kind for each in values for kind in self._kinds_of(*each, seen)}
+        kinds: set[ValueKind | NodeClass] = {kind for each in values for kind in self._kinds_of(*each, seen)}
         is_plain = isinstance(value, cst.Attribute) and value.attr.value in libraries.PLAIN_ATTRIBUTES
-        return kinds if known else {"plain" if is_plain else "unknown"}
+        if known:
+            return kinds
+        return {"plain"} if is_plain else {"unknown"}
 
     def _kinds_of_call(self, source: Source, call: cst.Call, seen: set[str]) -> set[ValueKind | NodeClass]:
         if isinstance(call.func, cst.Lambda):
@@ -226,8 +232,9 @@ class Evidence:
             return {*self._nodes(source, cst.Attribute(call.args[0].value, cst.Name("__class__")))} or {"unknown"}
         own = names & self._program.functions.keys()
         if not own:
-            starts = ((kind, name.startswith(prefixes)) for name in names for kind, prefixes in libraries.CALLS.items())
-            return {next((kind for kind, is_start in starts if is_start), "unknown")}
+            calls = libraries.CALLS.items()
+            kinds: list[ValueKind] = [kind for name in names for kind, starts in calls if name.startswith(starts)]
+            return {kinds[0]} if kinds else {"unknown"}
         results = [result for name in own - seen for result in self._returns(name)]
         seen |= own
         return {kind for result in results for kind in self._kinds_of(*result, seen)}

@@ -61,7 +61,7 @@ def field_of(node: NodeClass, line: cst.AnnAssign, program: Program, evidence: E
     values = [default] if default is not None else [cst.Call(factory)] if factory is not None else []
     name, source = name_of(line.target), node.source
     kinds = evidence.kinds_given(node, name).union(*(evidence.kinds_of(source, each) for each in values))
-    notes = [_VARIABLE] if field.kind == "unclear" else []
+    notes: list[tuple[str, bool]] = [_VARIABLE] if field.kind == "unclear" else []
     obstacle = "it is a field of treewright" if field.is_ours else evidence.obstacle(node, name, default)
     if (node, name) in evidence.reads and obstacle is None:
         field = dataclasses.replace(field, kind="constant")
