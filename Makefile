@@ -71,7 +71,7 @@ test: lint
 	exit $$failed
 endif
 
-# Not part of `test`: on Python 3.11 the tests take 39 % more CPU with it (9 % on 3.14, by sys.monitoring).
+# Not part of `test`, because it slows the tests, most of all before Python 3.14, which counts with sys.monitoring.
 # pytest-cov would read all files twice for its report.
 coverage: $(VENV)/dev.installed ## all tests with branch coverage, which must be at least 95 %
 	$(BIN)/pytest --cov --cov-report= --cov-fail-under=0 $(PYTEST_ARGS); failed=$$?; \
