@@ -352,6 +352,9 @@ CheckpointManager(sys.argv[1]).save(1, {"x": jnp.ones(2)})
 """
 
 
+@pytest.mark.skipif(
+    sys.version_info[:2] == (3, 12), reason="Python 3.12 starts no threads at exit, and Orbax needs them"
+)
 def test_exit_without_close_finishes_the_save_or_reports_its_failure(tmp_path: Path) -> None:
     for arguments, steps, message in (([], (1,), ""), (["fail"], (), "program ended before step 1 was saved in")):
         folder = tmp_path / str(len(arguments))
