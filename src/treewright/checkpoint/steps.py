@@ -100,8 +100,8 @@ class CheckpointManager:
     Steps are written atomically, even if the process is killed. `save` continues in the background after it returns; if
     that fails, the next call raises `CheckpointError`, and the call after it works again. Use the manager in a `with`
     block, or call `close`: on Python 3.12, a program that ends without it loses its last save and may wait for minutes,
-    because Python starts no threads at exit. Only one manager at a time, in one thread, may save into a folder; any number may read. In a
-    job of several processes, all must make the same calls; all get the same step, or all raise.
+    because Python starts no threads at exit. Only one manager at a time, in one thread, may save into a folder; any
+    number may read. In a job of several processes, all must make the same calls; all get the same step, or all raise.
 
     By default, all steps are kept. With `keep`, a step is deleted if neither `keep` nor `keep_every` nor `keep_best`
     selects it and it was saved under the same rules. Steps that were saved under different rules, by a different
