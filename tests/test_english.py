@@ -18,14 +18,14 @@ HIGHEST = {
     r"\banew\b": 0,
     r'"""What ': 0,
     r"\b(inside|outside) of\b": 6,
-    r"(?<!there )\b(is|are) no (?!longer\b|more\b|fewer\b|less\b)\w+": 2,  # "there is no step" is fine
+    r"(?<!there )\b(is|are) no (?!longer\b|more\b|fewer\b|less\b)\w+": 1,  # "there is no step" is fine
     r"\btells? of\b": 0,
     r"\bhas met\b": 0,
     r"\bor see to this\b": 0,
     r"\bwithout a word\b": 0,
     r"\b(made|make|makes|making) again\b": 0,
     r"\bthat (is|are) there\b": 0,
-    r"\S\x20\x20# (of|which|by|else|as) ": 6,
+    r"\S\x20\x20# (of|which|by|else|as) ": 2,
     r"\bwhat (a|an|the|is|it|they|you|jax|was|has|can|this|each|one)\b": 69,
     r"\banother\b": 97,
     r"\bbesides?\b": 13,

@@ -213,7 +213,7 @@ class _Description:
         self.inside = inside
         self.modules: set[str] = set()
         self.settings: list[str] = []  # plain values that have a name
-        self.texts: dict[int, tuple[Any, str]] = {}  # by id; the value is stored, so that its id stays unique
+        self.texts: dict[int, tuple[Any, str]] = {}  # The keys are ids, and each value is stored to keep its id unique
         self.written: set[str] = set()
 
     def of(self, value: Any) -> str:

@@ -66,7 +66,7 @@ class _Removal(cst.CSTTransformer):
         own = list(original_node.leading_lines)
         has_comment = any(line.comment for line in above)
         while above and own and not own[0].comment and (not has_comment or not above[-1].comment):
-            above = above[:-1]  # of two blank lines that meet, one stays
+            above = above[:-1]  # Merge two adjacent blank lines
         if updated is cst.RemovalSentinel.REMOVE or (isinstance(updated, cst.SimpleStatementLine) and not updated.body):
             self._waiting = [*above, *own]
             return updated

@@ -108,7 +108,7 @@ WITHOUT_USE = ("frozen", "slots", "weakref_slot", "mappable_dataclass")
 ABSTRACT = frozenset({"equinox.AbstractVar", "equinox.AbstractClassVar"})
 NEW = "a node that no constructor has built stays unfinished: build it through __init__"
 
-# Types and functions, by their full names. Fields of the first are no arrays; a number can still be a traced leaf.
+# Types and functions, by their full names. Fields of these types hold no arrays, but numbers can be traced.
 NUMBERS = frozenset({"builtins.bool", "builtins.int"})
 CALLABLES = frozenset({"typing.Callable", "collections.abc.Callable"})
 NEVER_ARRAYS = (
@@ -149,4 +149,4 @@ CALLS: Mapping[ValueKind, tuple[str, ...]] = MappingProxyType(
         "array": ("jax.numpy.", "jax.random.", "jax.lax.", "jax.device_put"),
     }
 )
-PLAIN_ATTRIBUTES = frozenset({"shape", "ndim", "dtype"})  # of an array, also under jit
+PLAIN_ATTRIBUTES = frozenset({"shape", "ndim", "dtype"})  # Attributes of an array, also under jit

@@ -274,7 +274,7 @@ def statements(definition: cst.ClassDef) -> Iterator[Any]:
     """The lines of a class body that annotate a name, or assign to one alone."""
     body = definition.body.body
     lines = [part for line in body if isinstance(line, cst.SimpleStatementLine) for part in line.body]
-    for each in (*body, *lines):  # of a class in one line, the first
+    for each in (*body, *lines):  # In a class on one line, only the first
         targets = [each.target] if isinstance(each, cst.AnnAssign) else []
         targets += [target.target for target in each.targets] if isinstance(each, cst.Assign) else []
         if len(targets) == 1 and isinstance(targets[0], cst.Name):
