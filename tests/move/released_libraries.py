@@ -1,7 +1,7 @@
 """Move a released library: `python tests/move/released_libraries.py mctx` runs it before and after.
 
 Each program in `programs/` is run on the library as it was released and as the command has left it, and must give the
-same numbers, bit by bit, with as many traces. What was changed by hand besides stands in `RELEASED`.
+same numbers, bit by bit, with as many traces. `RELEASED` lists the lines that were also changed manually.
 """
 
 from __future__ import annotations
@@ -30,13 +30,11 @@ class Released:
     Attributes:
         version: The release.
         dependencies: Other releases that it imports, which are fetched with it and not moved.
-        needs: The modules that it imports, besides those that the tests need.
         by_hand: Lines that are changed by hand afterwards: the file, the line, and what takes its place.
     """
 
     version: str
     dependencies: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
     by_hand: tuple[tuple[str, str, str], ...] = ()
 
 
@@ -52,11 +50,10 @@ RELEASED = {
             ),
         ),
     ),
-    "evosax": Released("0.3.2", needs=("dotmap", "flax", "matplotlib")),
+    "evosax": Released("0.3.2"),
     "exponax": Released("0.2.0"),
     "flashbax": Released(
         "0.1.3",
-        needs=("flax", "tensorstore"),
         by_hand=(
             (
                 "flashbax/buffers/prioritised_trajectory_buffer.py",
@@ -68,7 +65,6 @@ RELEASED = {
     "flowjax": Released(
         "19.1.2",
         dependencies=("paramax==0.0.5",),
-        needs=("lineax", "tqdm"),
         by_hand=(
             (
                 "flowjax/bijections/bijection.py",
@@ -80,8 +76,8 @@ RELEASED = {
             ),
         ),
     ),
-    "gymnax": Released("1.0.1", needs=("gymnasium", "matplotlib", "seaborn", "six")),
-    "jaxlie": Released("1.5.0", needs=("tyro",)),
+    "gymnax": Released("1.0.1"),
+    "jaxlie": Released("1.5.0"),
     "jaxoplanet": Released("0.2.0"),
     "jumanji": Released(
         "1.1.2",
@@ -95,7 +91,6 @@ RELEASED = {
             ),
             *("esquilax==2.1.0", "jax-tqdm==0.4.0", "huggingface-hub==0.36.0", "filelock==4.2.12"),
         ),
-        needs=("PIL", "fsspec", "matplotlib", "requests", "tqdm", "yaml"),
         by_hand=(
             (
                 "jumanji/environments/packing/job_shop/env.py",
@@ -126,9 +121,9 @@ RELEASED = {
     ),
     "lineax": Released("0.1.1"),
     "mctx": Released("0.0.71"),
-    "optimistix": Released("0.1.0", needs=("lineax",)),
+    "optimistix": Released("0.1.0"),
     "tinygp": Released("0.3.1"),
-    "xminigrid": Released("0.9.3", needs=("flax", "rich")),
+    "xminigrid": Released("0.9.3"),
 }
 
 # What every program begins and ends with.
@@ -162,8 +157,8 @@ class Moved:
 
     Attributes:
         before: The digest of all numbers and the count of traces, of the release.
-        after: The same of what the command made of it.
-        lines: The lines that the command changed, and that were changed by hand.
+        after: The same after the move.
+        lines: How many lines the command changed, and how many were changed manually.
         files: The files that the command changed.
     """
 
@@ -196,7 +191,7 @@ def moved(name: str, folder: Path) -> Moved:
 
 
 def _written(path: Path, *, statuses: set[int]) -> str:
-    """The diff of what the command changes in a file or a folder."""
+    """Move a file or a folder. Returns the diff."""
     with contextlib.redirect_stdout(io.StringIO()) as diff, contextlib.redirect_stderr(io.StringIO()):
         status = treewright(["move", str(path), "--write"])
     assert status in statuses
@@ -204,7 +199,7 @@ def _written(path: Path, *, statuses: set[int]) -> str:
 
 
 def _fetch(name: str, folder: Path) -> None:
-    """The release in `folder/old`, and what it imports in `folder/dependencies`."""
+    """Download the release to `folder/old`, and its dependencies to `folder/dependencies`."""
     for release in (f"{name}=={RELEASED[name].version}", *RELEASED[name].dependencies):
         place = folder / "wheels" / release
         asked = ("download", "--quiet", "--no-deps", "--only-binary=:all:", f"--dest={place}", release)
@@ -229,7 +224,7 @@ def _run(program: str, library: Path) -> str:
 
 
 def main() -> None:
-    """Move the libraries that are named, and say what became of them."""
+    """Move the libraries named on the command line, or all, and print the results."""
     for name in sys.argv[1:] or RELEASED:
         with tempfile.TemporaryDirectory() as folder:
             result = moved(name, Path(folder))

@@ -1,7 +1,7 @@
 """Each construct of each library, before and after, as text: `cases/LIBRARY-construct.txt`.
 
-A case is a program of one file, or of several, each below a line `# file: NAME`; the same as the command has left it;
-and what the command says. Without `=== after` in place, `UPDATE_SNAPSHOTS=1` writes it.
+A case contains a program of one or more files, each below a line `# file: NAME`, the program after the move, and the
+report. Without `=== after` in place, `UPDATE_SNAPSHOTS=1` writes it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from treewright.errors import missing_extra
 from treewright.move.libraries import PAGES
 
 if TYPE_CHECKING:
-    from treewright.move.program import Source
+    from treewright.move.source import Source
 
 _HELP = (
     "Rewrite Python files so that classes of other libraries become nodes. The diff goes to standard output, and "
@@ -25,12 +25,12 @@ _HELP = (
 _NOTHING = "Nothing has been changed."
 _STATUS = (
     "exit status: 0; 1 if something could not be decided; 2 if a file can't be read, does not parse or can't be "
-    "written, and then none is changed"
+    "written, and then nothing is changed"
 )
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the arguments say. The exit status: 0; 1 if something could not be decided; 2 if nothing was done."""
+    """Run the command. Returns the exit status: 0; 1 if something could not be decided; 2 after an error."""
     options = _parser().parse_args(arguments)
     try:
         import libcst  # noqa: F401
@@ -88,16 +88,12 @@ def _files(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(f"{path} is neither a file nor a folder.")
-        found += _files_below(path) if path.is_dir() else [path]
+        found += [path] if path.is_file() else []
+        for folder, folders, files in os.walk(path):
+            folders[:] = [each for each in sorted(folders) if not Path(folder, each, "pyvenv.cfg").exists()]
+            folders[:] = [each for each in folders if not each.startswith(".")]
+            found += [Path(folder, each) for each in sorted(files) if each.endswith((".py", ".ipynb"))]
     return list({path.resolve(): path for path in found}.values())
-
-
-def _files_below(folder: Path) -> Iterator[Path]:
-    for here, folders, files in os.walk(folder):
-        folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and not Path(here, name, "pyvenv.cfg").exists()
-        )
-        yield from (Path(here, name) for name in sorted(files) if name.endswith((".py", ".ipynb")))
 
 
 def _imports_one(notebook: Path, libraries: Iterable[str]) -> bool:
@@ -109,48 +105,27 @@ def _imports_one(notebook: Path, libraries: Iterable[str]) -> bool:
 
 
 def _write(texts: Mapping[Path, bytes]) -> None:
-    """Write all files or none: all are written to temporary files first, and then renamed.
+    """Write all files to temporary files first, and then rename these, so that a full disk changes none.
 
     Raises:
-        OSError: If one can't be written; the message says whether those before could be put back.
+        OSError: If one can't be written; the message lists the files that were changed before.
     """
     places = {path.resolve(): text for path, text in texts.items()}  # Links are resolved to their files.
-    before = {place: place.read_bytes() for place in places}
-    staged: dict[Path, Path] = {}
-    renamed: list[Path] = []
+    staged = {place: place.with_name(f".{place.name}.{os.getpid()}") for place in places}
+    renamed: list[str] = []
     try:
-        for place, text in places.items():
-            staged[place] = _staged(place, text)
+        for place, temporary in staged.items():
+            temporary.write_bytes(places[place])
+            shutil.copymode(place, temporary)
         for place, temporary in staged.items():
             temporary.replace(place)
-            renamed.append(place)
+            renamed.append(str(place))
     except OSError as error:
-        left = [str(place) for place in renamed if not _put_back(place, before[place])]
-        lines = ["These files have been changed, and could not be put back:", *left] if left else [_NOTHING]
+        lines = ["Only these files have been changed:", *renamed] if renamed else [_NOTHING]
         raise OSError("\n".join([str(error), *lines])) from error
     finally:
         for temporary in staged.values():
             temporary.unlink(missing_ok=True)
-
-
-def _staged(place: Path, content: bytes) -> Path:
-    """A temporary file in the same folder, with the same permissions and new content."""
-    temporary = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        shutil.copymode(place, temporary)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    return temporary
-
-
-def _put_back(place: Path, content: bytes) -> bool:
-    try:
-        _staged(place, content).replace(place)
-    except OSError:
-        return False
-    return True
 
 
 # Output
@@ -167,19 +142,9 @@ def _diff(source: "Source", text: bytes) -> Iterator[str]:
 def _account(texts: Sequence[tuple["Source", bytes]], *, written: bool) -> Iterator[str]:
     """The places to review: first those that could not be decided, then those whose meaning changed."""
     lines: dict[bool, dict[str, None]] = {True: {}, False: {}}
-    for source, text in texts:
-        line_now = _lines_now(source.content, text) if written and source.notices and text != source.content else {}
+    for source, _ in texts:
         for notice in sorted(source.notices):
-            line = line_now.get(notice.line, notice.line)
+            line = source.line(notice.start, written=written)
             lines[notice.undecided][f"  {source.path}:{line}: {notice.text} ({notice.page})\n"] = None
     for undecided, title in ((True, "Could not be decided"), (False, "Means something else now, or was left")):
         yield from [f"{title}:\n", *lines[undecided]] if lines[undecided] else []
-
-
-def _lines_now(before: bytes, after: bytes) -> dict[int, int]:
-    """Where each line of a file is after it was rewritten."""
-    numbers: dict[int, int] = {}
-    matcher = difflib.SequenceMatcher(None, before.splitlines(), after.splitlines())
-    for _, start, end, new, new_end in matcher.get_opcodes():
-        numbers |= {line + 1: min(new + line - start, max(new_end - 1, 0)) + 1 for line in range(start, end)}
-    return numbers

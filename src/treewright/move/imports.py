@@ -1,84 +1,105 @@
-"""Imports of a rewritten file: remove unused ones and add ours, in one pass."""
+"""Imports of a rewritten file: remove unused ones and add ours."""
 
+import itertools
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import libcst as cst
-from libcst.codemod import CodemodContext
-from libcst.codemod.visitors import AddImportsVisitor
+from libcst import metadata
 
-from treewright.move.program import Program, Source, first_name
+from treewright.move.program import Program
+from treewright.move.source import Source, every_part, first_name
 
 
-def imports_without_use(source: Source, gone: set[int], program: Program) -> set[int]:
-    """The ids of the names in import statements whose every use is gone.
+def with_imports(source: Source, program: Program) -> bytes:
+    """The file after the edits, without unused imports, and with the imports of our names."""
+    unused = _imports_without_use(source, program)
+    names, needed = dict[str, str](), dict[str, list[str]]()
+    for full in sorted({name for *_, text in source.edits for name in re.findall("\0(.+?)\0", text)}):
+        module, _, name = full.rpartition(".")
+        bound = [each for each in source.assignments if each.name == name and _as_name(each) not in unused]
+        ours = [each for each in source.imports if each in bound and source.full_names(each) == {full}]
+        names[full] = name if len(ours) == len(bound) else full
+        if names[full] == full:
+            needed[f"import {module}"] = []
+        elif not any(isinstance(each.scope, metadata.GlobalScope) for each in ours):
+            needed.setdefault(f"from {module} import ", []).append(name)
+    _add_imports(source, [start + ", ".join(words) for start, words in needed.items()], unused)
+    _delete_imports(source, unused)
+    text = source.rewritten(names)
+    cst.parse_module(text)  # A file that does not parse is never written.
+    return text
+
+
+def _as_name(assignment: Any) -> Any:
+    return getattr(assignment, "as_name", None)
+
+
+def _imports_without_use(source: Source, program: Program) -> set[Any]:
+    """The names in import statements whose every use is gone.
 
     An import that another file takes from here stays, and so does one whose name stands in a text, as in `__all__`.
     """
-    uses: dict[int, set[int]] = {}
+    uses: dict[Any, set[int]] = {}
     for each in source.imports:
         is_text = re.search(rb"[\"']%s[\"']" % each.name.encode(), source.content) is not None
         kept = {0} if is_text or f"{source.name}.{each.name}" in program.passed_on else set()
         own = {id(first_name(access.node)) for access in each.references}
-        uses.setdefault(id(each.as_name), set()).update(own | kept)
-    return {name for name, used in uses.items() if used and used <= gone}
+        uses.setdefault(each.as_name, set()).update(own | kept)
+    return {name for name, used in uses.items() if used and used <= source.replaced}
 
 
-def with_imports(module: cst.Module, needed: set[tuple[str, str | None]], removed: Mapping[int, Any]) -> cst.Module:
-    """A file with the imports that it needs, and without some: their aliases, by their ids."""
-    context = CodemodContext()
-    for name, attribute in needed:
-        AddImportsVisitor.add_needed_import(context, name, attribute)
-    module = module.visit(_Removal(removed))
-    # Imports are added to the first block of them: the rest of the file need not be visited.
-    end = next((i for i, line in enumerate(module.body) if not isinstance(line, cst.SimpleStatementLine)), None)
-    head = AddImportsVisitor(context).transform_module(module.with_changes(body=module.body[:end]))
-    return head.with_changes(body=[*head.body, *(module.body[end:] if end is not None else ())])
+def _is_unused(node: Any, unused: set[Any]) -> bool:
+    """Whether a statement only imports unused names."""
+    match node:
+        case cst.ImportAlias():
+            return (node.asname or node).name in unused
+        case cst.Import() | cst.ImportFrom():
+            return not isinstance(node.names, cst.ImportStar) and all(_is_unused(each, unused) for each in node.names)
+        case cst.SimpleStatementLine() | cst.BaseSuite():
+            return all(_is_unused(each, unused) for each in node.body)
+        case cst.Else():
+            return _is_unused(node.body, unused)
+        case cst.If():
+            return _is_unused(node.body, unused) and (node.orelse is None or _is_unused(node.orelse, unused))
+        case cst.Try():
+            return _is_unused(node.body, unused) and node.orelse is None and node.finalbody is None
+        case _:
+            return False
 
 
-class _Removal(cst.CSTTransformer):
-    """Removes imports, and the conditions and `try` around them that hold nothing else."""
+def _add_imports(source: Source, lines: list[str], unused: set[Any]) -> None:
+    """Add imports in place of the first line that is deleted, or below the imports at the top of the file."""
+    top = [*itertools.takewhile(_is_import_or_docstring, source.module.body)]
+    place = next((line for line in top if _is_unused(line, unused)), None)
+    if place is not None and lines:
+        source.replace(place, source.module.default_newline.join(lines))
+        return
+    first: Any = source.module.body[0]
+    start = source.lines_of(top[-1])[1] if top else source.lines_of([*getattr(first, "decorators", ()), first][0])[0]
+    source.edit(start, start, "".join(f"{line}{source.module.default_newline}" for line in lines))
 
-    def __init__(self, removed: Mapping[int, Any]) -> None:
-        super().__init__()
-        self._removed = removed
-        self._waiting: list[cst.EmptyLine] = []  # the lines above a removed statement, for the next one
-        self._above: dict[cst.CSTNode, list[cst.EmptyLine]] = {}
 
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        if isinstance(node, cst.SimpleStatementLine | cst.BaseCompoundStatement):
-            self._above[node], self._waiting = self._waiting, []
-        statements = cst.Module | cst.BaseSuite | cst.BaseCompoundStatement | cst.SimpleStatementLine
-        return isinstance(node, statements | cst.Else | cst.Import | cst.ImportFrom)
+def _is_import_or_docstring(line: Any) -> bool:
+    parts = line.body if isinstance(line, cst.SimpleStatementLine) else [line]
+    return all(isinstance(part, cst.Import | cst.ImportFrom | cst.Expr) for part in parts)
 
-    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
-        updated, above = updated_node, self._above.pop(original_node, [])
-        if isinstance(original_node, cst.Import | cst.ImportFrom):
-            return self._without(updated, original_node.names)
-        if isinstance(original_node, cst.Module):
-            return updated.with_changes(footer=[*self._waiting, *updated.footer])
-        has_more = any(getattr(updated, part, None) for part in ("orelse", "finalbody"))
-        if isinstance(original_node, cst.If | cst.Else | cst.Try) and not updated.body.body and not has_more:
-            updated = cst.RemoveFromParent()
-        if not isinstance(original_node, cst.SimpleStatementLine | cst.BaseCompoundStatement):
-            return updated
-        own = list(original_node.leading_lines)
-        has_comment = any(line.comment for line in above)
-        while above and own and not own[0].comment and (not has_comment or not above[-1].comment):
-            above = above[:-1]  # Merge two adjacent blank lines
-        if updated is cst.RemovalSentinel.REMOVE or (isinstance(updated, cst.SimpleStatementLine) and not updated.body):
-            self._waiting = [*above, *own]
-            return updated
-        return updated.with_changes(leading_lines=[*above, *updated.leading_lines]) if above else updated
 
-    def _without(self, updated: cst.Import | cst.ImportFrom, names: Any) -> Any:
-        if isinstance(names, cst.ImportStar):
-            return updated
-        kept = [alias for alias in names if id(alias) not in self._removed]
-        if len(kept) == len(names):
-            return updated
-        if not kept:
-            return cst.RemoveFromParent()
-        kept[-1] = kept[-1].with_changes(comma=names[-1].comma)
-        return updated.with_changes(names=kept)
+def _delete_imports(source: Source, unused: set[Any]) -> None:
+    """Delete the unused names of import statements, and the conditions and `try` around them that hold nothing else."""
+    for block in every_part(source.module):
+        items: Any = ()
+        if isinstance(block, cst.Module | cst.BaseSuite | cst.SimpleStatementLine):
+            items = block.body
+        elif isinstance(block, cst.Import | cst.ImportFrom) and not isinstance(block.names, cst.ImportStar):
+            items = block.names
+        kept = [each for each in items if not _is_unused(each, unused)]
+        if len(kept) == len(items):
+            continue
+        if isinstance(block, cst.Module) or (isinstance(block, cst.IndentedBlock) and kept):
+            for each in (part for part in items if part not in kept):
+                source.delete_lines(each)
+        elif kept:
+            source.keep(items, kept)
+        elif isinstance(block, cst.BaseSuite):
+            source.edit(source.start(items[0]), source.end(items[-1]), "pass")

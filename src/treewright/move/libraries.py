@@ -5,27 +5,27 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-ValueKind = Literal["plain", "array", "node", "container", "function", "unknown"]
 Kind = Literal["decorator", "base", "specifier", "marker", "renamed", "stays"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rule:
-    """The rule for a name: its use, its replacement and the changes.
+    """The rule for a name of a library.
 
-    A decorator makes a class a pytree, and so does a base; a specifier is a function that declares a field; a marker is
-    a type that makes a field static in its annotation, as `Static[int]`.
+    Decorators and bases make a class a pytree. A specifier is a function that declares a field. A marker is a type that
+    makes a field static in its annotation, as `Static[int]`. A renamed name has the same meaning in Treewright; one
+    that stays does not work with nodes.
 
     Attributes:
-        kind: Its use. A name that is renamed has the same meaning under another; one that stays does not run on nodes.
-        becomes: The full name that takes its place.
-        advice: For one that stays, what to do instead; for a decorator, what changes in every class under it.
-        drops: Arguments or options that are dropped.
-        keyword_only: For a decorator that gives a constructor of keywords only, the option that is `False` if not.
-        filtered: For a base, whether leaves that are not arrays are statics in effect, since transformations skip them.
-        argument: For a specifier, the argument that says the kind; also the only one that may be positional.
-        static_if: The value of it that makes the field static.
-        static: Whether the field is static without it.
+        kind: The use of the name.
+        becomes: The full name of the replacement.
+        advice: The notice at each use of a name that stays, or at each class with a decorator.
+        drops: Arguments or options to delete.
+        keyword_only: For a decorator whose constructors are keyword-only, the option that can be `False` to change it.
+        filtered: For a base, whether transformations skip leaves that are not arrays.
+        argument: For a specifier, the argument that decides the kind; only this one may be positional.
+        static_if: The value of this argument that makes the field static.
+        static: Whether the field is static without an argument.
     """
 
     kind: Kind
@@ -39,10 +39,10 @@ class Rule:
     static: bool = False
 
 
-_NO_MAPPING = "is frozen and no mapping: read attributes, and change them by replace, or edit for many"
+_NO_MAPPING = "is frozen and not a mapping: read attributes, and change them by replace, or edit for many"
 _ABSTRACT = "Module has no such annotation: write an abstract property, which a field, property or constant implements"
-_WRAPPER = "a node is frozen, so functools.update_wrapper fails for it: give the class __wrapped__ and __doc__ itself"
-_ENFORCED = "a node has no such check: annotate with jaxtyping, or check in __check_init__"
+_WRAPPER = "nodes are frozen, so functools.update_wrapper fails: define __wrapped__ and __doc__ in the class"
+_ENFORCED = "nodes have no such check: annotate with jaxtyping, or check in __check_init__"
 
 RULES = MappingProxyType(
     {
@@ -79,10 +79,10 @@ RULES = MappingProxyType(
 
 DATACLASSES = frozenset({"dataclasses.dataclass", *(name for name, rule in RULES.items() if rule.kind == "decorator")})
 
-# The package that everything moves to. Its classes are known too, so that a second run reports what is left to do.
+# The package that everything moves to. Its classes are known too, so that a second run reports the remaining work.
 OURS = "treewright"
 
-# The page about each library. A file that uses one has its name somewhere.
+# The page about each library. Files that use a library contain its name.
 PAGES = MappingProxyType(
     {
         "flax": "docs/migrating/flax-struct.md",
@@ -92,13 +92,13 @@ PAGES = MappingProxyType(
     }
 )
 
-# What to do with a name that is left, by its kind, and whether it has to be changed by hand.
+# The notice for a name that is left unchanged, by its kind, and whether it must be changed manually.
 LEFT: Mapping[Kind, tuple[str, bool]] = MappingProxyType(
     {
-        "decorator": ("left here, where it is used in a way that the command does not know", True),
-        "base": ("left here: a Module of ours is not an instance of it", True),
-        "specifier": ("left outside of a class that moves: nodes read its static mark, and nothing else", False),
-        "marker": ("left here, where it marks no field", False),
+        "decorator": ("left, because the command does not know this use", True),
+        "base": ("left: a Module of Treewright is not an instance of it", True),
+        "specifier": ("left: nodes read its static mark, and nothing else", False),
+        "marker": ("left, because it does not mark a field", False),
     }
 )
 
@@ -106,47 +106,30 @@ LEFT: Mapping[Kind, tuple[str, bool]] = MappingProxyType(
 WITHOUT_USE = ("frozen", "slots", "weakref_slot", "mappable_dataclass")
 
 ABSTRACT = frozenset({"equinox.AbstractVar", "equinox.AbstractClassVar"})
-NEW = "a node that no constructor has built stays unfinished: build it through __init__"
+NEW = "a node without a call of __init__ stays unfinished: create it with the constructor"
 
-# Types and functions, by their full names. Fields of these types hold no arrays, but numbers can be traced.
+# Types and functions, by their full names. Values of the first three are never arrays, but a number can be traced.
 NUMBERS = frozenset({"builtins.bool", "builtins.int"})
 CALLABLES = frozenset({"typing.Callable", "collections.abc.Callable"})
-NEVER_ARRAYS = (
-    NUMBERS | CALLABLES | {"builtins.str", "builtins.type", "builtins.bytes", "typing.Literal", "typing.Type"}
-)
+SETTINGS = frozenset({"builtins.str", "builtins.type", "builtins.bytes", "typing.Literal", "typing.Type"})
 ARRAYS = ("jax.Array", "jax.numpy.ndarray", "chex.Array", "chex.PRNGKey", "jaxtyping.", "jax.typing.")
-# What a static may be given as a list, dict, set or array of numpy: `freeze` leaves tuples and the like as they are.
+# Types whose values may be lists, dicts, sets or numpy arrays, which a static rejects.
 CAN_CHANGE = frozenset(
     {
-        *("builtins.list", "builtins.dict", "builtins.set", "numpy.ndarray"),
-        *("typing.List", "typing.Dict", "typing.Set", "typing.DefaultDict", "collections.OrderedDict"),
-        *("typing.Sequence", "typing.Mapping", "typing.Iterable"),
-        *("collections.abc.Sequence", "collections.abc.Mapping", "collections.abc.Iterable"),
+        *("builtins.list", "builtins.dict", "builtins.set", "numpy.ndarray", "collections.OrderedDict"),
+        *(f"typing.{name}" for name in ("List", "Dict", "Set", "DefaultDict", "Sequence", "Mapping", "Iterable")),
+        *(f"collections.abc.{name}" for name in ("Sequence", "Mapping", "Iterable")),
     }
 )
+# `freeze` leaves a tuple of plain values as it is.
+FREEZABLE = CAN_CHANGE | {"builtins.tuple", "typing.Tuple"}
 UNIONS = frozenset({"typing.Optional", "typing.Union", "typing.Final", "typing.Annotated"})
-CONTAINERS = CAN_CHANGE | {"builtins.tuple", "typing.Tuple", "jaxtyping.PyTree"}
-# The kinds of the values that a call returns, by how the full name of its function begins; the first that fits.
-CALLS: Mapping[ValueKind, tuple[str, ...]] = MappingProxyType(
+CONTAINERS = FREEZABLE | {"jaxtyping.PyTree"}
+# The contents of the results of calls, by the first part of the full name of the function.
+CALLS = MappingProxyType(
     {
-        "plain": (
-            *(f"builtins.{name}" for name in ("int", "float", "bool", "str", "len", "range")),
-            *(f"builtins.{name}" for name in ("isinstance", "issubclass", "callable", "hasattr", "all", "any")),
-            *("jax.numpy.dtype", "jax.numpy.result_type", "jax.dtypes.", "jax.ShapeDtypeStruct"),
-        ),
-        "container": (
-            *(*sorted(CAN_CHANGE), "numpy."),
-            *("jax.tree.flatten", "jax.tree.leaves", "jax.tree_util.tree_flatten", "jax.tree_util.tree_leaves"),
-        ),
-        "function": ("functools.partial", "jax.jit", "jax.vmap", "jax.grad", "jax.value_and_grad"),
-        "node": (
-            "equinox.nn.",
-            "equinox.Partial",
-            "equinox.filter_jit",
-            "equinox.filter_vmap",
-            "jax.tree_util.Partial",
-        ),
-        "array": ("jax.numpy.", "jax.random.", "jax.lax.", "jax.device_put"),
+        "container": (*sorted(CAN_CHANGE), "numpy."),
+        "array": ("jax.numpy.", "jax.random.", "jax.device_put"),
     }
 )
-PLAIN_ATTRIBUTES = frozenset({"shape", "ndim", "dtype"})  # Attributes of an array, also under jit
+DTYPES = frozenset({"jax.numpy.dtype", "jax.numpy.result_type"})

@@ -1,100 +1,15 @@
 """A program as a whole: its files, the full names in them, and the classes that become nodes."""
 
 import dataclasses
-import functools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import libcst as cst
-from libcst import helpers, metadata
 
-from treewright.move.libraries import ABSTRACT, OURS, PAGES, RULES, Rule
-
-
-class Notice(NamedTuple):
-    """A place to look at. `undecided` if it has to be changed by hand."""
-
-    line: int
-    text: str
-    page: str
-    undecided: bool
-
-
-class Source:
-    """A file: its syntax tree, and what its names mean by its imports and scopes.
-
-    Raises:
-        ValueError: If it does not parse; the message names the line.
-    """
-
-    def __init__(self, path: Path, content: bytes) -> None:
-        self.path: Path = path
-        self.content: bytes = content
-        parts = [*path.resolve().parent.parts, *([] if path.stem == "__init__" else [path.stem])]
-        self.parts: list[str] = [part.replace(".", "_") for part in parts]
-        self.name: str = ".".join(self.parts)  # with all folders, so that relative imports lead to other files
-        self.package: str = self.name if path.stem == "__init__" else ".".join(self.parts[:-1])
-        self.notices: set[Notice] = set()
-        try:
-            self.module: cst.Module = cst.parse_module(content)
-        except cst.ParserSyntaxError as error:
-            raise ValueError(f"{path}:{error.raw_line}: this does not parse: {error.message}") from error
-        except (SyntaxError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}: this can't be read as Python: {error}") from error
-        self._wrapper = metadata.MetadataWrapper(self.module, unsafe_skip_copy=True)  # parsed here: no part is shared
-        self._scopes: Any = self._wrapper.resolve(metadata.ScopeProvider)
-        scopes = dict.fromkeys(scope for scope in self._scopes.values() if scope is not None)
-        self.assignments: list[Any] = [assignment for scope in scopes for assignment in scope.assignments]
-        self.imports: list[metadata.ImportAssignment] = [
-            each for each in self.assignments if isinstance(each, metadata.ImportAssignment)
-        ]
-        nodes = [getattr(each, "node", None) for each in self.assignments]
-        self.classes: list[cst.ClassDef] = [node for node in nodes if isinstance(node, cst.ClassDef)]
-        self.functions: list[cst.FunctionDef] = [node for node in nodes if isinstance(node, cst.FunctionDef)]
-
-    @functools.cached_property
-    def stars(self) -> dict[str, cst.ImportFrom]:
-        """Each `from module import *`, by the full name of the module."""
-        lines = [part for line in self.module.body if isinstance(line, cst.SimpleStatementLine) for part in line.body]
-        froms = [each for each in lines if isinstance(each, cst.ImportFrom)]
-        imports = [each for each in froms if isinstance(each.names, cst.ImportStar)]
-        names = [helpers.get_absolute_module_from_package_for_import(self.package, each) for each in imports]
-        return {name: each for name, each in zip(names, imports, strict=True) if name}
-
-    def names_of(self, node: cst.CSTNode, text: str | None = None) -> frozenset[str]:
-        """The full names that an expression may have, by the imports and assignments in its scope."""
-        dotted = text or helpers.get_full_name_for_node(node)
-        scope = self._scopes.get(first_name(node)) or self._scopes[self.module]
-        if dotted is None or scope is None:
-            return frozenset()
-        found = frozenset(self.absolute(name) for name in scope.get_qualified_names_for(dotted))
-        return found or frozenset(f"{module}.{dotted}" for module in self.stars)
-
-    def full_names(self, each: metadata.ImportAssignment) -> set[str]:
-        """The full names that an import binds its name to."""
-        return {self.absolute(name) for name in each.get_qualified_names_for(each.name)}
-
-    def absolute(self, name: metadata.QualifiedName) -> str:
-        """A name with the package in front, where it is relative or of this file."""
-        if name.source is metadata.QualifiedNameSource.LOCAL:
-            return f"{self.name}.{name.name}"
-        bare = name.name.lstrip(".")
-        dots = len(name.name) - len(bare)
-        return ".".join([*self.package.split(".")[: 1 - dots or None], bare]) if dots else bare
-
-    def reads_in_scope(self, target: cst.BaseExpression) -> set[cst.CSTNode]:
-        """The places in the scope of a target that read it: in a class body, its statements and not its methods."""
-        scope = self._scopes[target]
-        every = {access for each in scope[name_of(target)] for access in each.references}
-        return {access.node for access in every if access.scope is scope and not access.is_annotation}
-
-    def note(self, node: cst.CSTNode, text: str, name: str, *, undecided: bool = False) -> None:
-        """Note a place to look at, by its line, with the page about the library of a full name."""
-        page = {**PAGES, OURS: "docs/migrating/command.md"}[name.partition(".")[0]]
-        positions: Any = self._wrapper.resolve(metadata.PositionProvider)
-        self.notices.add(Notice(positions[node].start.line, text, page, undecided))
+from treewright.move.libraries import ABSTRACT, OURS, RULES, Rule
+from treewright.move.source import Source, assignments_in, bare
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -115,11 +30,6 @@ class NodeClass:
         return self.definition.name.value
 
     @property
-    def full_name(self) -> str:
-        names = self.source.names_of(self.definition.name)
-        return next(name for name in names if name.startswith(f"{self.source.name}."))
-
-    @property
     def has_moved(self) -> bool:
         return self.origin.startswith(OURS)
 
@@ -133,7 +43,8 @@ class Program:
         self.sources: dict[Path, Source] = {}
         self.nodes: dict[cst.ClassDef, NodeClass] = {}
         self.passed_on: set[str] = set()  # full names that a file imports from another one
-        self.functions: dict[str, tuple[Source, cst.FunctionDef]] = {}
+        # By full name: the expressions that modules assign to names, such as aliases of classes and types.
+        self.values: dict[str, tuple[Source, cst.BaseExpression]] = {}
         self._classes: dict[str, list[cst.ClassDef]] = {}
         self._modules: dict[str, list[Source]] = {}
         waiting = dict(files)
@@ -154,8 +65,7 @@ class Program:
         for definition in source.classes:
             for name in source.names_of(definition.name):
                 self._classes.setdefault(name, []).append(definition)
-        for function in source.functions:
-            self.functions |= dict.fromkeys(source.names_of(function.name), (source, function))
+        self.values |= {f"{source.name}.{name}": (source, value) for name, value in source.values.items()}
 
     # Names
 
@@ -169,12 +79,12 @@ class Program:
         every = [(each, source.full_names(each)) for each in source.imports]
         return [each for each, names in every if any(is_known(self._origin(name)) for name in names)]
 
-    def names_of(self, source: Source, node: cst.CSTNode, text: str | None = None) -> frozenset[str]:
+    def names_of(self, source: Source, node: cst.CSTNode) -> frozenset[str]:
         """The full names of an expression, each where it is defined."""
-        return frozenset(self._origin(name) for name in source.names_of(node, text))
+        return frozenset(self._origin(name) for name in source.names_of(node))
 
     def _origin(self, name: str, depth: int = 0) -> str:
-        """`package.base.Layer` for `package.Layer`, if the package imports it from there.
+        """`package.base.Layer` for `package.Layer`, if the package imports it from there, or assigns it.
 
         Imports can lead in circles, as `from .shapes import shapes` of a file that was not read: 30 are followed.
         """
@@ -188,6 +98,9 @@ class Program:
                     return local
                 self.passed_on.add(f"{source.name}.{parts[end]}")
                 found = source.names_of(source.module, rest)
+                value = source.values.get(parts[end])
+                if isinstance(value, cst.Name | cst.Attribute):  # an alias
+                    found = frozenset(".".join([each, *parts[end + 1 :]]) for each in source.names_of(value))
                 return local if len(found) != 1 or local in found else self._origin(next(iter(found)), depth + 1)
         return name
 
@@ -204,10 +117,6 @@ class Program:
         """Whether a module of a library has names that move."""
         return module != OURS and any(name.rpartition(".")[0] == module for name in self._rules)
 
-    def classes_of(self, source: Source, node: cst.CSTNode) -> set[cst.ClassDef]:
-        """The classes of the program that an expression may stand for."""
-        return {each for name in self.names_of(source, node) for each in self._classes.get(name, [])}
-
     def nodes_named(self, names: Iterable[str]) -> list[NodeClass]:
         """The node classes of these full names."""
         classes = (each for name in names for each in self._classes.get(name, []))
@@ -218,6 +127,19 @@ class Program:
         return re.search(rb"\b%s\b" % name.encode(), self._unread) is not None
 
     # Classes
+
+    def fields(self, node: NodeClass) -> list[cst.AnnAssign]:
+        """The fields in the body of a class: annotated names, but no class variables or abstract ones."""
+        lines = [line for _, line in assignments_in(node.definition.body.body) if isinstance(line, cst.AnnAssign)]
+        kinds = [self.names_of(node.source, bare(line.annotation.annotation)) for line in lines]
+        return [line for line, kind in zip(lines, kinds, strict=True) if not kind & {"typing.ClassVar", *ABSTRACT}]
+
+    def bases(self, node: NodeClass) -> list[NodeClass]:
+        """A node class and all that it extends, each once."""
+        every = [node]
+        for each in every:
+            every += [above for above in self.above(each.source, each.definition) if above not in every]
+        return every
 
     def _find_nodes(self) -> None:
         every = [(source, definition) for source in self.sources.values() for definition in source.classes]
@@ -230,34 +152,34 @@ class Program:
     def _begin(self, source: Source, definition: cst.ClassDef) -> None:
         """Add a class that a decorator or a base makes a node."""
         for each in definition.decorators:
-            rule, name = self.rule_of(source, function_of(each.decorator))
+            rule, name = self.rule_of(source, bare(each.decorator))
             if rule is not None and rule.kind == "decorator":
                 self.nodes[definition] = NodeClass(source, definition, name, each.decorator)
         for base in definition.bases:
-            rule, name = self.rule_of(source, unsubscripted(base.value))
+            rule, name = self.rule_of(source, bare(base.value))
             if rule is not None and rule.kind == "base" and not self._mixes(source, definition):
                 self.nodes[definition] = NodeClass(source, definition, name, base)
 
     def _mixes(self, source: Source, definition: cst.ClassDef) -> bool:
         """Whether a class also extends one of a library that does not move, as `equinox.nn.Linear`."""
         packages = {name.partition(".")[0] for name in self._rules}
-        bases = {name for base in definition.bases for name in self.names_of(source, unsubscripted(base.value))}
+        bases = {name for base in definition.bases for name in self.names_of(source, bare(base.value))}
         return any(name.partition(".")[0] in packages for name in bases - self._rules.keys())
 
-    def above(self, source: Source, definition: cst.ClassDef) -> Iterator[tuple[NodeClass, bool]]:
-        """The nodes that a class extends, and whether each base can't be something else."""
+    def above(self, source: Source, definition: cst.ClassDef) -> Iterator[NodeClass]:
+        """The nodes that a class extends; not a base that may also be a different class."""
         for base in definition.bases:
-            classes = self.classes_of(source, unsubscripted(base.value))
-            nodes = [self.nodes[other] for other in classes if other in self.nodes]
-            if nodes:
-                yield nodes[0], len(classes) == 1
+            names = self.names_of(source, bare(base.value))
+            classes = {each for name in names for each in self._classes.get(name, [])}
+            if len(classes) == 1:
+                yield from (self.nodes[each] for each in classes if each in self.nodes)
 
     def _extend(self, source: Source, definition: cst.ClassDef) -> bool:
         """Add a class that extends one which becomes a `Module`, also if it has a decorator; whether it was added."""
         if definition in self.nodes and self.nodes[definition].rule.kind == "base":
             return False
-        for above, is_sure in self.above(source, definition):
-            if is_sure and above.rule.kind == "base":
+        for above in self.above(source, definition):
+            if above.rule.kind == "base":
                 self.nodes[definition] = NodeClass(source, definition, above.origin, None)
                 return True
         return False
@@ -265,55 +187,3 @@ class Program:
 
 def _has_word(content: bytes, words: Iterable[str]) -> bool:
     return re.search(rb"\b(%s)\b" % b"|".join(re.escape(word.encode()) for word in words), content) is not None
-
-
-# Parts of syntax trees
-
-
-def statements(definition: cst.ClassDef) -> Iterator[Any]:
-    """The lines of a class body that annotate a name, or assign to one alone."""
-    body = definition.body.body
-    lines = [part for line in body if isinstance(line, cst.SimpleStatementLine) for part in line.body]
-    for each in (*body, *lines):  # In a class on one line, only the first
-        targets = [each.target] if isinstance(each, cst.AnnAssign) else []
-        targets += [target.target for target in each.targets] if isinstance(each, cst.Assign) else []
-        if len(targets) == 1 and isinstance(targets[0], cst.Name):
-            yield each
-
-
-def field_lines(definition: cst.ClassDef) -> list[cst.AnnAssign]:
-    """The annotated names of a class body."""
-    return [each for each in statements(definition) if isinstance(each, cst.AnnAssign)]
-
-
-def is_field(line: cst.AnnAssign, node: NodeClass, program: Program) -> bool:
-    """Whether an annotated name is a field, and not a class variable or an abstract one."""
-    names = program.names_of(node.source, unsubscripted(line.annotation.annotation))
-    return not names & {"typing.ClassVar", *ABSTRACT}
-
-
-def name_of(node: cst.CSTNode) -> str:
-    """The last part of a dotted name; empty for any other expression."""
-    last = node.attr if isinstance(node, cst.Attribute) else node
-    return last.value if isinstance(last, cst.Name) else ""
-
-
-def first_name(node: cst.CSTNode) -> cst.CSTNode:
-    """The name that a dotted name begins with."""
-    return first_name(node.value) if isinstance(node, cst.Attribute) else node
-
-
-def function_of(expression: cst.BaseExpression) -> cst.BaseExpression:
-    """The function of a call, or the expression itself."""
-    return expression.func if isinstance(expression, cst.Call) else expression
-
-
-def unsubscripted(expression: cst.BaseExpression) -> cst.BaseExpression:
-    """`a` for `a[b]`; any other expression as it is."""
-    return expression.value if isinstance(expression, cst.Subscript) else expression
-
-
-def items_of(annotation: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """The items in the brackets of an annotation."""
-    slices = annotation.slice if isinstance(annotation, cst.Subscript) else ()
-    return [each.slice.value for each in slices if isinstance(each.slice, cst.Index)]
