@@ -173,7 +173,8 @@ class Source:
         if kept:
             self.keep(call.args, kept, added)
         else:
-            self.edit(self.end(call.func), self.end(call), f"({', '.join(added)})")
+            end = self._spans[call].start + self._spans[call].length  # without parentheses around the call
+            self.edit(self.end(call.func), end, f"({', '.join(added)})")
 
     def delete_lines(self, node: cst.CSTNode) -> None:
         """Delete the lines of a statement, and the blank lines below it if there is one above it."""
