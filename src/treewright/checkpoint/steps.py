@@ -9,6 +9,7 @@ import functools
 import math
 import operator
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
@@ -64,6 +65,9 @@ from treewright.errors import CheckpointDamagedError, CheckpointError, Checkpoin
 T = TypeVar("T")
 Mode = Literal["min", "max"]
 
+# Python 3.12.0 to 3.12.2 start no threads at exit (python/cpython#113964), and Orbax needs them to finish a save.
+_EXIT_STARTS_THREADS = sys.version_info < (3, 12) or sys.version_info >= (3, 12, 3)
+
 
 class _Pair(NamedTuple, Generic[T]):
     tree: T
@@ -115,7 +119,7 @@ class CheckpointManager:
         keep_best: With `keep`, also keep this many of the best steps.
         metric: The metric that ranks steps. Every step must have it in its `metrics`.
         mode: Whether the smallest (`"min"`) or the largest (`"max"`) value is best.
-        timeout_seconds: How long the processes of a job wait for each other.
+        timeout_seconds: How long the processes of a job wait for each other, and a program for its last save.
 
     Raises:
         ImportError: If orbax-checkpoint is not installed, or for a bucket its package, such as gcsfs.
@@ -155,10 +159,11 @@ class CheckpointManager:
         self._blocks_of = functools.cache(blocks_of)
         self._saver: Any = None  # Orbax's checkpointer, created by the first save
         self._pending: int | None = None  # the step that is being written
-        self._is_closed = False
+        self._is_entered = self._is_closed = False
         self._records: dict[tuple[int, Any], Any] = {}  # results of `_record`, by step and manifest's modification time
 
     def __enter__(self) -> Self:
+        self._is_entered = True
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -214,6 +219,8 @@ class CheckpointManager:
                 self._pending = number
             finally:
                 record.returned.set()
+        if not (_EXIT_STARTS_THREADS or self._is_entered):
+            self._wait_and_raise()
 
     def _checked_metrics(self, number: int, metrics: Mapping[str, Any] | None) -> dict[str, float]:
         """Check the number and metrics of a step, and convert the metrics to Python numbers."""
@@ -244,7 +251,7 @@ class CheckpointManager:
                 async_options=ocp.AsyncOptions(timeout_secs=math.ceil(self._timeout), post_finalization_callback=flush),
                 temporary_path_class=temporary_paths(token) if self._is_local else None,
             )
-            # Orbax needs executors, and these end before `atexit` runs.
+            # Orbax needs executors, which end before the functions of `atexit` run.
             getattr(threading, "_register_atexit", atexit.register)(self._finish_at_exit)
         return self._saver
 
@@ -253,13 +260,10 @@ class CheckpointManager:
         step, self._pending = self._pending, None
         if step is not None:
             try:
-                self._saver.wait_until_finished()
+                self._finish(self.directory / str(step))
             except Exception as error:  # noqa: BLE001  nothing else reports it
-                warn_user(
-                    f"The program ended before step {step} was saved in {self.directory}: {error}. Use the "
-                    f"manager in a `with` block, or call close().",
-                    CheckpointWarning,
-                )
+                text = f"The program ended before step {step} was saved in {self.directory}: {error}."
+                warn_user(f"{text} Use the manager in a `with` block, or call close().", CheckpointWarning)
 
     def wait(self) -> None:
         """Wait until all saves are on disk and old steps are deleted."""
