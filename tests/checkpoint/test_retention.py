@@ -272,7 +272,7 @@ def test_a_save_on_a_closed_manager_is_rejected(tmp_path: Path) -> None:
 
 def test_rerunning_a_cell_during_a_save_loses_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     let_go = hold_commits(monkeypatch)
-    managers = [CheckpointManager(tmp_path) for _ in range(2)]
+    managers = [saved(tmp_path) for _ in range(2)]
     for step, manager in enumerate(managers, start=2):
         manager.save(step, {"x": jnp.full(2, step)})
     manager = managers.pop()
@@ -289,7 +289,7 @@ def test_rerunning_a_cell_during_a_save_loses_no_step(tmp_path: Path, monkeypatc
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_only_one_of_two_managers_saves_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     let_go = hold_commits(monkeypatch)
-    managers = [CheckpointManager(tmp_path) for _ in range(2)]
+    managers = [saved(tmp_path) for _ in range(2)]
     for number, manager in enumerate(managers):
         manager.save(1, {"x": jnp.full(2, number)})
     let_go.set()
