@@ -506,7 +506,7 @@ def program(value: Any) -> str:
 
 
 class Run:
-    """Nodes with statics from one world, each traced through its class's cache and through one that compares by identity."""
+    """Nodes of one world, each traced through its class's cache and through one that compares by identity."""
 
     numbers = itertools.count()
 
