@@ -63,7 +63,6 @@ from treewright.checkpoint.manifest import Manifest
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning, warn_user
 
 T = TypeVar("T")
-Mode = Literal["min", "max"]
 
 # Python 3.12.0 to 3.12.2 start no threads at exit (python/cpython#113964), and Orbax needs them to finish a save.
 _EXIT_STARTS_THREADS = sys.version_info < (3, 12) or sys.version_info >= (3, 12, 3)
@@ -146,7 +145,7 @@ class CheckpointManager:
         keep_every: int | None = None,
         keep_best: int | None = None,
         metric: str | None = None,
-        mode: Mode | None = None,
+        mode: Literal["min", "max"] | None = None,
         timeout_seconds: float = 600.0,
         **unknown: Never,
     ) -> None:
@@ -160,7 +159,7 @@ class CheckpointManager:
         self._saver: Any = None  # Orbax's checkpointer, created by the first save
         self._pending: int | None = None  # the step that is being written
         self._is_entered = self._is_closed = False
-        self._records: dict[tuple[int, Any], Any] = {}  # results of `_record`, by step and manifest's modification time
+        self._records: dict[tuple[int, Any], tuple[Mapping[str, Any], float | None]] = {}  # results of `_record`
 
     def __enter__(self) -> Self:
         self._is_entered = True
@@ -251,8 +250,8 @@ class CheckpointManager:
                 async_options=ocp.AsyncOptions(timeout_secs=math.ceil(self._timeout), post_finalization_callback=flush),
                 temporary_path_class=temporary_paths(token) if self._is_local else None,
             )
-            # Orbax needs executors, which end before the functions of `atexit` run.
-            getattr(threading, "_register_atexit", atexit.register)(self._finish_at_exit)
+            register = getattr(threading, "_register_atexit", atexit.register)  # before the executors of Orbax end
+            register(self._finish_at_exit)
         return self._saver
 
     def _finish_at_exit(self) -> None:
@@ -336,7 +335,7 @@ class CheckpointManager:
     def _record(self, step: int) -> tuple[Mapping[str, Any], float | None]:
         """The retention rules of a step, and its rank: higher is better, None if it lacks the metric.
 
-        Cached by the modification time of its manifest.
+        Cached by step and modification time of its manifest.
         """
         folder = self.directory / str(step)
         key = step, manifest_time(folder)
@@ -346,8 +345,7 @@ class CheckpointManager:
             sign = -1 if self._mode == "min" else 1
             rank = None if value is None else -math.inf if math.isnan(value) else sign * value
             self._records[key] = manifest.retention, rank
-        record: tuple[Mapping[str, Any], float | None] = self._records[key]
-        return record
+        return self._records[key]
 
     @contextlib.contextmanager
     def _as_save_error(self, step: int) -> Generator[None]:
