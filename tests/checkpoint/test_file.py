@@ -322,8 +322,8 @@ def test_a_forged_header_loads_or_raises_a_checkpoint_error(data: Any, tmp_path_
 
 FORGED: dict[str, Any] = {
     "another format": lambda d: d.update(format="x"),
-    "an earlier version": lambda d: d.update(version=3),
-    "a later version": lambda d: d.update(version=5),
+    "an earlier version": lambda d: d.update(version=4),
+    "a later version": lambda d: d.update(version=6),
     "no version": lambda d: d.pop("version"),
     "an unknown container": lambda d: d["nodes"][0].update(kind="set"),
     "a missing child": lambda d: d["nodes"][0]["children"].append("z"),
@@ -344,8 +344,8 @@ FORGED: dict[str, Any] = {
 
 
 VERSIONS = {
-    "an earlier version": "has format version 3.*which was never released",
-    "a later version": "has format version 5.*with a newer version",
+    "an earlier version": "has format version 4.*which was never released",
+    "a later version": "has format version 6.*with a newer version",
 }
 
 

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +139,9 @@ def test_a_background_failure_is_raised_by_the_next_call(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         manager.save(2, LIKE)
-        time.sleep(0.5)
+        for thread in threading.enumerate():
+            if thread.name == "async_save":  # of Orbax
+                thread.join()
         with pytest.raises(CheckpointError, match=r"Step 2 could not be saved in .*steps; .*: .*No space left"):
             FAILING[name](manager)
     assert manager.latest_step() == 1

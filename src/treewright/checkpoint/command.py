@@ -78,20 +78,18 @@ def _open(path: Path) -> Generator[tuple[Manifest, Read, Callable[[LeafRecord, i
 def _list(path: Path, *, whole: bool, verify: bool) -> int:
     try:
         with _open(path) as (manifest, read, digest_at):
-            arrays = manifest.untied()
-            size = sum(leaf.form.nbytes for leaf in arrays)
+            size = sum(leaf.form.nbytes for leaf in manifest.leaves)
             metrics = "".join(f"  {name}={value!r}" for name, value in manifest.metrics.items())
             _print(f"{path}  {counted(len(manifest.leaves), 'leaf', 'leaves')}  {size:,} bytes{metrics}")
             for leaf in manifest.leaves if whole else ():
-                value = _digest(leaf, manifest, digest_at) if leaf.tied is None else f"is {leaf.tied}"
-                _print(f"  {leaf.name}  {leaf.form}  {value}")
+                _print(f"  {leaf.name}  {leaf.form}  {_digest(leaf, manifest, digest_at)}")
             for node in manifest.nodes if whole else ():
                 for name, value in node.statics.items():
                     _print(f"  {node.path}.{name} = {cut_text(static_text(value), 100)}  (static of {node.cls})")
-            for leaf in arrays if verify else ():  # one at a time, to save memory
+            for leaf in manifest.leaves if verify else ():  # one at a time, to save memory
                 next(read([as_saved(leaf)]))
             if verify:
-                _print(f"  {counted(len(arrays), 'array')} verified")
+                _print(f"  {counted(len(manifest.leaves), 'array')} verified")
     except CheckpointDamagedError as error:
         _print(f"{path} is damaged: {error}")
         return 1

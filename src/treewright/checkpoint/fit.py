@@ -1,7 +1,7 @@
 """Load a checkpoint into a tree: the options, the comparison, and the new leaves."""
 
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 
@@ -124,16 +124,6 @@ class LeafRequest(NamedTuple):
     form: Form
     value: Any = None
     sharding: Any = None
-
-    @property
-    def tie(self) -> Hashable:
-        """A key that is equal for leaves that may share one array.
-
-        Leaves share an array if a live `like` does: it can donate two arrays, but one array only once.
-        """
-        if self.value is None or isinstance(self.value, jax.ShapeDtypeStruct):
-            return self.leaf.array, self.form, self.sharding
-        return self.leaf.array, id(self.value)
 
 
 # Reads arrays, verifies them and yields them in the order of the requests.
@@ -320,13 +310,11 @@ def _sharding_of(value: Any, form: Form, path: str) -> Any:
 
 
 def _values(requests: Sequence[LeafRequest], read: Read) -> dict[str, Any]:
-    """The leaves of a tree by name. Leaves that shared an array when saved share one again, if `like` allows it."""
-    first: dict[Hashable, LeafRequest] = {}
-    same_as = {each.leaf.name: first.setdefault(each.tie, each).leaf.name for each in requests}
+    """The leaves of a tree by name."""
     values: dict[str, Any] = {}
     batch: dict[str, tuple[Any, LeafRequest]] = {}  # placed in one call
     size = 0
-    for array, each in zip(read(list(first.values())), first.values(), strict=True):
+    for array, each in zip(read(requests), requests, strict=True):
         fitting = array if each.leaf.form.dtype == each.form.dtype else cast(array, each.form.dtype, each.path)
         if each.form.kind in ON_HOST:
             values[each.leaf.name] = _on_host(np.asarray(fitting), each)
@@ -337,7 +325,7 @@ def _values(requests: Sequence[LeafRequest], read: Read) -> dict[str, Any]:
             values.update(_device_arrays(batch))
             batch, size = {}, 0
     values.update(_device_arrays(batch))
-    return {name: values[same] for name, same in same_as.items()}
+    return values
 
 
 def _on_host(array: Any, request: LeafRequest) -> Any:
