@@ -70,7 +70,7 @@ WAYS = (
 
 
 def outcome(way: Way, folder: Path, like: Any, right: Any) -> str:
-    """The result of loading: right, rejected or wrong."""
+    """The result of loading: right, an error, or wrong."""
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")

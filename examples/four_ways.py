@@ -300,7 +300,7 @@ def stale_list(way: Way) -> str:
         dense = way.dense(jnp.ones(1), scales)
         apply(dense)
     except TypeError:
-        return "refused"
+        return "rejected"
     scales.append(3.0)
     return "right" if float(apply(dense)) == 5 else "the old result"
 

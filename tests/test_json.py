@@ -156,7 +156,7 @@ def test_encoded_values_are_shown_as_source_code() -> None:
     )
 
 
-REFUSED: dict[str, tuple[Any, str]] = {
+REJECTED: dict[str, tuple[Any, str]] = {
     "no form": ({}, r"^\{\} is not an encoded static\.$"),
     "an unknown kind": (["pickle", "gASV"], r"^'pickle' is not a kind of static value that this version of Treewright"),
     "a description": (["described", "<lambda>", ""], r"^It was saved as a description only, "),
@@ -187,7 +187,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("form", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("form", "message"), REJECTED.values(), ids=REJECTED)
 def test_forged_json_is_rejected(form: Any, message: str) -> None:
     with pytest.raises(StaticSerializationError, match=message):
         decode(form)

@@ -125,7 +125,7 @@ def adapt_jax_dataclasses() -> None:
             in_text = isinstance(annotation, str) and "Static[" in annotation
             if in_text or JDC_STATIC_MARKER in getattr(annotation, "__metadata__", ()):
                 _make_static(cls, name, treewright.static)
-                annotations[name] = Any  # the mark would be refused
+                annotations[name] = Any  # the mark would be rejected
         cls.__annotations__ = annotations
         return treewright.pytree_dataclass(**options)(cls)
 
@@ -150,7 +150,7 @@ def _hashable(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _ByContent:
-    """A static that its class makes unhashable, wrapped as the message of its refusal says."""
+    """A static that its class makes unhashable, wrapped as the error message says."""
 
     value: Any
 
@@ -269,7 +269,7 @@ SUITES = {
             },
             otherwise={
                 "test_check_init": "checks of bases come first",
-                "test_class_attribute_of_static_field": "a field that is also a method is refused",
+                "test_class_attribute_of_static_field": "a field that is also a method is rejected",
                 "test_converter_annotations": "the parameter of a converted field is annotated as the field",
                 "test_converter_monkeypatched_postinit": "converters run at the assignment",
                 "test_converter_subclass_post_init": "converters run at the assignment",
@@ -279,8 +279,8 @@ SUITES = {
                 "test_init_fields": "the words of equinox's own error",
                 "test_jax_transform_warn": "a jitted function in a field causes no warning",
                 "test_method_assignment": "a node can't have its own method in a field",
-                "test_no_jax_array_static": "an array in a static is refused, where equinox warns",
-                "test_not_weakrefable": "__slots__ in a class body are refused",
+                "test_no_jax_array_static": "an array in a static is rejected, where equinox warns",
+                "test_not_weakrefable": "__slots__ in a class body are rejected",
                 "test_orig_class": "Box[int](x) and Box(x) are the same node",
                 "test_wrap_method": "a bound method is a node, and not an instance of Module",
             },

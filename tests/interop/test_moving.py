@@ -117,7 +117,7 @@ def never_stale(library: Library) -> bool:
     try:
         node = library.node_class()(y=jnp.ones(1), x=jnp.ones(1), s=scales)
     except TypeError:
-        return True  # it is refused, so no result can be old
+        return True  # it is rejected, so no result can be old
     jitted(node)
     scales.append(3.0)
     return bool(jitted(node) == 5)
@@ -228,6 +228,6 @@ def test_only_two_rows_of_the_table_say_no() -> None:
 
     assert set(table()[0][1:]) == set(SOURCES)
     # With the line to write, and with three lines of the page on flax.struct.
-    refused = {"a subclass without a decorator is a node", "`flax.serialization` knows it"}
-    assert {row[-1] for row in table()[1:] if row[0] not in refused} == {"yes"}
+    rejected = {"a subclass without a decorator is a node", "`flax.serialization` knows it"}
+    assert {row[-1] for row in table()[1:] if row[0] not in rejected} == {"yes"}
     assert jax.tree.leaves(Decorated(1)) == [1]

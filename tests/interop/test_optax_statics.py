@@ -282,12 +282,12 @@ RATES: dict[str, Callable[[float], Any]] = {
 
 @pytest.mark.parametrize("kind", RATES)
 def test_optimisers_with_schedules_or_array_rates_are_equal_statics(kind: str) -> None:
-    refusing = {"optimistic_adam", "sm3"} if kind == "schedule" else set[str]()
+    rejecting = {"optimistic_adam", "sm3"} if kind == "schedule" else set[str]()
     factories_with_rate = [
         ALL[name] for name in BUILDABLE if any(p.name == "learning_rate" for p in ALL[name].parameters())
     ]
     assert len(factories_with_rate) >= 30
-    for factory in (factory for factory in factories_with_rate if factory.name not in refusing):
+    for factory in (factory for factory in factories_with_rate if factory.name not in rejecting):
         first, second, changed = (
             factory.build(overrides={"learning_rate": RATES[kind](rate)}) for rate in (0.1, 0.1, 0.2)
         )

@@ -301,11 +301,11 @@ def test_an_init_that_raises_leaves_an_immutable_node() -> None:
 def test_a_check_or_post_init_that_raises_leaves_no_usable_node(where: str) -> None:
     leaked: list[Any] = []
 
-    def refuse(self: Any) -> None:
+    def reject(self: Any) -> None:
         leaked.append(self)
         raise ValueError("negative")
 
-    cls: Any = pytree_dataclass(type("Node", (), {"__annotations__": {"x": Any}, where: refuse}))
+    cls: Any = pytree_dataclass(type("Node", (), {"__annotations__": {"x": Any}, where: reject}))
     with pytest.raises(ValueError, match="negative"):
         cls(1.0)
     with pytest.raises(UnfinishedNodeError, match=r"its __init__ raised ValueError\(negative\)"):

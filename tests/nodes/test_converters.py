@@ -1,4 +1,4 @@
-"""Converters in annotations: `AsArray` and users' own run, or the class is refused."""
+"""Converters in annotations: `AsArray` and users' own run, or the class is rejected."""
 
 from collections.abc import Iterable
 from dataclasses import InitVar
@@ -24,7 +24,7 @@ RUNS: dict[str, Any] = {
 }
 ONE_CONVERTER = "field(converter=asarray)"
 UNKNOWN = "field(converter=...)"
-REFUSED: dict[str, tuple[Any, str]] = {
+REJECTED: dict[str, tuple[Any, str]] = {
     "Final": (Final[AsArray], ONE_CONVERTER),
     "an alias": (Alias, ONE_CONVERTER),
     "an alias of an alias": (AliasOfAlias, ONE_CONVERTER),
@@ -60,7 +60,7 @@ def test_the_converter_in_an_annotation_runs(annotation: Any) -> None:
     assert isinstance(replace(net(2.0), x=3.0).x, jax.Array)
 
 
-@pytest.mark.parametrize(("annotation", "cure"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("annotation", "cure"), REJECTED.values(), ids=REJECTED)
 def test_a_converter_that_would_be_ignored_is_rejected(annotation: Any, cure: str) -> None:
     with pytest.raises(
         NodeDefinitionError, match=r"Net\.x: part of .* would be ignored\. A field has at most one"

@@ -123,12 +123,12 @@ def test_static_accepts_only_a_bool_for_compare(compare: Any) -> None:
 
 
 def test_a_traceback_through_a_generated_init_shows_its_line() -> None:
-    def refuse(value: Any) -> Any:
+    def reject(value: Any) -> Any:
         raise ValueError(value)
 
     @pytree_dataclass
     class Checked:
-        w: Any = field(converter=refuse)
+        w: Any = field(converter=reject)
 
     with pytest.raises(ValueError, match="3") as caught:
         Checked(3)

@@ -144,10 +144,10 @@ import jax
 import numpy as np
 import exported_models as models
 
-def refuse(*args, **kwargs):
+def reject(*args, **kwargs):
     raise AssertionError("something was unpickled")
 
-pickle.loads = pickle.load = pickle.Unpickler = refuse
+pickle.loads = pickle.load = pickle.Unpickler = reject
 exported = jax.export.deserialize(pathlib.Path(sys.argv[1]).read_bytes())
 nets = models.nets()
 for name, result in exported.call(nets).items():
@@ -288,11 +288,11 @@ def test_loading_an_exported_program_rejects_a_class_with_different_statics() ->
 
 
 def test_export_never_uses_pickle(monkeypatch: pytest.MonkeyPatch, models: Any) -> None:
-    def refuse(*args: object, **kwargs: object) -> None:
+    def reject(*args: object, **kwargs: object) -> None:
         raise AssertionError("a pickle was used")
 
     for name in ("loads", "load", "dumps", "dump", "Unpickler", "Pickler"):
-        monkeypatch.setattr(pickle, name, refuse)
+        monkeypatch.setattr(pickle, name, reject)
     node = models.net(models.Pair(models.twice, models.Color.RED))
 
     assert jax.export.deserialize(bytearray(exported(node))).in_tree == jax.tree.structure(((node,), {}))

@@ -130,7 +130,7 @@ def test_a_new_object_is_not_confused_with_a_freed_one_at_the_same_address() -> 
 # Rejected statics
 
 
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
     "list": (lambda: [64, 64], r"a list, \[64, 64\]"),
     "dict": (lambda: {"a": 1}, r"a dict, \{'a': 1\}"),
     "set": (lambda: {1}, r"a set, \{1\}"),
@@ -153,7 +153,7 @@ HIDDEN: dict[str, Callable[[Any], Any]] = {
 REMEDY = r"\n(Or make|Make) setting a child: remove static\(\)\.$"
 
 
-@pytest.mark.parametrize(("make", "problem"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("make", "problem"), REJECTED.values(), ids=REJECTED)
 def test_invalid_statics_are_rejected_at_any_depth(make: Callable[[], Any], problem: str) -> None:
     class Example(Module):
         setting: Any = static()

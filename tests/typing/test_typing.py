@@ -107,7 +107,7 @@ assert_type(Pair(1.0, Unit()).swap(2.0), Pair[float, Unit])
 rows: Rows = (Box(3), Box(4))
 
 
-def refused() -> None:
+def rejected() -> None:
     Box[int]("no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Box(3, label=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     replace(Box(3), value="no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -116,7 +116,7 @@ def refused() -> None:
     Pair(1.0, Unit()).swap(Unit())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-print(refused)
+print(rejected)
 """
 
 

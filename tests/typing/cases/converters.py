@@ -49,7 +49,7 @@ assert layer.sizes == (1, 2)
 assert Layer(1.0).sizes == (3, 3)
 
 
-def refused() -> Any:
+def rejected() -> Any:
     """Never called: each line is an error of the checkers."""
     layer.kernel = 3.0  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
     Net(3.0).kernel = "no"  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
