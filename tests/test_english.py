@@ -27,7 +27,7 @@ HIGHEST = {
     r"\bthat (is|are) there\b": 0,
     r"\S\x20\x20# (of|which|by|else|as) ": 2,
     r"\bwhat (a|an|the|is|it|they|you|jax|was|has|can|this|each|one)\b": 35,
-    r"\banother\b": 56,
+    r"\banother\b": 55,
     r"\bbesides?\b": 3,
     r"\balone\b": 22,
     r"\bof (its|their|your) own\b": 7,
@@ -35,6 +35,12 @@ HIGHEST = {
     r"\ball the same\b": 0,
     r"\bat once\b": 1,
     r"\bcom(e|es|ing) (back|out)\b": 1,
+    r"\brefus(e|es|ed|ing|al|als)\b": 17,
+    r"\b(cures?|cured|remedy|remedies)\b": 13,
+    r"\b(is|are|has|have) to be\b": 4,
+    r"\b(from|for|by|with|in|on) which\b": 26,
+    r"\b(nobody|told|hears? of)\b": 13,
+    r"\bof (ours|yours|theirs)\b": 4,
     r"\bdef test_(what|it|where|one|that)_": 0,
 }
 

@@ -197,7 +197,7 @@ def test_an_output_that_aliases_the_state_survives_the_next_call() -> None:
 
 @jax.tree_util.register_pytree_node_class
 class Fragile:
-    """An output that JAX can't put together while `broken`: an error that comes when the step has been computed."""
+    """An output that JAX can't unflatten while `broken`: the error comes after the step has been computed."""
 
     broken = False
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 UNSUPPORTED_OPTIONS = ("slots", "weakref_slot")  # and frozen=False
 
-# How many of these a node passes at least. The others are in exclusions.toml, where each has its reason.
+# The least number of tests that nodes pass. exclusions.toml has the others, each with its reason.
 FLOORS = {(3, 11): 148, (3, 12): 156, (3, 13): 159, (3, 14): 172, (3, 15): 175}
 
 

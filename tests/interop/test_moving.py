@@ -171,7 +171,7 @@ def is_known_to_flax(library: Library) -> bool:
     return serialization.to_state_dict(node) == {"y": 1, "x": 2}
 
 
-# What stands in the table, and what shows it.
+# The rows of the table, each with its check.
 FEATURES: dict[str, Callable[[Library], bool]] = {
     "arguments by position": accepts_positional_arguments,
     "a static string": supports_static_strings,
@@ -211,7 +211,7 @@ def test_each_cell_of_the_table_matches_behaviour(name: str) -> None:
     if name == "simple_pytree" and importlib.metadata.version("simple-pytree") < "0.2":
         pytest.skip("the page is about simple_pytree 0.2, which needs an older Python than this")
     if name in {"flax.struct", "register_dataclass"}:
-        skip_before_jax(0, 10)  # whose register_dataclass told the treedefs of two classes apart
+        skip_before_jax(0, 10)  # older register_dataclass distinguishes the treedefs of two classes
     head, *rows = table()
     column = head.index(name)
 

@@ -34,7 +34,7 @@ class Linear(Module):
 def test_a_custom_init_assigns_fields_as_usual_and_the_instance_is_frozen_after() -> None:
     linear = Linear(3)
     assert linear.width == 3
-    assert (linear.bias, linear.items) == (None, [1.0])  # defaults stand in for fields that were not assigned
+    assert (linear.bias, linear.items) == (None, [1.0])  # unassigned fields have their defaults
     with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'width' of a Linear"):
         linear.width = 4
 

@@ -178,7 +178,7 @@ def test_an_exported_program_carries_its_statics_to_a_new_process(models: Any, t
     assert (run.returncode, sorted(run.stdout.splitlines())) == (0, sorted(models.VALUES)), run.stderr
 
 
-# Refused
+# Rejected
 
 
 @pytree_dataclass

@@ -42,7 +42,7 @@ def interned(node: Any) -> Any:
 
 
 def in_use(cls: Any) -> int:
-    """How many combinations of statics of the class are interned, after what nobody uses is gone."""
+    """The number of interned combinations of statics of the class, without unused ones."""
     gc.collect()
     return len(cls.__node_spec__.table)
 

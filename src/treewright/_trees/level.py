@@ -23,7 +23,7 @@ from treewright._base.jax_private import (
     path_text,
     typeof,
 )
-from treewright._base.text import short_text
+from treewright._base.text import class_name, short_text
 from treewright._core import Statics, flat_form, is_node, is_node_class, spec_of, with_fields
 from treewright._freeze import FrozenMapping
 
@@ -312,7 +312,7 @@ class Place:
     @property
     def name(self) -> str:
         """The class of the root and the path: `Model.layers[0]`."""
-        return path_text(self.path, type(self.ancestors[0].value).__qualname__)
+        return path_text(self.path, class_name(self.ancestors[0].value))
 
     def child(self, key: Key) -> "Place | None":
         """The child or static with this key; None if it does not exist."""
