@@ -87,7 +87,7 @@ def check_jit(number: int, turn: int) -> None:
 
 
 def check_retraces(number: int, turn: int) -> None:
-    """Each thread's block hears of its own retrace, whatever the others trace meanwhile."""
+    """Each thread's block reports only its own retrace."""
     reports: list[Any] = []
     name = f"double_{number}_{turn}"
     code = (lambda x: x * 2).__code__.replace(co_name=name, co_qualname=name)  # retraces are distinguished by the code
