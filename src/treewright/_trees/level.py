@@ -251,6 +251,19 @@ def reject_class(function: str, *trees: object) -> None:
             raise TypeError(f"{function}() needs an instance, but got the class {name}. Pass an instance: {name}(...).")
 
 
+def reject_classes(function: str, *trees: object) -> None:
+    """`reject_class`, also for node classes inside the trees. The cost depends on the number of leaves."""
+    reject_class(function, *trees)
+    leaves = jax_trees.tree_leaves(trees)
+    if any(issubclass(kind, type) for kind in {*map(type, leaves)}):
+        reject_class(function, *filter(is_node_class, leaves))
+
+
+def class_name(value: object) -> str:
+    """The name of a value's class; `Array` for JAX arrays and tracers."""
+    return "Array" if isinstance(value, jax.Array) else type(value).__qualname__
+
+
 def is_none(value: object) -> bool:
     """Whether a value is `None`, to flatten with `None`s as leaves."""
     return value is None
@@ -312,7 +325,7 @@ class Place:
     @property
     def name(self) -> str:
         """The class of the root and the path: `Model.layers[0]`."""
-        return path_text(self.path, type(self.ancestors[0].value).__qualname__)
+        return path_text(self.path, class_name(self.ancestors[0].value))
 
     def child(self, key: Key) -> "Place | None":
         """The child or static with this key; None if it does not exist."""
