@@ -146,7 +146,7 @@ def equinox_nested() -> Any:
     return EquinoxNested
 
 
-@group("equinox", "treewright.Module", title="400 nested modules with an __init__ of their own", rounds=15)
+@group("equinox", "treewright.Module", title="400 nested modules with a custom __init__", rounds=15)
 def test_nested(name: str) -> Statement:
     return "make(400)", {"make": Nested if name == "treewright.Module" else equinox_nested()}
 

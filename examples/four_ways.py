@@ -376,7 +376,7 @@ WRONGS: tuple[tuple[str, Callable[[Way], str]], ...] = (
 
 def main() -> int:
     """Two tables: equal results, and mistakes."""
-    for title, rows in (("The same results", RESULTS), ("What each gets wrong", WRONGS)):
+    for title, rows in (("The same results", RESULTS), ("Mistakes of each", WRONGS)):
         print(f"\n{title}")
         print(f"{'':28}" + "".join(f"{way.name:28}" for way in WAYS))
         for name, function in rows:

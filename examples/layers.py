@@ -1,7 +1,7 @@
 """Layers to copy: each a few lines, for one example, that `jax.vmap` maps over a batch.
 
-Take what you need into your own program and change it. `docs/layers-to-copy.md` shows them; a test compares each with
-the numbers of equinox's.
+Copy the layers that you need into your own program and change them. `docs/layers-to-copy.md` shows them; a test
+compares each with the numbers of equinox's.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ class Embedding(Module):
 
 
 class Conv(Module):
-    """`f32[height, width, outputs]` from `f32[height, width, inputs]`; `size` is that of the window."""
+    """`f32[height, width, outputs]` from `f32[height, width, inputs]`; `size` is the window's size."""
 
     kernel: jax.Array
     bias: jax.Array

@@ -140,7 +140,7 @@ def joined() -> Generator[None]:
 
 
 def _fail(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-    """End at once. Python would wait for the other processes, which wait for this one, for minutes."""
+    """Exit immediately. Python would wait minutes for the other processes, which wait for this one."""
     traceback.print_exception(kind, error, where)
     sys.stderr.flush()
     sys.stdout.flush()

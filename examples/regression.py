@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{x:>6.1f}{x * x:>12.2f}{float(state.params(jnp.asarray(x))):>12.2f}")
     inside = jnp.linspace(-EDGE, EDGE, 100)
     error = jnp.sqrt(loss_of(state.params, Points(inside, inside**2)))
-    print(f"loss: {losses[0]:.3f} at first, {losses[-1]:.3f} at last; the noise alone makes 0.04")
+    print(f"loss: {losses[0]:.3f} at first, {losses[-1]:.3f} at last; the noise contributes 0.04")
     print(f"root mean square distance from x squared: {error:.4f}")
     print(f"traces of the training step: {traces}")
     settings.output.mkdir(parents=True, exist_ok=True)

@@ -191,11 +191,11 @@ def show_structure(net: Net, batch: Batch) -> None:
     try:
         jax.tree.map(operator.add, net, at(net, "layers['hidden']").set(None))
     except ValueError as error:
-        show("another structure", error)
+        show("a different structure", error)
     try:
         jax.tree.map(operator.add, layers[0], layers[0].replace(activation=jax.nn.relu))
     except ValueError as error:
-        show("another static", error)
+        show("a different static", error)
 
 
 def main() -> int:

@@ -81,7 +81,7 @@ def skip_before_jax(*release: int) -> None:
     import jax
 
     if jax.__version_info__ < release:
-        pytest.skip(f"repeats what JAX says since {'.'.join(map(str, release))}")
+        pytest.skip(f"repeats a message of JAX since {'.'.join(map(str, release))}")
 
 
 def importorskip(name: str, *modules: str) -> Any:

@@ -52,13 +52,13 @@ class Block:
 
 
 def blocks_of(page: str) -> list[Block]:
-    found: list[Block] = []
+    blocks: list[Block] = []
     end = 0
     for match in FENCED.finditer(page):
         line = page.count("\n", 0, match.start()) + 1
-        found.append(Block(match["language"], match["text"], line, match["title"], page[end : match.start()]))
+        blocks.append(Block(match["language"], match["text"], line, match["title"], page[end : match.start()]))
         end = match.end()
-    return found
+    return blocks
 
 
 def unchecked_blocks(page: str) -> Iterator[str]:
@@ -98,12 +98,12 @@ def wrong_output(page: str, filename: str, *, exhaustive: bool = False) -> Itera
     module.__spec__ = importlib.machinery.ModuleSpec("page", module.__loader__)
     sys.modules["page"] = module
     try:
-        for block, below in pairwise([*blocks_of(page), Block("", "", 0, None, "")]):
+        for block, following in pairwise([*blocks_of(page), Block("", "", 0, None, "")]):
             if block.language != "python" or (EXHAUSTIVE.search(block.text) and not exhaustive):
                 continue
-            promises = below.language == "text"
-            printed = output_of(block, vars(module), filename, may_raise=promises)
-            expected = below.text if promises else ""
+            has_output = following.language == "text"
+            printed = output_of(block, vars(module), filename, may_raise=has_output)
+            expected = following.text if has_output else ""
             if not same_output(expected, printed):
                 yield f"{filename}:{block.line} prints\n{printed}where the page says\n{expected or 'nothing'}"
     finally:

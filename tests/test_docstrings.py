@@ -39,7 +39,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 def defined_in(module: Any) -> list[str]:
     """The classes and functions that the file of a module defines, whatever `__module__` they are shown under."""
     statements = ast.parse(inspect.getsource(module)).body
-    return sorted({one.name for one in statements if isinstance(one, ast.FunctionDef | ast.ClassDef)})
+    return sorted({statement.name for statement in statements if isinstance(statement, ast.FunctionDef | ast.ClassDef)})
 
 
 def examples_of(value: Any, name: str, *, recurse: bool) -> list[doctest.DocTest]:
@@ -48,7 +48,7 @@ def examples_of(value: Any, name: str, *, recurse: bool) -> list[doctest.DocTest
 
 
 def examples_in_docstrings() -> Iterator[doctest.DocTest]:
-    """Those of every module, private ones too."""
+    """The examples of every module, private ones too."""
     for name in ["treewright", *(module.name for module in pkgutil.walk_packages(treewright.__path__, "treewright."))]:
         module = importlib.import_module(name)
         yield from examples_of(module, name, recurse=False)
@@ -78,7 +78,7 @@ IN_THE_GUIDE = [
     "treewright.AsArray",
     *(name for name in PUBLIC if name.startswith("treewright.typed.")),
 ]
-# What a function takes or gives is shown where that function is.
+# Types of arguments and results appear in the example of their function.
 SHOWN_ELSEWHERE = {
     f"treewright.sharding.{name}"
     for name in ("Collective", "ProgramArray", "ProgramReport", "Rules", "ShardedLeaf", "ShardingReport")

@@ -17,7 +17,7 @@ MESSAGES = ("tests/slips/*.txt", "tests/retrace/*.txt")
 HIGHEST = {
     r"\banew\b": 0,
     r'"""What ': 0,
-    r"\b(inside|outside) of\b": 6,
+    r"\b(inside|outside) of\b": 3,
     r"(?<!there )\b(is|are) no (?!longer\b|more\b|fewer\b|less\b)\w+": 1,  # "there is no step" is fine
     r"\btells? of\b": 0,
     r"\bhas met\b": 0,
@@ -26,14 +26,14 @@ HIGHEST = {
     r"\b(made|make|makes|making) again\b": 0,
     r"\bthat (is|are) there\b": 0,
     r"\S\x20\x20# (of|which|by|else|as) ": 2,
-    r"\bwhat (a|an|the|is|it|they|you|jax|was|has|can|this|each|one)\b": 69,
-    r"\banother\b": 97,
-    r"\bbesides?\b": 13,
-    r"\balone\b": 33,
-    r"\bof (its|their|your) own\b": 27,
-    r"\b(that|those) of\b": 29,
+    r"\bwhat (a|an|the|is|it|they|you|jax|was|has|can|this|each|one)\b": 35,
+    r"\banother\b": 56,
+    r"\bbesides?\b": 3,
+    r"\balone\b": 22,
+    r"\bof (its|their|your) own\b": 7,
+    r"\b(that|those) of\b": 14,
     r"\ball the same\b": 0,
-    r"\bat once\b": 5,
+    r"\bat once\b": 1,
     r"\bcom(e|es|ing) (back|out)\b": 1,
     r"\bdef test_(what|it|where|one|that)_": 0,
 }
@@ -59,7 +59,7 @@ def places(pattern: str) -> list[str]:
 
 
 @pytest.mark.parametrize("pattern", HIGHEST)
-def test_phrase_is_no_more_frequent_than_before(pattern: str) -> None:
+def test_a_phrase_is_no_more_frequent_than_before(pattern: str) -> None:
     matches = places(pattern)
 
     assert len(matches) <= HIGHEST[pattern], "Rewrite the new one:\n" + "\n".join(matches)

@@ -19,7 +19,7 @@ def lines_of_text(picture: Any, side: int = 40) -> int:
     """How many separate lines have something written in them, looking past a margin that may be a panel's."""
     grey = picture.convert("L").crop((side, 0, picture.width // 2, picture.height))
     rows = [grey.crop((0, y, grey.width, y + 1)).getextrema() for y in range(grey.height)]
-    return sum(written for written, _ in groupby(highest - lowest > 60 for lowest, highest in rows))
+    return sum(has_text for has_text, _ in groupby(highest - lowest > 60 for lowest, highest in rows))
 
 
 @pytest.mark.parametrize("name", ["notebook.png", "notebook-dark.png"])
@@ -45,11 +45,11 @@ def test_figures_match_their_code(name: str, tmp_path: Path) -> None:
 
     getattr(pictures, f"draw_{name}")(tmp_path / "figure.svg")
 
-    drawn, kept = (
+    drawn, committed = (
         (folder / file).read_text(encoding="utf-8")
         for folder, file in ((tmp_path, "figure.svg"), (IMAGES, f"{name}.svg"))
     )
-    assert drawn == kept
+    assert drawn == committed
 
 
 @pytest.mark.parametrize("file", sorted(IMAGES.glob("*.svg")), ids=lambda file: file.name)

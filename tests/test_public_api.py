@@ -47,8 +47,8 @@ def _parameters(value: Any) -> str:
 
 def test_the_public_api_matches_the_snapshot() -> None:
     lines = [line for name, value in public_names().items() for line in interface_of(name, value)]
-    found = "".join(f"{line.replace('treewright.', '')}\n" for line in lines)
+    interface = "".join(f"{line.replace('treewright.', '')}\n" for line in lines)
 
     if os.environ.get("UPDATE_SNAPSHOTS"):
-        SNAPSHOT.write_text(found, encoding="utf-8")
-    assert found == SNAPSHOT.read_text(encoding="utf-8"), f"{SNAPSHOT} differs; UPDATE_SNAPSHOTS=1 rewrites it"
+        SNAPSHOT.write_text(interface, encoding="utf-8")
+    assert interface == SNAPSHOT.read_text(encoding="utf-8"), f"{SNAPSHOT} differs; UPDATE_SNAPSHOTS=1 rewrites it"

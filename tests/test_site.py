@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 
 
-def built(config: Path, site: Path) -> str:
+def build_warnings(config: Path, site: Path) -> str:
     """The output of building the site. Warnings are errors."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
@@ -38,7 +38,7 @@ def built(config: Path, site: Path) -> str:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    assert built(ROOT / "mkdocs.yml", folder) == ""
+    assert build_warnings(ROOT / "mkdocs.yml", folder) == ""
     return folder
 
 
@@ -79,10 +79,10 @@ def test_the_reference_has_every_public_name_under_its_public_module(site: Path)
 
 
 def test_the_reference_shows_no_private_default_and_no_badge(site: Path) -> None:
-    shown = html.unescape(re.sub(r"<[^>]+>", "", reference(site)))
+    text = html.unescape(re.sub(r"<[^>]+>", "", reference(site)))
 
-    assert re.findall(r"= [\w.]*\b_[A-Za-z]\w*", shown) == []
-    assert "class-attribute" not in shown
+    assert re.findall(r"= [\w.]*\b_[A-Za-z]\w*", text) == []
+    assert "class-attribute" not in text
 
 
 def test_examples_in_docstrings_are_shown_as_code(site: Path) -> None:

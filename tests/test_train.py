@@ -78,8 +78,8 @@ def test_the_step_is_always_a_strong_int32() -> None:
     for step in (3, np.int64(3), np.array(3), jnp.asarray(3), jnp.array(3, jnp.int8)):
         assert is_step(state.replace(step=step).step, 3)
         assert is_step(replace(state, step=step).step, 3)
-        made = constructor(step=step, apply_fn=None, params=1, tx=optax.sgd(0.1), opt_state=())
-        assert is_step(made.step, 3)
+        created = constructor(step=step, apply_fn=None, params=1, tx=optax.sgd(0.1), opt_state=())
+        assert is_step(created.step, 3)
 
 
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
@@ -211,7 +211,7 @@ WRONG_GRADIENTS: dict[str, tuple[Any, Any, str]] = {
         {"w": jnp.ones(3)},
         r"differs in shape.*float32\[2,3\] -> float32\[3\]",
     ),
-    "another scalar for each example": ({"w": jnp.ones(())}, {"w": jnp.ones(8)}, r"for each example.*-> float32\[8\]"),
+    "one scalar for each example": ({"w": jnp.ones(())}, {"w": jnp.ones(8)}, r"for each example.*-> float32\[8\]"),
     "complex numbers": ({"w": jnp.ones(3)}, {"w": jnp.ones(3, C64)}, r"dtypes.*\(dtype\): float32\[3\] -> complex64"),
     "a mask": (
         {"w": jnp.ones(3)},

@@ -41,10 +41,10 @@ def statics_of(node: Any) -> object:
 
 def check_interning(number: int, turn: int, together: Callable[[object], list[object]]) -> None:
     """Equal statics that all threads make at the same moment are one object."""
-    made = Layer(float(number), turn % 50, f"turn {turn}", (float(turn), turn))
+    layer = Layer(float(number), turn % 50, f"turn {turn}", (float(turn), turn))
 
-    assert len(set(map(id, together(statics_of(made))))) == 1, "equal statics are several objects"
-    assert statics_of(replace(made, width=turn % 50)) is statics_of(made)
+    assert len(set(map(id, together(statics_of(layer))))) == 1, "equal statics are several objects"
+    assert statics_of(replace(layer, width=turn % 50)) is statics_of(layer)
 
 
 def check_forgetting(number: int, turn: int) -> None:
@@ -57,19 +57,19 @@ def check_forgetting(number: int, turn: int) -> None:
 
 def check_pickling(number: int, turn: int) -> None:
     net = Net(Layer(jnp.full(2, number), turn % 3), jnp.tanh)
-    again = pickle.loads(pickle.dumps(net))
+    restored = pickle.loads(pickle.dumps(net))
 
-    assert again == net
-    assert statics_of(again.layer) is statics_of(net.layer)
+    assert restored == net
+    assert statics_of(restored.layer) is statics_of(net.layer)
 
 
 def check_class_creation(number: int, turn: int) -> None:
     """A class that is made now, whose instances go through `jit`."""
     body = {"__annotations__": {"x": Any, "size": int}, "size": static(default=turn), "__module__": __name__}
-    made: Any = types.new_class(f"Made{number}", (Module,), exec_body=lambda names: names.update(body))
+    cls: Any = types.new_class(f"Made{number}", (Module,), exec_body=lambda names: names.update(body))
     plain: Any = pytree_dataclass(type("Plain", (), {"__annotations__": {"x": Any}}))
 
-    assert jax.tree.map(lambda x: x + 1, made(number)) == made(number + 1, turn)
+    assert jax.tree.map(lambda x: x + 1, cls(number)) == cls(number + 1, turn)
     assert jax.tree.leaves(plain(number)) == [number]
 
 
@@ -97,24 +97,24 @@ def check_retraces(number: int, turn: int) -> None:
         for size in (2, 3):
             double(jnp.ones(size))
 
-    lines = [f"{one.function}: {one.differences[0]}" for one in reports if one.differences]
+    lines = [f"{report.function}: {report.differences[0]}" for report in reports if report.differences]
     assert f"{name}: x (shape): float32[2] -> float32[3]; axis 0: 2 -> 3" in lines, lines
 
 
 def run(turns: int) -> int:
     """Do it all in eight threads, and give the number of turns that went well."""
     barrier = threading.Barrier(THREADS)
-    shown: list[object] = [None] * THREADS
+    values: list[object] = [None] * THREADS
     failures: list[BaseException] = []
 
     def thread(number: int) -> int:
         def together(value: object) -> list[object]:
             barrier.wait(60)
-            shown[number] = value
+            values[number] = value
             barrier.wait(60)
-            seen = list(shown)
+            snapshot = list(values)
             barrier.wait(60)
-            return seen
+            return snapshot
 
         try:
             for turn in range(turns):

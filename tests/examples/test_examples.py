@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def broadcasting_of_ranks() -> Iterator[None]:
-    """As it is by default: the layers of examples add what each feature has to whole batches."""
+    """JAX's default, because the layers of the examples add one value for each feature to whole batches."""
     with jax.numpy_rank_promotion("allow"):
         yield
 
@@ -50,8 +50,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 def number(before: str, printed: str) -> float:
     """The number behind a text that stands once."""
-    (found,) = re.findall(rf"{re.escape(before)}\s*(-?[\d.]+(?:e-?\d+)?)", printed)
-    return float(found)
+    (value,) = re.findall(rf"{re.escape(before)}\s*(-?[\d.]+(?:e-?\d+)?)", printed)
+    return float(value)
 
 
 def assert_drawn(path: Path) -> None:
@@ -64,7 +64,7 @@ def test_digits_learns_and_traces_once_for_each_activation(run: Run, tmp_path: P
     printed = run("digits", "--epochs", 15, "--output", tmp_path / "new" / "folder")
 
     assert number("test accuracy:", printed) >= 0.96
-    # 44 whole batches of 32 in 1438 images; the 30 images that are left would have another shape.
+    # 44 whole batches of 32 in 1438 images; the 30 images that are left would have a different shape.
     counts = printed[printed.index("training step:") :]
     assert re.sub(r"\(2nd .*", "(2nd ...", counts).splitlines()[:8] == [
         "training step: 660 calls, 1 trace",
@@ -302,7 +302,7 @@ def test_the_terminal_image_shows_the_report_of_the_command(monkeypatch: pytest.
     svg = (ROOT / "docs" / "images" / "terminal.svg").read_text(encoding="utf-8")
     texts = re.findall(r"<text [^>]*clip-path[^>]*>([^<]*)</text>", svg)
 
-    shown = causes_of_retraces(html.unescape("".join(texts)).replace("\xa0", " "))
+    causes = causes_of_retraces(html.unescape("".join(texts)).replace("\xa0", " "))
 
-    assert [line.split(" (")[0] for line in shown if "retraced" in line] == ["step retraced"] * 3
-    assert shown == causes_of_retraces("\n".join(pictures.report_lines()))
+    assert [line.split(" (")[0] for line in causes if "retraced" in line] == ["step retraced"] * 3
+    assert causes == causes_of_retraces("\n".join(pictures.report_lines()))

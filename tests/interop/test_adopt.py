@@ -226,7 +226,7 @@ def test_a_layer_with_a_key_and_a_counter_trains_and_advances_them() -> None:
         losses.append(float(loss))
 
     assert step.count == 1
-    assert len(set(losses)) == 3  # another mask at each step
+    assert len(set(losses)) == 3  # a different mask at each step
     assert state.params.dropout.buffers.rngs.count[...] == 3
 
 

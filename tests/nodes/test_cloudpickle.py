@@ -156,8 +156,8 @@ def pickles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    found: dict[str, bytes] = pickle.loads((folder / "things.pickle").read_bytes())
-    return found
+    things: dict[str, bytes] = pickle.loads((folder / "things.pickle").read_bytes())
+    return things
 
 
 @pytest.fixture(scope="module")

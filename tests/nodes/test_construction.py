@@ -88,13 +88,13 @@ def test_init_cannot_replace_a_method() -> None:
         Net()
 
 
-@pytest.mark.parametrize("held", ["self", "method"])
-def test_a_node_cannot_contain_itself(held: str) -> None:
+@pytest.mark.parametrize("value", ["self", "method"])
+def test_a_node_cannot_contain_itself(value: str) -> None:
     class Net(Module):
         inner: Any
 
         def __init__(self) -> None:
-            self.inner = self if held == "self" else self.apply
+            self.inner = self if value == "self" else self.apply
 
         def apply(self) -> int:
             return 1
@@ -288,11 +288,11 @@ def test_an_init_that_raises_leaves_an_immutable_node() -> None:
     with pytest.raises(RuntimeError, match="no luck"):
         Net(wrong=True)
     (net,) = leaked
-    said = r"unfinished .*Net: its __init__ raised RuntimeError\(no luck\)"
+    pattern = r"unfinished .*Net: its __init__ raised RuntimeError\(no luck\)"
     for use in (lambda: net.w, lambda: setattr(net, "w", 2.0), net.tree_flatten, lambda: net.__init__(wrong=False)):
-        with pytest.raises(UnfinishedNodeError, match=said):
+        with pytest.raises(UnfinishedNodeError, match=pattern):
             use()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=pattern):
         jax.tree.leaves(net)
     assert Net(wrong=False).w == 1.0
 

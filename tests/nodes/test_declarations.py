@@ -33,7 +33,7 @@ def test_fields_are_children_and_static_fields_are_aux_data() -> None:
     assert repr(aux) == "width=3, activation='relu'"
 
 
-def declared(way: str, body: dict[str, Any], **options: Any) -> Any:
+def new_class(way: str, body: dict[str, Any], **options: Any) -> Any:
     """A class with the field `x` and the static `n`, as either way makes it, or as dataclasses does."""
     body = {"__annotations__": {"x": Any, "n": Any}, "n": static(default=0), **body}
     if way == "Module":
@@ -47,31 +47,31 @@ WAYS = ["decorated", "Module"]
 
 @pytest.mark.parametrize("way", WAYS)
 def test_order_compares_as_a_dataclass_with_order_does(way: str) -> None:
-    ours, theirs = declared(way, {}, order=True), declared("dataclasses", {}, order=True)
+    ours, theirs = new_class(way, {}, order=True), new_class("dataclasses", {}, order=True)
     fields = [(1, 2), (1, 3), (2, 1), (jnp.ones(()), 1), (True, 2)]
     for compare in (operator.lt, operator.le, operator.gt, operator.ge):
         for left, right in itertools.product(fields, repeat=2):
             assert bool(compare(ours(*left), ours(*right))) is bool(compare(theirs(*left), theirs(*right)))
         with pytest.raises(TypeError, match="not supported between instances"):
-            compare(ours(1), declared(way, {}, order=True)(1))
+            compare(ours(1), new_class(way, {}, order=True)(1))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_order_leaves_equality_and_hash_unchanged(way: str) -> None:
-    cls = declared(way, {}, order=True)
+    cls = new_class(way, {}, order=True)
     assert cls(1) != cls(1.0)
     assert cls(jnp.ones(3)) == cls(jnp.ones(3))
-    assert hash(cls(1)) == hash(declared(way, {})(1))
+    assert hash(cls(1)) == hash(new_class(way, {})(1))
     with pytest.raises(ValueError, match="ambiguous"):
         _ = cls(jnp.ones(3)) < cls(jnp.zeros(3))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_unsafe_hash_without_eq_hashes_by_value(way: str) -> None:
-    cls = declared(way, {}, eq=False, unsafe_hash=True)
+    cls = new_class(way, {}, eq=False, unsafe_hash=True)
     assert cls(1) != cls(1)
-    assert hash(cls(1)) == hash(cls(1)) == hash(declared(way, {})(1))
-    own = declared(way, {"__eq__": lambda self, other: self.x == other.x}, unsafe_hash=True)
+    assert hash(cls(1)) == hash(cls(1)) == hash(new_class(way, {})(1))
+    own = new_class(way, {"__eq__": lambda self, other: self.x == other.x}, unsafe_hash=True)
     assert own(1, 2) == own(1, 3)
     assert hash(own(1)) == hash(cls(1))
 
@@ -80,20 +80,20 @@ def test_unsafe_hash_without_eq_hashes_by_value(way: str) -> None:
 
 
 def test_specifiers_accept_the_arguments_of_dataclasses_field() -> None:
-    wanted = set(inspect.signature(dataclasses.field).parameters) | {
+    expected = set(inspect.signature(dataclasses.field).parameters) | {
         "doc"
     }  # dataclasses.field has doc= since Python 3.14
     for specifier in (field, static, buffer):
         ours = {"converter", "identity", "local", "sharding", "stack"}
-        assert set(inspect.signature(specifier).parameters) - ours == wanted
+        assert set(inspect.signature(specifier).parameters) - ours == expected
 
 
 def test_the_decorator_accepts_the_arguments_of_dataclass() -> None:
-    wanted = inspect.signature(dataclasses.dataclass).parameters
+    expected = inspect.signature(dataclasses.dataclass).parameters
     ours = inspect.signature(pytree_dataclass).parameters
-    assert set(ours) == set(wanted)
+    assert set(ours) == set(expected)
     defaults = {name: parameter.default for name, parameter in ours.items() if name not in {"cls", "frozen"}}
-    assert defaults == {name: wanted[name].default for name in defaults}
+    assert defaults == {name: expected[name].default for name in defaults}
 
 
 @pytest.mark.parametrize("option", ["slots", "weakref_slot"])

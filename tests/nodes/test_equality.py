@@ -233,12 +233,12 @@ def test_traced_nodes_compare_without_values_if_possible() -> None:
 def test_equal_nodes_have_equal_hashes(make: Callable[[], Any]) -> None:
     one, other = Box(make()), Box(make())
     try:
-        found = hash(one)
+        code = hash(one)
     except TypeError:
         with pytest.raises(TypeError, match=r"unhashable type 'Box': Box\.value"):
             hash(other)
     else:
-        assert found == hash(other)
+        assert code == hash(other)
         assert {one: "found"}[other] == "found"
 
 

@@ -109,9 +109,9 @@ class Unit(str):
 
 
 def unit(power: int) -> Unit:
-    made = Unit("m")
-    made.power = power
-    return made
+    unit_with_power = Unit("m")
+    unit_with_power.power = power
+    return unit_with_power
 
 
 def subclass_of(base: type[Any]) -> Callable[..., Any]:
@@ -138,7 +138,7 @@ class Setting(equinox.Module):  # type: ignore[misc,unused-ignore]
     value: Any = equinox.field(static=True)
 
 
-def held_by_equinox(value: Any, read: Callable[[Any], Any] = lambda module: module) -> Any:
+def in_equinox_module(value: Any, read: Callable[[Any], Any] = lambda module: module) -> Any:
     return read(cast("Any", Setting)(value))
 
 
@@ -294,7 +294,7 @@ SAME: dict[str, Callable[[], Any]] = {
     "treedef": lambda: jax.tree.structure({"a": (1, None), "b": Static(("a", 1))}),
     "key of a tree": lambda: (jax.tree_util.DictKey("a"), jax.tree_util.SequenceKey(1)),
     "path": lambda: pathlib.PurePosixPath("a", "b"),
-    "module of equinox": lambda: held_by_equinox((1, "a")),
+    "module of equinox": lambda: in_equinox_module((1, "a")),
 }
 
 # Types that are not compared by value
@@ -442,7 +442,7 @@ SCALARS: list[Any] = [
 def make_a_set(values: list[Any]) -> bool:
     try:
         frozenset(values)
-    except TypeError:  # a value without a hash; or Decimal(1) beside np.int32(1), which can't be compared
+    except TypeError:  # an unhashable value; or Decimal(1) and np.int32(1), which can't be compared
         return False
     return True
 
@@ -482,13 +482,13 @@ def parts_of(value: Any) -> Iterator[Any] | None:
             return None
 
 
-def described(value: Any) -> str:
+def exact_description(value: Any) -> str:
     """A text that is equal exactly when type and repr are, all the way down."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, frozenset):
-        return f"{kind}{{{', '.join(sorted(map(described, value)))}}}"
+        return f"{kind}{{{', '.join(sorted(map(exact_description, value)))}}}"
     parts = parts_of(value)
-    return f"{kind}:{value!r}" if parts is None else f"{kind}({', '.join(map(described, parts))})"
+    return f"{kind}:{value!r}" if parts is None else f"{kind}({', '.join(map(exact_description, parts))})"
 
 
 @given(st.lists(VALUES, min_size=2, max_size=6))
@@ -497,8 +497,8 @@ def test_nodes_share_their_statics_exactly_when_type_and_repr_are_equal(values: 
 
     for first in nodes:
         for second in nodes:
-            same = described(first) == described(second)
-            assert (jax.tree.structure(first) == jax.tree.structure(second)) is same
+            are_equal = exact_description(first) == exact_description(second)
+            assert (jax.tree.structure(first) == jax.tree.structure(second)) is are_equal
 
 
 @given(st.permutations(SCALARS))

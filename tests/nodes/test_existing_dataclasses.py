@@ -40,9 +40,9 @@ def is_registered(cls: Any) -> bool:
 
 @pytest.mark.parametrize("mark", MARKS)
 def test_an_existing_dataclass_is_rejected(mark: str) -> None:
-    for theirs in (quantised(mark), quantised(mark, frozen=True)):
+    for cls in (quantised(mark), quantised(mark, frozen=True)):
         with pytest.raises(NodeDefinitionError, match=r"Quantised is already a dataclass, .* Remove the extra"):
-            pytree_dataclass(theirs)
+            pytree_dataclass(cls)
 
 
 @pytest.mark.parametrize("mark", MARKS)
@@ -55,8 +55,8 @@ def test_statics_marked_for_other_libraries_are_honoured(mark: str) -> None:
 @pytest.mark.parametrize("base", [Exception, dict, list, tuple, float, str, set, type, types.SimpleNamespace])
 def test_a_base_with_state_outside_fields_is_rejected(base: type[Any]) -> None:
     cls: Any = dataclasses.make_dataclass("Theirs", [("x", Any)], bases=(base,))
-    known = f"Theirs is a subclass of {base.__name__}, so it can't be a node: .* would be lost"
+    pattern = f"Theirs is a subclass of {base.__name__}, so it can't be a node: .* would be lost"
 
-    with pytest.raises(NodeDefinitionError, match=known):
+    with pytest.raises(NodeDefinitionError, match=pattern):
         pytree_dataclass(cls)
     assert not is_registered(cls)

@@ -210,7 +210,7 @@ def test_exporting_a_lambda_inside_a_static_names_the_outer_class_and_field() ->
 
 
 class NamedLike(tuple[int, ...]):
-    """A tuple of its own class, and no named tuple."""
+    """An instance of a subclass of tuple that is not a named tuple."""
 
     __slots__ = ()
 
@@ -237,13 +237,15 @@ UNNAMEABLE = {
     "a local class": type("Local", (), {}),
     "an object": object(),
     "a structured dtype": np.dtype([("a", np.float32)]),
-    "a tuple of a class of its own": NamedLike((1, 2)),
+    "an instance of a subclass of tuple": NamedLike((1, 2)),
     "a partial with attributes": with_attribute(functools.partial(print)),
     "a named tuple with attributes": with_attribute(NamedMore(1)),
     "a dataclass with attributes that are not fields": with_attribute(More(1)),
     "a dtype with metadata": np.dtype("float32", metadata={"unit": "m"}),
     "a frozen array of a dtype with metadata": freeze(np.zeros(2, np.dtype("float32", metadata={"unit": "m"}))),
-    "a function under another's name": type("Fake", (), {"__module__": __name__, "__qualname__": "exported"})(),
+    "a function with the name of a different one": type(
+        "Fake", (), {"__module__": __name__, "__qualname__": "exported"}
+    )(),
 }
 
 

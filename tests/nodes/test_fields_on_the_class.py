@@ -112,7 +112,7 @@ def test_a_field_view_equals_only_views_of_the_same_field() -> None:
     assert (wall == Tiles.wall, wall != speed, repr(wall)) == (True, True, "<field Tiles.wall>")
 
 
-def looked_at_by_tools() -> None:
+def inspect_with_tools() -> None:
     inspect.getmembers(Tiles)
     inspect.classify_class_attrs(Tiles)
     assert "What the map is called" in pydoc.plain(pydoc.render_doc(Tiles))
@@ -132,7 +132,7 @@ def looked_at_by_tools() -> None:
 
 
 def test_inspection_tools_see_fields_as_properties() -> None:
-    looked_at_by_tools()
+    inspect_with_tools()
 
     assert isinstance(inspect.getattr_static(Tiles, "wall"), property)
 
@@ -320,8 +320,8 @@ def test_errors_of_converters_and_default_factories_name_the_field() -> None:
     ):
         with pytest.raises(OverflowError) as caught:
             build()
-        (said,) = caught.value.__notes__
-        assert note in said
+        (text,) = caught.value.__notes__
+        assert note in text
 
 
 def test_valid_method_names_raise_no_typo_error() -> None:

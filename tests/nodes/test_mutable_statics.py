@@ -308,10 +308,10 @@ def test_a_mutable_static_default_is_rejected_at_class_creation(default: Any) ->
             sizes: Any = static(default=default)
 
     lines = re.findall(r"(?:Write|object,) (sizes: .*\))$", str(caught.value), re.MULTILINE)
-    for line, kept in zip(lines, (freeze(default), default), strict=True):
+    for line, expected in zip(lines, (freeze(default), default), strict=True):
         names: dict[str, Any] = {"treewright": treewright, "static": static, "Module": Module, "Any": Any}
         exec(f"class Right(Module):\n    {line}\nright = Right()", names)
-        assert names["right"].sizes == kept
+        assert names["right"].sizes == expected
 
 
 # Nodes with arrays

@@ -265,7 +265,7 @@ def test_deep_nodes_can_be_hashed_pickled_and_copied() -> None:
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(20_000)  # on 3.11 also the limit of C code, such as pickle's
     try:
-        # 3.12 has a limit of its own for C code, and no way to raise it.
+        # 3.12 has a separate limit for C code, which can't be raised.
         depth = 100 if sys.version_info[:2] == (3, 12) else 500
         assert hash(nested(1.0, depth)) == hash(nested(1.0, depth))
         assert pickle.loads(pickle.dumps(nested(1.0, depth))) == nested(1.0, depth)

@@ -197,11 +197,11 @@ class Slow:
 @pytest.mark.parametrize("make", [int, lambda n: (n, -0.0), Slow], ids=["by value", "by key", "slow"])
 def test_sixteen_threads_get_one_object_for_equal_statics(make: Callable[[int], Any]) -> None:
     barrier = threading.Barrier(16)
-    found: list[list[Layer]] = []
+    layers_by_thread: list[list[Layer]] = []
 
     def build() -> None:
         barrier.wait()
-        found.append([Layer(1, make(number)) for number in range(30)])
+        layers_by_thread.append([Layer(1, make(number)) for number in range(30)])
 
     threads = [threading.Thread(target=build) for _ in range(16)]
     for thread in threads:
@@ -209,8 +209,10 @@ def test_sixteen_threads_get_one_object_for_equal_statics(make: Callable[[int], 
     for thread in threads:
         thread.join()
 
-    assert [len({id(interned(layer)) for layer in layers}) for layers in zip(*found, strict=True)] == [1] * 30
-    assert len({id(interned(layer)) for layer in found[0]}) == 30
+    assert [len({id(interned(layer)) for layer in layers}) for layers in zip(*layers_by_thread, strict=True)] == [
+        1
+    ] * 30
+    assert len({id(interned(layer)) for layer in layers_by_thread[0]}) == 30
 
 
 # What may be declared static

@@ -202,7 +202,7 @@ class Equal:
 
 
 class Unequal:
-    """Equal to all others, with a hash of its own."""
+    """Equal to all others, with a custom hash."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Unequal)

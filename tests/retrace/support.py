@@ -25,7 +25,7 @@ _numbers = itertools.count()
 
 
 def fresh(function: Any) -> Any:
-    """A function like this one, as if it stood at a place of its own in the program."""
+    """A copy of this function, as if it were defined at a different place in the program."""
     code = function.__code__.replace(co_consts=(*function.__code__.co_consts, f"copy {next(_numbers)}"))
     made = types.FunctionType(code, function.__globals__, None, function.__defaults__, function.__closure__)
     made.__kwdefaults__ = function.__kwdefaults__

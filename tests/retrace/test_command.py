@@ -38,7 +38,7 @@ ENDINGS = {
     "by an exception": "def f():\n    raise ValueError('no')\nf()",
     "by a text": "sys.exit('bye')",
     "by a number": "sys.exit(5)",
-    "at once": "sys.stdout.flush()\nos._exit(7)",
+    "immediately": "sys.stdout.flush()\nos._exit(7)",
     "by a signal": "sys.stdout.flush()\nos.kill(os.getpid(), signal.SIGKILL)",
     "by an interrupt": "sys.stdout.flush()\nos.kill(os.getpid(), signal.SIGINT)",
     "in a syntax error": "x = = 1",

@@ -79,7 +79,7 @@ CONTAINERS: dict[str, tuple[Callable[..., Any], str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """A tree to be: a kind of leaf, or a container around another tree, with a static if its class has one."""
+    """The plan of a tree: a kind of leaf, or a container around a tree, with a static if its class has one."""
 
     kind: str
     below: Tree | None = None

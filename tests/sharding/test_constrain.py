@@ -88,11 +88,11 @@ def test_a_model_trains_equally_with_and_without_a_mesh(name: str) -> None:
 def test_a_batched_model_runs_on_any_mesh(name: str) -> None:
     kinds = KINDS[name]
 
-    def one(x: jax.Array) -> jax.Array:
+    def doubled(x: jax.Array) -> jax.Array:
         return constrain(x * 2, "tensor")
 
     with contextlib.nullcontext() if kinds is None else jax.set_mesh(mesh_of(kinds)):
-        assert jax.jit(jax.vmap(one))(jnp.ones((3, 4))).tolist() == [[2.0] * 4] * 3
+        assert jax.jit(jax.vmap(doubled))(jnp.ones((3, 4))).tolist() == [[2.0] * 4] * 3
 
 
 @pytest.mark.parametrize("name", ["auto", "explicit", "both"])
@@ -108,21 +108,21 @@ def test_values_are_split_inside_jit_and_outside(name: str, jitted: bool) -> Non
 
 
 def test_explicit_mesh_axes_win_over_auto_axes() -> None:
-    seen: list[Any] = []
+    types: list[Any] = []
 
     with jax.set_mesh(mesh_of((EXPLICIT, AUTO))):
-        jax.jit(lambda x: seen.append(jax.typeof(constrain(x, ("fsdp", "tensor")))))(jnp.ones(8))
+        jax.jit(lambda x: types.append(jax.typeof(constrain(x, ("fsdp", "tensor")))))(jnp.ones(8))
 
-    assert seen[0].sharding.spec == P("fsdp")
+    assert types[0].sharding.spec == P("fsdp")
 
 
 def test_an_explicit_mesh_types_the_value() -> None:
-    seen: list[Any] = []
+    types: list[Any] = []
 
     with jax.set_mesh(mesh_of((EXPLICIT, EXPLICIT))):
-        jax.jit(lambda x: seen.append(jax.typeof(constrain(x, None, "tensor"))))(jnp.ones((2, 4)))
+        jax.jit(lambda x: types.append(jax.typeof(constrain(x, None, "tensor"))))(jnp.ones((2, 4)))
 
-    assert seen[0].sharding.spec == P(None, "tensor")
+    assert types[0].sharding.spec == P(None, "tensor")
 
 
 def test_out_sharding_is_none_without_explicit_axes() -> None:
@@ -273,6 +273,6 @@ def test_a_stack_is_constrained_by_the_names_below_it() -> None:
     stacked = jax.tree.map(lambda leaf: leaf[None], model)
 
     with jax.set_mesh(mesh):
-        kept = constrain_tree(stacked, {**KEPT, "layers": None}, stack="layers")
+        constrained = constrain_tree(stacked, {**KEPT, "layers": None}, stack="layers")
 
-    assert kept.up.sharding.is_equivalent_to(NamedSharding(mesh, P(None, "fsdp", "tensor")), 3)
+    assert constrained.up.sharding.is_equivalent_to(NamedSharding(mesh, P(None, "fsdp", "tensor")), 3)

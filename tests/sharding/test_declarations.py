@@ -68,10 +68,10 @@ def test_a_subclass_inherits_or_overrides_axis_names() -> None:
 
 
 def test_copies_and_pickles_of_a_field_keep_its_names() -> None:
-    found = vars(Layer)["__node_spec__"].fields[0]
+    declared = vars(Layer)["__node_spec__"].fields[0]
 
-    assert pickle.loads(pickle.dumps(found)).sharding == ("embed", "mlp")
-    assert copy.deepcopy(found).sharding == ("embed", "mlp")
+    assert pickle.loads(pickle.dumps(declared)).sharding == ("embed", "mlp")
+    assert copy.deepcopy(declared).sharding == ("embed", "mlp")
 
 
 @pytest.mark.parametrize("wrong", ["embed", ["embed"], ("embed", 3), ("",), ""])

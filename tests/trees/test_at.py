@@ -114,13 +114,13 @@ def test_selectors_can_loop_slice_and_use_isinstance() -> None:
 ran: list[str] = []
 
 
-def noting(value: Any) -> Any:
+def record(value: Any) -> Any:
     ran.append("convert")
     return float(value)
 
 
 class Checked(Module):
-    value: Any = field(converter=noting)
+    value: Any = field(converter=record)
     limit: float = static(default=1.0, converter=float)
 
     def __check_init__(self) -> None:
@@ -191,7 +191,7 @@ STRUCT: Any = flax.struct.dataclass(Struct)
 
 
 class Holder:
-    """A pytree whose children have keys of its own."""
+    """A pytree with a custom key for each child."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -269,7 +269,7 @@ def test_at_bypasses_constructors_of_foreign_classes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "found"),
+    ("where", "expected"),
     [
         (".layers[0].kernel", 1.0),
         ("layers[-1].bias", None),
@@ -286,17 +286,17 @@ def test_at_bypasses_constructors_of_foreign_classes() -> None:
         ("right", 5.0),
     ],
 )
-def test_a_path_matches_one_place_and_a_pattern_many(where: str, found: Any) -> None:
+def test_a_path_matches_one_place_and_a_pattern_many(where: str, expected: Any) -> None:
     net = small_net()
-    if found == "the tree":
+    if expected == "the tree":
         assert at(net, where).get() is net
     elif where == "['table']":
         with pytest.raises(MissingPlaceError, match=r"^Net has no \['table'\] \(did you mean \.table\?\)"):
             at(net, where)
     elif where.endswith(".*"):
-        assert at(net, where).get() == {**found, ".layers[1].activation": "relu"}
+        assert at(net, where).get() == {**expected, ".layers[1].activation": "relu"}
     else:
-        assert at(net, where).get() == found
+        assert at(net, where).get() == expected
 
 
 def test_a_pattern_gives_every_place_the_value_and_applies_one_by_one() -> None:
@@ -378,9 +378,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("where", "said"), REFUSED.values(), ids=REFUSED)
-def test_a_missing_path_lists_existing_ones(where: Any, said: str) -> None:
-    assert message(small_net(), where) == said
+@pytest.mark.parametrize(("where", "expected"), REFUSED.values(), ids=REFUSED)
+def test_a_missing_path_lists_existing_ones(where: Any, expected: str) -> None:
+    assert message(small_net(), where) == expected
 
 
 def test_long_lists_of_places_are_truncated() -> None:

@@ -41,7 +41,7 @@ def test_count_includes_all_numbers() -> None:
     assert (count(jax.random.key(0)), nbytes(jax.random.key(0))) == (1, 8)
 
 
-def test_sizes_by_field_and_by_class() -> None:
+def test_count_and_nbytes_group_by_field_and_by_class() -> None:
     net = small_net()
 
     assert count(net, by="field") == {"layers": 12, "rate": 1}
@@ -102,6 +102,6 @@ def test_deleted_and_traced_arrays_are_distinguished() -> None:
     other.delete()
     assert find_aliases([deleted, other, deleted]) == [("[0]", "[2]")]
 
-    found: list[Any] = []
-    jax.jit(lambda a, b: found.append(find_aliases([a, b, a])))(1.0, 2.0)
-    assert found == [[("[0]", "[2]")]]
+    aliases: list[Any] = []
+    jax.jit(lambda a, b: aliases.append(find_aliases([a, b, a])))(1.0, 2.0)
+    assert aliases == [[("[0]", "[2]")]]

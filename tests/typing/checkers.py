@@ -37,7 +37,7 @@ CHECKERS = {
 
 
 def errors(checker: str, program: str, folder: Path, *options: str, mode: str = "standard") -> dict[int, str]:
-    """The first message of a checker at each line; `mode` is that of pyright and basedpyright."""
+    """The first message of a checker at each line; `mode` applies to pyright and basedpyright."""
     if not (SCRIPTS / checker).exists():
         pytest.skip(f"{checker} is not installed")
     (folder / "program.py").write_text(program, encoding="utf-8")

@@ -24,7 +24,7 @@ STANDARD = "from dataclasses import field, replace\n"
 
 @dataclasses.dataclass(frozen=True)
 class Library:
-    """How a library spells a class (`decorator`, `base`, `options`) and a static field, and what it can't say.
+    """How a library spells a class (`decorator`, `base`, `options`) and a static field, and which features it lacks.
 
     In `static`, `{type}` is the field's type, `{default}` its default with a comma before it, `{value}` the same as a
     right-hand side. Lines that name something in `lacks` are left out.

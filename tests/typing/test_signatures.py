@@ -35,7 +35,7 @@ def test_a_stub_has_the_options_of_jax(name: str) -> None:
     parameters = inspect.signature(getattr(typed, name)).parameters.values()
     ours = set[str]().union(*(options_of(definition.args) for definition in definitions(name)))
     theirs = {p.name for p in parameters if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}}
-    of_a_call = {"fun"} if name == "eval_shape" else set[str]()  # whose options are those of the function
+    of_a_call = {"fun"} if name == "eval_shape" else set[str]()  # it passes its options to the function
 
     left_out = LEFT_OUT - {"device"} if name == "device_put" else LEFT_OUT
     assert theirs - ours <= left_out | of_a_call

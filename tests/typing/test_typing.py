@@ -24,14 +24,14 @@ CASES = Path(__file__).parent / "cases"
 TARGETS = ("3.11", "3.12", "3.13", "3.14", "3.15")
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 
-# Neither reads the suppressions of the other, and each tells which of its own are stale.
+# Neither reads the suppressions of the other, and each reports its own stale ones.
 PYRIGHT = {
     "typeCheckingMode": "strict",
     "enableTypeIgnoreComments": False,
     "reportUnnecessaryTypeIgnoreComment": True,
 }
 
-# What mypy keeps of JAX serves all that this process asks; two processes at once must not write into one cache.
+# One cache for each process: all its runs share the parsed JAX, and two processes must not write into one cache.
 CACHE = ROOT / ".mypy_cache" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
 
 # No calls of jax.numpy: pyright finds their types only partly known, whoever calls them.
@@ -168,7 +168,7 @@ def test_accepted_cases_run() -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-def installed_in(folder: Path, source: Path) -> Path:
+def install_into(folder: Path, source: Path) -> Path:
     """The Python of a new environment that sees all that this one does, with `source` installed as the package."""
     venv.create(folder, with_pip=False)
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -180,7 +180,7 @@ def installed_in(folder: Path, source: Path) -> Path:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The Python of an environment where the package is installed as users have it."""
-    return str(installed_in(tmp_path_factory.mktemp("venv"), ROOT / "src" / "treewright"))
+    return str(install_into(tmp_path_factory.mktemp("venv"), ROOT / "src" / "treewright"))
 
 
 def test_strict_mode_shows_no_errors_in_the_package(installed: str, tmp_path: Path) -> None:

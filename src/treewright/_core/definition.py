@@ -283,6 +283,7 @@ def _node_spec(draft: _Draft, *, keeps_init: bool) -> tuple[NodeSpec, list[Field
         table=StaticTable(cls, names, identity, tuple([spec.name for spec in children])),
         checks=tuple([vars(base)["__check_init__"] for base in cls.__mro__[::-1] if "__check_init__" in vars(base)]),
         has_own_init=keeps_init,
+        has_getattr=hasattr(cls, "__getattr__"),
         has_own_new=cls.__new__ is not object.__new__,
         runs_post_init=draft.options["init"] and not keeps_init and hasattr(cls, "__post_init__"),
         init_vars=init_vars,

@@ -304,8 +304,9 @@ def wrap_init(init: Callable[..., None]) -> Callable[..., None]:
 
 def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) -> object:
     """Run an `__init__`; the outermost one seals the node when it returns, or marks it as failed when it raises."""
+    spec: NodeSpec = node.__node_spec__
     try:  # Before the outermost __init__, `_node` is missing; `getattr` finds out three times faster than `except`.
-        form = _read(node, FLAT_FORM) if hasattr(type(node), "__getattr__") else getattr(node, FLAT_FORM, None)
+        form = _read(node, FLAT_FORM) if spec.has_getattr else getattr(node, FLAT_FORM, None)
     except AttributeError:
         form = None
     if isinstance(form, tuple):
@@ -317,7 +318,6 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
     if form is not None:
         form.values_of(node)
         return init(node, *args, **kwargs)
-    spec: NodeSpec = node.__node_spec__
     if spec.cls is not type(node):
         refuse_undecorated(type(node))
     _store(node, FLAT_FORM, spec.unfinished)

@@ -44,7 +44,7 @@ assert_type(net(x), jax.Array)
 assert_type(loss(net, x), jax.Array)
 assert_type(replace(net.first, bias=jnp.zeros(2)), Dense)
 
-# What JAX puts in the place of arrays never passes a constructor.
+# JAX's substitutes for arrays never pass a constructor.
 assert_type(tree_map(lambda leaf: leaf.shape, net), Net)
 assert_type(vmap(itself, in_axes=None, axis_size=2)(net), Net)
 assert_type(jit(loss)(net, x), jax.Array)

@@ -65,7 +65,7 @@ def refused() -> list[Any]:
     state = TrainState.create(params=net, tx=tx)
     state.step = 3  # type: ignore[arg-type]  # pyright: ignore[reportAttributeAccessIssue]
     state.params = net  # type: ignore[arg-type]  # pyright: ignore[reportAttributeAccessIssue]
-    # mypy has no way to know what a subclass adds.
+    # mypy can't know the fields of a subclass.
     TrainState.create(params=net, tx=tx, kye=3)  # pyright: ignore[reportCallIssue]
     WithStats.create(params=net, tx=tx, stat=x)  # pyright: ignore[reportCallIssue]
     WithStats.create(params=net, tx=tx, stats=3)  # pyright: ignore[reportArgumentType]

@@ -140,8 +140,8 @@ def repeated(net: Base, times: int) -> jax.Array:
 
 assert_type(repeated(net, times=3), jax.Array)
 
-# Functions without annotations: nothing is known of their arguments, so nothing is refused and nothing unknown. The
-# gradient has the type of what they are called with.
+# Functions without annotations: their arguments have no known type, so checkers reject nothing. The gradient has the
+# type of the argument.
 assert_type(grad(lambda net: loss(net, x))(net), Base)
 assert_type(grad(lambda w: jnp.sum(w**2))(x), jax.Array)
 assert_type(value_and_grad(lambda net: loss(net, x))(net), tuple[jax.Array, Base])
