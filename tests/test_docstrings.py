@@ -9,7 +9,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,6 @@ NAMESPACE = {
     "__name__": "docstring",
     "jax": jax,
     "jnp": jnp,
-    "Annotated": Annotated,
     "Callable": Callable,
     "Iterable": Iterable,
     "Protocol": Protocol,
@@ -73,11 +72,8 @@ def test_docstring_examples_print_their_output(name: str) -> None:
     assert not results.failed, "".join(report)
 
 
-# Annotations and JAX's own functions can't have docstrings of ours: the guide shows each.
-IN_THE_GUIDE = [
-    "treewright.AsArray",
-    *(name for name in PUBLIC if name.startswith("treewright.typed.")),
-]
+# JAX's own functions can't have docstrings of ours: the guide shows each.
+IN_THE_GUIDE = [name for name in PUBLIC if name.startswith("treewright.typed.")]
 # Types of arguments and results appear in the example of their function.
 SHOWN_ELSEWHERE = {
     f"treewright.sharding.{name}"

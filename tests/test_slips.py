@@ -267,7 +267,8 @@ def internal_names() -> set[str]:
     public = {name for module in PUBLIC for name in dir(importlib.import_module(module))}
     # A class of one plain word, such as `Place` or `Call`, can't be told from the word.
     telling = re.compile(r"_\w+|[A-Z][a-z]+([A-Z]\w*)+|treewright\.\w+")
-    return {name for name in names - public if telling.fullmatch(name)} | {"ArrayImpl", "PyTreeDef(", "Recorder"}
+    foreign = {"ArrayImpl", "a JitTracer", "a DynamicJaxprTracer", "PyTreeDef("}
+    return {name for name in names - public if telling.fullmatch(name)} | foreign | {"Recorder"}
 
 
 PUBLIC = ("treewright", "treewright.errors", "treewright.checkpoint", "treewright.sharding", "treewright.testing")

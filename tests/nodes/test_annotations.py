@@ -198,20 +198,6 @@ def test_an_unreadable_annotation_raises_its_own_error(text: str) -> None:
 
 
 @since_3_14
-def test_an_unknown_name_in_an_annotation_keeps_its_converter() -> None:
-    source = (
-        "from treewright import Converter\n@node\nclass C:\n    x: Annotated[Later, Converter(float)]\nx = C(3).x\n"
-    )
-    module = types.ModuleType("annotated")
-    vars(module)["node"] = pytree_dataclass
-
-    exec(compile(HEADER + source, "annotated", "exec", dont_inherit=True), vars(module))
-
-    assert module.x == 3.0
-    assert isinstance(module.x, float)
-
-
-@since_3_14
 def test_a_static_may_name_its_own_class() -> None:
     source = "@node\nclass C:\n    x: int\n    up: C | None = static(default=None)\nc = C(1, C(2))\n"
     module = types.ModuleType("annotated")

@@ -37,16 +37,16 @@ CACHE = ROOT / ".mypy_cache" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
 # No calls of jax.numpy: pyright finds their types only partly known, whoever calls them.
 PROGRAM = """
 import jax
-from treewright import AsArray, Module, TrainState, replace, static
+from treewright import Module, TrainState, replace, static
 from treewright.typed import grad, jit
 from treewright.train import Optimizer
 
 
 class Net(Module):
-    kernel: AsArray
+    kernel: jax.Array
     scale: float = static(default=1.0)
 
-    def __init__(self, kernel: float) -> None:
+    def __init__(self, kernel: jax.Array) -> None:
         self.kernel = kernel
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -63,7 +63,7 @@ def step(state: TrainState[Net], x: jax.Array) -> TrainState[Net]:
 
 
 def train(tx: Optimizer, x: jax.Array) -> Net:
-    return replace(step(TrainState.create(params=Net(1.0), tx=tx), x).params, scale=2.0)
+    return replace(step(TrainState.create(params=Net(x), tx=tx), x).params, scale=2.0)
 """
 
 # Not a file of cases: the syntax is of 3.12, and tools here run on 3.11.

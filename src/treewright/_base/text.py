@@ -255,9 +255,14 @@ def with_article(name: str) -> str:
     return f"{'an' if name[0] in vowels else 'a'} {name}"
 
 
+def class_name(value: Any) -> str:
+    """The name of a value's class; `jax.Array` for JAX's arrays and tracers, whose classes are private."""
+    return "jax.Array" if isinstance(value, jax.Array) else type(value).__name__
+
+
 def text_with_class(value: Any) -> str:
     """`a list, [64, 64]`."""
-    return f"{with_article(type(value).__name__)}, {short_text(value)}"
+    return f"{with_article(class_name(value))}, {short_text(value)}"
 
 
 def annotation_text(annotation: Any, cls: type[Any]) -> str:

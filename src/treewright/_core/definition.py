@@ -16,12 +16,7 @@ import typing_extensions
 from treewright._base.functions import FrozenValue, is_generated
 from treewright._base.text import annotation_text, short_text, text_with_class
 from treewright._core.field_checks import LAYERS
-from treewright._core.fields import (
-    MISSING,
-    converter_of,
-    options_of,
-    specifier_in,
-)
+from treewright._core.fields import MISSING, options_of, specifier_in, specifier_inside
 from treewright._core.init import Docstring, make_init
 from treewright._core.instance import FLAT_FORM, FieldView, Unfinished, replace, wrap_init
 from treewright._core.methods import METHODS
@@ -312,8 +307,12 @@ def _field_spec(draft: _Draft, field_: Any) -> FieldSpec:
         return inherited
     options = options_of(field_)
     values: dict[str, Any] = {"doc": getattr(field_, "doc", None), "is_plain": not options, **options}
-    if not isinstance(field_.type, type):  # a class converts nothing
-        values["converter"] = converter_of(owner, field_, options)
+    specifier = specifier_inside(field_.type, owner)
+    if specifier is not None:
+        raise NodeDefinitionError(
+            f"{cls.__qualname__}.{name} has {specifier} inside its annotation, where it would be ignored.\n"
+            f"  Write {name}: ... = {specifier}()"
+        )
     copied = ("type", "init", "repr", "kw_only", "default", "default_factory")
     values |= {attribute: getattr(field_, attribute) for attribute in copied}
     hashed = field_.compare if field_.hash is None else field_.hash

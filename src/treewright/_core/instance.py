@@ -15,6 +15,7 @@ from treewright._base.functions import class_attribute, earlier_class_hint, is_c
 from treewright._base.jax_private import jax_trees
 from treewright._base.text import (
     annotation_text,
+    class_name,
     did_you_mean,
     is_node_class,
     short_text,
@@ -563,7 +564,7 @@ def replace(node: T, /, **changes: Any) -> T:
     if not is_node(node):
         raise TypeError(
             f"replace() needs an instance of a Module or of a class with @pytree_dataclass, "
-            f"got {type(node).__name__!r}."
+            f"got {with_article(class_name(node))}."
         )
     make: Any = with_post_init if changes and spec_of(node).runs_post_init else with_fields
     copy: T = make(node, changes)

@@ -14,7 +14,7 @@ import jax
 from treewright._base.functions import earlier_class_hint
 from treewright._base.jax_private import DictKey, GetAttrKey, Key, Path, SequenceKey, path_text
 from treewright._base.lines import first_lines
-from treewright._base.text import Verbatim, did_you_mean, short_text, with_article
+from treewright._base.text import Verbatim, class_name, did_you_mean, short_text, with_article
 from treewright._core import is_node
 from treewright._trees.level import Place, all_entries, reject_class, walk, with_values
 from treewright.errors import MissingPlaceError
@@ -339,7 +339,7 @@ def _item_key(value: Any, item: Any) -> Key:
 
 def _missing_place(place: Place, key: Key) -> MissingPlaceError:
     value: Any = place.value
-    kind = "None" if value is None else type(value).__qualname__
+    kind = "None" if value is None else class_name(value)
     where = place.name if place.name == kind else f"{place.name} ({kind})"
     if type(value) in {list, tuple} and value:
         return MissingPlaceError(f"{where} has no {key}. It has [0] to [{len(value) - 1}].")

@@ -23,7 +23,7 @@ from treewright._base.jax_private import (
     path_text,
     typeof,
 )
-from treewright._base.text import short_text
+from treewright._base.text import class_name, short_text
 from treewright._core import Statics, flat_form, is_node, is_node_class, spec_of, with_fields
 from treewright._freeze import FrozenMapping
 

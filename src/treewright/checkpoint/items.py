@@ -23,7 +23,7 @@ from etils import epath
 from orbax.checkpoint import future
 
 from treewright._base.lines import first_lines
-from treewright._base.text import short_text
+from treewright._base.text import class_name, short_text
 from treewright._processes import (
     agree,
     digest_of_texts,
@@ -162,8 +162,8 @@ def _check_items(value: Any, path: str) -> None:
     is_json = cls in {dict, list, str, int, float, bool, type(None)}
     if not is_json or (cls is dict and {*map(type, value)} - {str}):
         raise CheckpointError(
-            f"save(..., items=): JSON would change {path}, {short_text(value)} ({cls.__name__}). Convert it to dicts "
-            f"with str keys, lists, str, int, float, bool or None, or make it a leaf of the tree."
+            f"save(..., items=): JSON would change {path}, {short_text(value)} ({class_name(value)}). Convert it to "
+            f"dicts with str keys, lists, str, int, float, bool or None, or make it a leaf of the tree."
         )
     for key, child in children:
         _check_items(child, f"{path}[{key!r}]")
