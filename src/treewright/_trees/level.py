@@ -259,11 +259,6 @@ def reject_classes(function: str, *trees: object) -> None:
         reject_class(function, *filter(is_node_class, leaves))
 
 
-def class_name(value: object) -> str:
-    """The name of a value's class; `Array` for JAX arrays and tracers."""
-    return "Array" if isinstance(value, jax.Array) else type(value).__qualname__
-
-
 def is_none(value: object) -> bool:
     """Whether a value is `None`, to flatten with `None`s as leaves."""
     return value is None

@@ -13,9 +13,10 @@ from jax.core import Tracer
 
 from treewright._base.functions import attribute_of
 from treewright._base.jax_private import GetAttrKey, Key, Path, path_text
+from treewright._base.text import class_name
 from treewright._core import FieldSpec, flat_form, is_node, spec_of
 from treewright._trees.at import place_of
-from treewright._trees.level import class_name, level_of, reject_classes
+from treewright._trees.level import level_of, reject_classes
 
 Kind = Literal["child", "static", "buffer"]
 By = Literal["field", "class"]

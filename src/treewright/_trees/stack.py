@@ -11,9 +11,9 @@ from jax.core import Tracer
 
 from treewright._base.jax_private import Path, is_key_dtype, jax_trees, path_text
 from treewright._base.lines import counted
-from treewright._base.text import shape_text, short_text, text, with_article
+from treewright._base.text import class_name, shape_text, short_text, text, with_article
 from treewright._core import is_node
-from treewright._trees.level import class_name, reject_class, reject_classes
+from treewright._trees.level import reject_class, reject_classes
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ from jax.core import Tracer
 from treewright._base.functions import attribute_of
 from treewright._base.jax_private import Path, path_text
 from treewright._base.lines import counted, table
-from treewright._base.text import array_text, cut_text, first_names, short_text, text
+from treewright._base.text import array_text, class_name, cut_text, first_names, short_text, text
 from treewright._core import flat_form, is_node
-from treewright._trees.level import child_of, class_name, reject_classes
+from treewright._trees.level import child_of, reject_classes
 from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of
 
 _MAX_LENGTH = 40  # characters of a static or another value that is not an array
