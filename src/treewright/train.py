@@ -224,7 +224,7 @@ def _initial_opt_state(cls: type[Any], params: Any, tx: Any) -> Any:
         if leaf_type_of(leaf).aval is None:
             raise TypeError(
                 f"{path_text(path, 'params')} is {short_text(leaf)}, but an optimiser trains only arrays and numbers. "
-                f"Make it a static field, or wrap the layer of another library with adopt()."
+                f"Make it a static field, or wrap an equinox or flax layer with adopt()."
             )
     try:
         return jax.tree.map(_strong, tx.init(weights))
