@@ -30,11 +30,17 @@ HIGHEST = {
     r"\banother\b": 54,
     r"\bbesides?\b": 3,
     r"\balone\b": 22,
-    r"\bof (its|their|your) own\b": 7,
+    r"\bof (its|their|your) own\b": 6,
     r"\b(that|those) of\b": 14,
     r"\ball the same\b": 0,
     r"\bat once\b": 1,
     r"\bcom(e|es|ing) (back|out)\b": 1,
+    r"\brefus(e|es|ed|ing|al|als)\b": 17,
+    r"\b(cures?|cured|remedy|remedies)\b": 10,
+    r"\b(is|are|has|have) to be\b": 4,
+    r"\b(from|for|by|with|in|on) which\b": 26,
+    r"\b(nobody|told|hears? of)\b": 12,
+    r"\bof (ours|yours|theirs)\b": 4,
     r"\bdef test_(what|it|where|one|that)_": 0,
 }
 

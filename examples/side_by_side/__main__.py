@@ -18,7 +18,7 @@ PEERS = {
     "reinforcement-learning": "flax",
     "lora": "equinox",
 }
-# Classes of ours that the other library brings.
+# Classes in our programs that the other library provides.
 BROUGHT = {"first-model": {"Linear", "MLP"}, "lora": {"Linear", "Net"}, "reinforcement-learning": {"Network"}}
 
 BLOCK = re.compile(r"(?P<aside><!-- aside -->\n\n)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)

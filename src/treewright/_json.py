@@ -1,4 +1,4 @@
-"""Encode statics as JSON, to compare them with those of other programs: exactly, or as descriptions with digests.
+"""Encode statics as JSON, to compare them between programs: exactly, or as descriptions with digests.
 
 An encoded static is a plain scalar, or a list of the name of a kind and its encoded parts:
 `["tuple", 1, ["complex", 0.5, 2.0]]`. `treewright._core.kinds` has the table of kinds. Classes and

@@ -187,7 +187,7 @@ def test_a_failed_flush_of_a_step_names_its_state_on_disk(tmp_path: Path, monkey
             raise OSError(errno.EIO, "Input/output error")
         fsync(descriptor)
 
-    manager = CheckpointManager(tmp_path / "steps")
+    manager = saved(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail)
         manager.save(1, TREE)

@@ -136,10 +136,10 @@ import jax
 import numpy as np
 import exported_models as models
 
-def refuse(*args, **kwargs):
+def reject(*args, **kwargs):
     raise AssertionError("something was unpickled")
 
-pickle.loads = pickle.load = pickle.Unpickler = refuse
+pickle.loads = pickle.load = pickle.Unpickler = reject
 exported = jax.export.deserialize(pathlib.Path(sys.argv[1]).read_bytes())
 nets = models.nets()
 for name, result in exported.call(nets).items():
@@ -170,7 +170,7 @@ def test_an_exported_program_carries_its_statics_to_a_new_process(models: Any, t
     assert (run.returncode, sorted(run.stdout.splitlines())) == (0, sorted(models.VALUES)), run.stderr
 
 
-# Refused
+# Rejected
 
 
 @pytree_dataclass

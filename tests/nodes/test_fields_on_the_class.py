@@ -310,7 +310,7 @@ def test_errors_of_converters_and_default_factories_name_the_field() -> None:
     class Later(Module):
         w: Any = static(converter=lambda value: fails() if fails_later else value)
 
-    node, *_ = [Later(3) for _ in range(100)]  # past the first nodes, which are looked at more closely
+    node, *_ = [Later(3) for _ in range(100)]  # after the first nodes, which are checked more closely
     fails_later.append(True)
     for build, note in (
         (Net, "Raised by the default_factory of test_errors_of_converters_and_default_factories_name_the_field"),

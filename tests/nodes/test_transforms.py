@@ -51,7 +51,7 @@ ran: list[str] = []
 
 
 def noted(value: Any) -> Any:
-    """A converter, and a check, that refuse what transformations put into nodes."""
+    """A converter, and a check, that reject what transformations put into nodes."""
     ran.append("converter")
     if not isinstance(value, jax.Array) or isinstance(value, Tracer) or value.ndim > 2:
         raise TypeError(f"not an array of a layer: {value!r}")

@@ -9,6 +9,7 @@ import functools
 import math
 import operator
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
@@ -62,7 +63,9 @@ from treewright.checkpoint.manifest import Manifest
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning, warn_user
 
 T = TypeVar("T")
-Mode = Literal["min", "max"]
+
+# Python 3.12.0 to 3.12.2 start no threads at exit (python/cpython#113964), and Orbax needs them to finish a save.
+_EXIT_STARTS_THREADS = sys.version_info < (3, 12) or sys.version_info >= (3, 12, 3)
 
 
 class _Pair(NamedTuple, Generic[T]):
@@ -115,7 +118,7 @@ class CheckpointManager:
         keep_best: With `keep`, also keep this many of the best steps.
         metric: The metric that ranks steps. Every step must have it in its `metrics`.
         mode: Whether the smallest (`"min"`) or the largest (`"max"`) value is best.
-        timeout_seconds: How long the processes of a job wait for each other.
+        timeout_seconds: How long the processes of a job wait for each other, and a program for its last save.
 
     Raises:
         ImportError: If orbax-checkpoint is not installed, or for a bucket its package, such as gcsfs.
@@ -142,7 +145,7 @@ class CheckpointManager:
         keep_every: int | None = None,
         keep_best: int | None = None,
         metric: str | None = None,
-        mode: Mode | None = None,
+        mode: Literal["min", "max"] | None = None,
         timeout_seconds: float = 600.0,
         **unknown: Never,
     ) -> None:
@@ -155,10 +158,11 @@ class CheckpointManager:
         self._blocks_of = functools.cache(blocks_of)
         self._saver: Any = None  # Orbax's checkpointer, created by the first save
         self._pending: int | None = None  # the step that is being written
-        self._is_closed = False
-        self._records: dict[tuple[int, Any], Any] = {}  # results of `_record`, by step and manifest's modification time
+        self._is_entered = self._is_closed = False
+        self._records: dict[tuple[int, Any], tuple[Mapping[str, Any], float | None]] = {}  # results of `_record`
 
     def __enter__(self) -> Self:
+        self._is_entered = True
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -214,6 +218,8 @@ class CheckpointManager:
                 self._pending = number
             finally:
                 record.returned.set()
+        if not (_EXIT_STARTS_THREADS or self._is_entered):
+            self._wait_and_raise()
 
     def _checked_metrics(self, number: int, metrics: Mapping[str, Any] | None) -> dict[str, float]:
         """Check the number and metrics of a step, and convert the metrics to Python numbers."""
@@ -244,8 +250,8 @@ class CheckpointManager:
                 async_options=ocp.AsyncOptions(timeout_secs=math.ceil(self._timeout), post_finalization_callback=flush),
                 temporary_path_class=temporary_paths(token) if self._is_local else None,
             )
-            # Orbax needs executors, and these end before `atexit` runs.
-            getattr(threading, "_register_atexit", atexit.register)(self._finish_at_exit)
+            register = getattr(threading, "_register_atexit", atexit.register)  # before the executors of Orbax end
+            register(self._finish_at_exit)
         return self._saver
 
     def _finish_at_exit(self) -> None:
@@ -253,13 +259,10 @@ class CheckpointManager:
         step, self._pending = self._pending, None
         if step is not None:
             try:
-                self._saver.wait_until_finished()
+                self._finish(self.directory / str(step))
             except Exception as error:  # noqa: BLE001  nothing else reports it
-                warn_user(
-                    f"The program ended before step {step} was saved in {self.directory}: {error}. Use the "
-                    f"manager in a `with` block, or call close().",
-                    CheckpointWarning,
-                )
+                text = f"The program ended before step {step} was saved in {self.directory}: {error}."
+                warn_user(f"{text} Use the manager in a `with` block, or call close().", CheckpointWarning)
 
     def wait(self) -> None:
         """Wait until all saves are on disk and old steps are deleted."""
@@ -332,7 +335,7 @@ class CheckpointManager:
     def _record(self, step: int) -> tuple[Mapping[str, Any], float | None]:
         """The retention rules of a step, and its rank: higher is better, None if it lacks the metric.
 
-        Cached by the modification time of its manifest.
+        Cached by step and modification time of its manifest.
         """
         folder = self.directory / str(step)
         key = step, manifest_time(folder)
@@ -342,8 +345,7 @@ class CheckpointManager:
             sign = -1 if self._mode == "min" else 1
             rank = None if value is None else -math.inf if math.isnan(value) else sign * value
             self._records[key] = manifest.retention, rank
-        record: tuple[Mapping[str, Any], float | None] = self._records[key]
-        return record
+        return self._records[key]
 
     @contextlib.contextmanager
     def _as_save_error(self, step: int) -> Generator[None]:
