@@ -19,7 +19,7 @@ class Bar:
     spread: tuple[float, float]
 
 
-# Narrow enough for a telephone, on which it is drawn at two thirds of its size.
+# Narrow enough for a phone, which draws it at two thirds of its size.
 WIDTH, LEFT, RIGHT, TOP, LINE, PITCH, THICK = 580, 236, 52, 42, 20, 26, 16
 # Pine and greys, as on the site, in tones that can be read on a white page and on a dark one: an image does not always
 # know which of the two it is shown on.

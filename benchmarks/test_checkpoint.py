@@ -1,7 +1,7 @@
 """The cost of checkpoints: one file, and steps of a training run, of 80 MiB in few large or many small arrays.
 
-Of large arrays the bytes count, of which a load reads, digests and places each once. Of small ones each array costs
-some 15 us to save and 30 us to load, for its record and digest, where safetensors has a name and nothing to compare.
+With large arrays, the time depends on the bytes: a load reads, digests and places each byte once. Each small array
+costs about 15 us to save and 30 us to load, for its record and digest; safetensors stores only a name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""For the reference: what `doc=` says of a field is its docstring; the specifier and private defaults are not shown."""
+"""For the reference: `doc=` is the field's docstring; the specifier and private defaults are not shown."""
 
 import ast
 import re

@@ -36,7 +36,7 @@ BATCH = 32
 AXES = ("data", "fsdp", "tensor")
 LAYOUTS = ("data", "fully-sharded", "tensor")
 
-# The model says what its axes are, the rules what that means on a mesh. An axis of one device splits nothing, so one
+# The model names its axes; the rules map the names to a mesh. An axis of one device splits nothing, so one
 # set of rules serves all three layouts, and a laptop without any.
 RULES: Rules = MappingProxyType({"embed": "fsdp", "pixels": "fsdp", "hidden": "tensor", "classes": None})
 

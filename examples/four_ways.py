@@ -300,7 +300,7 @@ def stale_list(way: Way) -> str:
         dense = way.dense(jnp.ones(1), scales)
         apply(dense)
     except TypeError:
-        return "refused"
+        return "rejected"
     scales.append(3.0)
     return "right" if float(apply(dense)) == 5 else "the old result"
 
@@ -321,7 +321,7 @@ def retraces(way: Way) -> str:
 
 
 def assigned(way: Way) -> str:
-    """Can a field be changed behind the back of whoever holds the object?"""
+    """Can a field of the object be changed by force?"""
     box = way.box(1, 2)
     try:
         object.__setattr__(box, "size", 3)
@@ -346,7 +346,7 @@ def named_path(way: Way) -> str:
 
 
 def inherited(way: Way) -> str:
-    """A subclass that nobody registered."""
+    """A subclass without a registration."""
     subclass = type("Sub", (way.box,), {})
     leaves = len(jax.tree.leaves(subclass(1, 2)))
     return "a node" if leaves == 2 else "one opaque leaf"

@@ -41,7 +41,7 @@ from treewright.typed import remat, tree_map, value_and_grad
 
 VOCABULARY, CONTEXT, BATCH = 128, 32, 8
 
-# The model. What its axes are called is all that it says of devices.
+# The model. The names of its axes are its only connection to devices.
 
 
 def kernel(key: jax.Array, *shape: int, inputs: int) -> jax.Array:
@@ -186,7 +186,7 @@ LAYOUTS = tuple(KEPT)
 
 @contextlib.contextmanager
 def laid_out(layout: str) -> Generator[tuple[Mesh, Rules]]:
-    """All devices of all processes as a mesh, with the rules by which the state is kept; both set for the block."""
+    """All devices of all processes as a mesh, with the storage rules of the state; both set for the block."""
     devices = jax.device_count()
     shape = (min(2, devices), max(1, devices // 2))
     mesh, kept = jax.make_mesh(shape, BOTH, axis_types=(AxisType.Auto,) * 2), {**NAMES, **KEPT[layout]}
@@ -214,7 +214,7 @@ def trained(update: Any, state: TrainState[Decoder], texts: Sequence[Any]) -> tu
 
 @functools.cache
 def alone(compute: str, steps: int) -> list[float]:
-    """The losses of one device, on which the rules mean nothing."""
+    """The losses of one device, without rules."""
     state = jax.jit(make_state, static_argnums=1)(jax.random.key(0), jnp.dtype(compute))
     return trained(jax.jit(step), state, batches(steps))[1]
 
@@ -259,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Start the processes, or be one of them."""
     parser = options(__doc__, LAYOUTS, steps=10)
     add = parser.add_argument
-    add("--compute", choices=("bfloat16", "float32"), default="bfloat16", help="the dtype in which the layers compute")
+    add("--compute", choices=("bfloat16", "float32"), default="bfloat16", help="the dtype of the layers' computations")
     add("--report", action="store_true", help="print the sharding, and the memory of the compiled step")
     add("--save", metavar="FOLDER", type=Path, help="save the last step there; for one layout")
     add("--restore", metavar="FOLDER", type=Path, help="resume from the state that a run in any layout saved there")

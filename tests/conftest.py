@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUM_CPU_DEVICES"] = "4"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
-# Most programs here run once, so compiling has to be cheap: without most optimisations (a third of the time of the
+# Most programs here run once, so compilation must be cheap: without most optimisations (a third of the time of the
 # docs), and with XLA's older emitters, which take half as long with JAX 0.10. Newer versions ignore the option.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters")
@@ -85,7 +85,7 @@ def skip_before_jax(*release: int) -> None:
 
 
 def importorskip(name: str, *modules: str) -> Any:
-    """A package whose modules are imported; the file is skipped where it is not installed."""
+    """A package, with these modules imported; if it is not installed, the file is skipped."""
     for module in (name, *modules):
         pytest.importorskip(module)
     return importlib.import_module(name)

@@ -1,6 +1,6 @@
 """Every Python block of README.md and docs/ runs, and prints the block below it.
 
-The blocks of one page share their names and run in order. A ```text block holds the output of the Python block directly
+The blocks of one page share their names and run in order. A ```text block is the output of the Python block directly
 above it; if that raises, its last line is `ErrorName: message`. `...` stands for anything, line breaks are free.
 """
 
@@ -105,13 +105,13 @@ def wrong_output(page: str, filename: str, *, exhaustive: bool = False) -> Itera
             printed = output_of(block, vars(module), filename, may_raise=has_output)
             expected = following.text if has_output else ""
             if not same_output(expected, printed):
-                yield f"{filename}:{block.line} prints\n{printed}where the page says\n{expected or 'nothing'}"
+                yield f"{filename}:{block.line} prints\n{printed}but the page shows\n{expected or 'nothing'}"
     finally:
         del sys.modules["page"]
 
 
 def headings(page: str) -> set[str]:
-    """The names by which links reach the headings of a page."""
+    """The anchors of a page's headings."""
     titles = re.findall(r"^#+ (.+)$", FENCED.sub("", page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 

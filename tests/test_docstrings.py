@@ -72,7 +72,7 @@ def test_docstring_examples_print_their_output(name: str) -> None:
     assert not results.failed, "".join(report)
 
 
-# JAX's own functions can't have docstrings of ours: the guide shows each.
+# JAX's own functions can't have our docstrings: the guide has an example of each.
 IN_THE_GUIDE = [name for name in PUBLIC if name.startswith("treewright.typed.")]
 # Types of arguments and results appear in the example of their function.
 SHOWN_ELSEWHERE = {

@@ -197,7 +197,7 @@ def test_an_output_that_aliases_the_state_survives_the_next_call() -> None:
 
 @jax.tree_util.register_pytree_node_class
 class Fragile:
-    """An output that JAX can't put together while `broken`: an error that comes when the step has been computed."""
+    """An output that JAX can't unflatten while `broken`: the error comes after the step has been computed."""
 
     broken = False
 
@@ -248,7 +248,7 @@ def test_an_interrupt_loses_no_state() -> None:
 
 # Results of steps
 
-REFUSED: dict[str, tuple[Any, str]] = {
+REJECTED: dict[str, tuple[Any, str]] = {
     "a leaf more": (lambda s, x: ({**s, "c": x}, x), r"state['c'] (added): float32[]"),
     "a leaf less": (lambda s, x: ({"a": s["a"]}, x), r"state['net'] (removed): Net("),
     "a different shape": (lambda s, x: ({**s, "a": s["a"][:1]}, x), "state['a'] (shape): float32[2] -> float32[1]"),
@@ -269,9 +269,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REJECTED)
 def test_a_step_that_changes_the_state_type_is_rejected_by_path(name: str) -> None:
-    step, message = REFUSED[name]
+    step, message = REJECTED[name]
     state: Any = {"a": jnp.ones(2), "net": net()}
     run = loop(step, state)
 

@@ -55,7 +55,7 @@ def test_help_starts_with_a_working_example(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_help_lists_the_public_names_by_topic() -> None:
     listed = (treewright.__doc__ or "").split("By topic")[1]
-    results = {"Difference", "RetraceReport"}  # what functions give, which nobody looks for by name
+    results = {"Difference", "RetraceReport"}  # results of functions, which users do not look up by name
 
     assert [name for name in treewright.__all__ if name not in results and name not in listed] == []
 

@@ -197,16 +197,16 @@ def compare(table: Path, text: str) -> None:
     if os.environ.get("UPDATE_SNAPSHOTS"):
         table.write_text(text, encoding="utf-8")
     expected = table.read_text(encoding="utf-8")
-    if sys.version_info >= (3, 13):  # where the guess is Python's, and left out above
+    if sys.version_info >= (3, 13):  # the guess is Python's there, and removed above
         expected = re.sub(r"(?m)(unexpected keyword argument '\w+') \(did you mean \w+\?\)$", r"\1", expected)
     assert text == expected, f"{table} differs; UPDATE_SNAPSHOTS=1 rewrites it"
 
 
-CURED = [(table, row) for table in TABLES for row in rows_of(table) if shown_lines(row.message) or row.fixed]
+FIXED = [(table, row) for table in TABLES for row in rows_of(table) if shown_lines(row.message) or row.fixed]
 
 
 @pytest.mark.parametrize(
-    ("table", "row"), CURED, ids=[f"{table.stem}: {row.code.splitlines()[-1]}"[:60] for table, row in CURED]
+    ("table", "row"), FIXED, ids=[f"{table.stem}: {row.code.splitlines()[-1]}"[:60] for table, row in FIXED]
 )
 def test_the_line_in_a_message_fixes_the_mistake(table: Path, row: Row, tmp_path: Path) -> None:
     skip_before_jax(0, 10, 2)
@@ -233,7 +233,7 @@ def test_a_message_with_a_fix_has_a_corrected_program() -> None:
 
 
 def raised_on_purpose(error: BaseException) -> bool:
-    """Whether the last line that ran was not one of ours, or is a `raise`."""
+    """Whether the last line that ran is in the user's code, or is a `raise`."""
     if isinstance(error, TypeError) and re.search(r"\(\) (takes|missing|got an unexpected)", str(error)):
         return True  # a function of the user's, which Treewright called as it should
     if type(error).__module__ == errors.__name__:
@@ -265,7 +265,7 @@ def internal_names() -> set[str]:
             classes = inspect.getmembers(importlib.import_module(name), inspect.isclass)
             names |= {cls.__name__ for _, cls in classes if cls.__module__ == name}
     public = {name for module in PUBLIC for name in dir(importlib.import_module(module))}
-    # A class of one plain word, such as `Place` or `Call`, can't be told from the word.
+    # A class of one plain word, such as `Place` or `Call`, looks like the word.
     telling = re.compile(r"_\w+|[A-Z][a-z]+([A-Z]\w*)+|treewright\.\w+")
     foreign = {"ArrayImpl", "a JitTracer", "a DynamicJaxprTracer", "PyTreeDef("}
     return {name for name in names - public if telling.fullmatch(name)} | foreign | {"Recorder"}

@@ -55,7 +55,7 @@ def loss_of(net: Net, x: jax.Array) -> tuple[jax.Array, Net]:
 
 
 def gradients(net: Net, x: jax.Array = X) -> tuple[Any, Net]:
-    """Gradients and the new network. Buffers may be integers and keys, of which there are none."""
+    """Gradients and the new network. Integers and keys, which may be buffers, have no gradients."""
     grads_and_net: tuple[Any, Net] = jax.grad(loss_of, has_aux=True, allow_int=True)(net, x)
     return grads_and_net
 
@@ -96,7 +96,7 @@ def test_apply_gradients_with_buffers_matches_partition_and_combine() -> None:
     assert jax.tree.structure(stepped) == jax.tree.structure(new_state())
 
 
-# Where a step runs
+# Ways to run a step
 
 
 def test_states_with_buffers_trace_once_and_work_in_scan_and_loop() -> None:

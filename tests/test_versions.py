@@ -25,7 +25,7 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 MARK = "Programming Language :: Python :: "
 
 PYTHONS = [classifier.removeprefix(MARK) for classifier in PROJECT["classifiers"] if classifier.startswith(MARK)]
-WITHOUT_ALL_WHEELS = ["3.15"]  # `make test` and CI take a Python on which nothing is skipped
+WITHOUT_ALL_WHEELS = ["3.15"]  # `make test` and CI need a Python that skips no test
 TESTED = [python for python in PYTHONS if python not in WITHOUT_ALL_WHEELS]
 (JAX,) = [dependency.partition(">=")[2] for dependency in PROJECT["dependencies"] if dependency.startswith("jax>=")]
 

@@ -48,7 +48,7 @@ def check_interning(number: int, turn: int, together: Callable[[object], list[ob
 
 
 def check_forgetting(number: int, turn: int) -> None:
-    """Statics that nobody else holds are forgotten while other threads intern equal ones."""
+    """Unused statics are freed while other threads intern equal ones."""
     for _ in range(20):
         first, second = Layer(1, turn % 2), Layer(2, turn % 2)
         assert statics_of(first) is statics_of(second)
@@ -87,10 +87,10 @@ def check_jit(number: int, turn: int) -> None:
 
 
 def check_retraces(number: int, turn: int) -> None:
-    """Each thread's block hears of its own retrace, whatever the others trace meanwhile."""
+    """Each thread's block reports only its own retrace."""
     reports: list[Any] = []
     name = f"double_{number}_{turn}"
-    code = (lambda x: x * 2).__code__.replace(co_name=name, co_qualname=name)  # retraces are told apart by the code
+    code = (lambda x: x * 2).__code__.replace(co_name=name, co_qualname=name)  # retraces are distinguished by the code
 
     double = jax.jit(types.FunctionType(code, globals(), name))
     with explain_retraces(on_report=reports.append):

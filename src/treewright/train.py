@@ -15,9 +15,8 @@ from typing_extensions import TypeVar
 from treewright._base.jax_private import jax_trees, path_text, untyped_jax
 from treewright._base.lines import first_lines
 from treewright._base.text import Verbatim, did_you_mean, short_text
-from treewright._core import StaticValue, field, is_node, spec_of, static
-from treewright._export import Module
-from treewright._trees.level import leaf_type_of, note_redefined_classes
+from treewright._core import Module, StaticValue, field, is_node, spec_of, static
+from treewright._trees.level import leaf_type_of, note_redefined_classes, reject_classes
 from treewright._trees.partition import combine, partition
 from treewright._trees.specs import trainable
 from treewright.errors import NodeInitError, missing_extra
@@ -48,7 +47,7 @@ class Optimizer(Transformation, StaticValue, Protocol):
 
 def _as_step(step: Any) -> Any:
     """An `i32[]` that is not weakly typed: a Python int would trace the training step twice."""
-    if not isinstance(step, int | float | np.generic | np.ndarray | jax.Array):
+    if not isinstance(step, str | int | float | np.generic | np.ndarray | jax.Array):
         return step
     if not jnp.issubdtype(getattr(step, "dtype", type(step)), jnp.integer):
         raise TypeError(f"step must be an integer, got {short_text(step)}.")
@@ -211,19 +210,21 @@ class TrainState(Module, Generic[P], kw_only=True):
 
 def _initial_opt_state(cls: type[Any], params: Any, tx: Any) -> Any:
     """The optimiser's state for parameters without their buffers."""
-    if isinstance(params, type):
-        raise TypeError(
-            f"{cls.__qualname__}.create(params=...) needs an instance, but got the class {params.__name__}. "
-            f"Pass params={params.__name__}(...)."
-        )
+    reject_classes(f"{cls.__qualname__}.create", params)
     if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
-        name = getattr(tx, "__name__", None)
-        factory = f" {name} is a factory, not an optimiser: pass tx={name}(...)." if name else ""
+        name = str(getattr(tx, "__qualname__", ""))
+        factory = f" {name} is a factory, not an optimiser: pass tx={name}(...)." if name.isidentifier() else ""
         raise TypeError(
             f"{cls.__qualname__}.create(tx=...) needs an optimiser with init and update, such as optax.adam(1e-3), "
             f"but got {short_text(tx)}.{factory}"
         )
     weights: Any = partition(params, trainable)[0]
+    for path, leaf in jax_trees.tree_leaves_with_path(weights):
+        if leaf_type_of(leaf).aval is None:
+            raise TypeError(
+                f"{path_text(path, 'params')} is {short_text(leaf)}, but an optimiser trains only arrays and numbers. "
+                f"Make it a static field, or wrap an equinox or flax layer with adopt()."
+            )
     try:
         return jax.tree.map(_strong, tx.init(weights))
     except Exception as error:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 UNSUPPORTED_OPTIONS = ("slots", "weakref_slot")  # and frozen=False
 
-# How many of these a node passes at least. The others are in exclusions.toml, where each has its reason.
+# The least number of tests that nodes pass. exclusions.toml has the others, each with its reason.
 FLOORS = {(3, 11): 148, (3, 12): 156, (3, 13): 159, (3, 14): 172, (3, 15): 175}
 
 
@@ -68,7 +68,7 @@ def requests_unsupported_option(options: Mapping[str, Any]) -> bool:
 
 
 class LateError:
-    """Stands where a class would be, and raises its refusal in the test that uses it."""
+    """A placeholder for a class that could not be created; it raises the error in the test that uses it."""
 
     def __init__(self, error: TypeError) -> None:
         self.error = error
@@ -81,7 +81,7 @@ class LateError:
 
 
 def decorator_with_late_errors(decorator: Decorator) -> Decorator:
-    """As `decorator`, but a refused option does not stop the import of the module whose classes ask for it."""
+    """As `decorator`, but a rejected option does not stop the import of the module whose classes ask for it."""
 
     @functools.wraps(decorator)
     def dataclass(cls: type | None = None, /, **options: Any) -> Any:
@@ -151,7 +151,7 @@ def load(name: str, decorator: Decorator) -> types.ModuleType:
         code = compile(in_place.visit(ast.parse(file.read_bytes())), str(file), "exec", dont_inherit=True)
         with contextlib.suppress(RuntimeError):  # since 3.15, one of the others is there to fail
             exec(code, vars(module))
-    # From here on a refusal stops the test that asked for it.
+    # From here on the error is raised in the test with the unsupported option.
     vars(tests)["dataclass"] = decorator
     return tests
 

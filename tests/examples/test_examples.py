@@ -194,7 +194,7 @@ def test_tree_operations_prints_each_operation(run: Run) -> None:
 
 FAULTS = {
     "shared_trace": ["an integer", "an integer", "an integer", "right"],
-    "stale_list": ["the old result", "the old result", "the old result", "refused"],
+    "stale_list": ["the old result", "the old result", "the old result", "rejected"],
     "retraces": ["3 in 3 calls", "3 in 3 calls", "3 in 3 calls", "1 in 3 calls"],
     "assigned": ["changed", "changed", "changed", "frozen"],
     "compared": ["False", "an error", "an error", "True"],

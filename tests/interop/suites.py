@@ -1,10 +1,10 @@
 """Other libraries' tests of their classes, run on nodes; `test_suites.py` checks how many pass.
 
-The tests are fetched when they are needed, and no line of them is kept here. An adapter puts ours in the place of the
-library's decorator or base class before the tests are imported, and changes nothing else. Tests of what no node has
-stand in `Suite.excluded` and are not counted; `Suite.otherwise` are counted failures whose reason is known.
+The tests are downloaded when needed; this repository contains none of them. An adapter replaces the library's decorator
+or base class by ours before the tests are imported, and changes nothing else. `Suite.excluded` lists tests of features
+that nodes lack, which are not counted; `Suite.otherwise` lists counted failures with a known reason.
 
-A suite goes into a folder of `TREEWRIGHT_SUITES`, by default one for temporary files, and can be put there by hand.
+Each suite has a folder in `TREEWRIGHT_SUITES`, by default in the folder for temporary files; you can also create it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OfflineError(Exception):
     """The tests could not be fetched."""
 
 
-# Where the tests come from
+# Sources of the tests
 
 
 def from_source_distribution(name: str, folder: Path) -> None:
@@ -47,13 +47,13 @@ def from_source_distribution(name: str, folder: Path) -> None:
 
 
 def from_repository(name: str, folder: Path) -> None:
-    """The tag of the version that is installed, where the source distribution comes without tests."""
+    """The tag of the installed version, if the source distribution has no tests."""
     tag = f"v{importlib.metadata.version(name)}"
     _run("git", "clone", "--quiet", "--depth=1", f"--branch={tag}", f"https://github.com/patrick-kidger/{name}", folder)
 
 
 def from_installed_package(name: str, folder: Path) -> None:
-    """The package itself, where it comes with its tests."""
+    """The package itself, if it contains its tests."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     assert spec.origin is not None
@@ -69,7 +69,7 @@ def _run(*command: str | Path) -> None:
         raise OfflineError(f"{error} {stderr.decode(errors='replace')[-300:]}") from error
 
 
-# Ours in the place of theirs
+# Replace each library's decorator or base class by ours
 
 
 def adapt_flax() -> None:
@@ -125,7 +125,7 @@ def adapt_jax_dataclasses() -> None:
             in_text = isinstance(annotation, str) and "Static[" in annotation
             if in_text or JDC_STATIC_MARKER in getattr(annotation, "__metadata__", ()):
                 _make_static(cls, name, treewright.static)
-                annotations[name] = Any  # the mark would be refused
+                annotations[name] = Any  # the mark would be rejected
         cls.__annotations__ = annotations
         return treewright.pytree_dataclass(**options)(cls)
 
@@ -150,7 +150,7 @@ def _hashable(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _ByContent:
-    """A static that its class makes unhashable, wrapped as the message of its refusal says."""
+    """A static that its class makes unhashable, wrapped as the error message says."""
 
     value: Any
 
@@ -189,8 +189,8 @@ class Suite:
         files: The files of tests, in that folder.
         adapt: What puts ours in the place of the library's.
         floor: How many tests pass at least.
-        excluded: Tests, by a part of their names, of what no node has, with the reason. They are not counted.
-        otherwise: Tests of behaviour in which nodes differ, with the reason. They are counted.
+        excluded: Tests of features that nodes lack, by a part of their names, with the reason. They are not counted.
+        otherwise: Tests of behaviour that differs for nodes, with the reason. They are counted.
     """
 
     name: str
@@ -269,7 +269,7 @@ SUITES = {
             },
             otherwise={
                 "test_check_init": "checks of bases come first",
-                "test_class_attribute_of_static_field": "a field that is also a method is refused",
+                "test_class_attribute_of_static_field": "a field that is also a method is rejected",
                 "test_converter_annotations": "the parameter of a converted field is annotated as the field",
                 "test_converter_monkeypatched_postinit": "converters run at the assignment",
                 "test_converter_subclass_post_init": "converters run at the assignment",
@@ -279,8 +279,8 @@ SUITES = {
                 "test_init_fields": "the words of equinox's own error",
                 "test_jax_transform_warn": "a jitted function in a field causes no warning",
                 "test_method_assignment": "a node can't have its own method in a field",
-                "test_no_jax_array_static": "an array in a static is refused, where equinox warns",
-                "test_not_weakrefable": "__slots__ in a class body are refused",
+                "test_no_jax_array_static": "an array in a static is rejected, where equinox warns",
+                "test_not_weakrefable": "__slots__ in a class body are rejected",
                 "test_orig_class": "Box[int](x) and Box(x) are the same node",
                 "test_wrap_method": "a bound method is a node, and not an instance of Module",
             },

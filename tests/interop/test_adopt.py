@@ -263,7 +263,7 @@ def test_a_linen_module_is_static_and_its_variables_are_children() -> None:
     assert counted.count == 1
 
 
-# Refusals
+# Errors
 
 
 def test_adopt_rejects_buffers_that_match_nothing() -> None:

@@ -120,7 +120,7 @@ COLUMNS: dict[str, Callable[[str], Any]] = {
     ),
 }
 # By us, or by dataclasses, before there is an instance that anything could use.
-REFUSALS = (
+ERRORS = (
     r"Mixed is a subclass of the node class \w+ but not (decorated|a node class itself)",
     r"Mixed is a node class, but equinox's \w+ registers each subclass as a different kind of pytree",
     r"Mixed is already registered with JAX",
@@ -139,7 +139,7 @@ def outcome(make: Callable[[], Any]) -> str:
         leaves, treedef = jax.tree.flatten(mixed)
         repr(copy.copy(mixed))
     except (TypeError, ValueError, AttributeError) as error:
-        assert any(re.search(refusal, str(error)) for refusal in REFUSALS), error  # noqa: PT017  some do not raise
+        assert any(re.search(pattern, str(error)) for pattern in ERRORS), error  # noqa: PT017  some do not raise
         return "rejected"
     rebuilt = jax.tree.unflatten(treedef, leaves)
     total = jax.jit(counted := count_traces(lambda mixed: mixed.x.sum() + mixed.y))

@@ -117,7 +117,7 @@ def never_stale(library: Library) -> bool:
     try:
         node = library.node_class()(y=jnp.ones(1), x=jnp.ones(1), s=scales)
     except TypeError:
-        return True  # it is refused, so no result can be old
+        return True  # it is rejected, so no result can be old
     jitted(node)
     scales.append(3.0)
     return bool(jitted(node) == 5)
@@ -171,7 +171,7 @@ def is_known_to_flax(library: Library) -> bool:
     return serialization.to_state_dict(node) == {"y": 1, "x": 2}
 
 
-# What stands in the table, and what shows it.
+# The rows of the table, each with its check.
 FEATURES: dict[str, Callable[[Library], bool]] = {
     "arguments by position": accepts_positional_arguments,
     "a static string": supports_static_strings,
@@ -211,7 +211,7 @@ def test_each_cell_of_the_table_matches_behaviour(name: str) -> None:
     if name == "simple_pytree" and importlib.metadata.version("simple-pytree") < "0.2":
         pytest.skip("the page is about simple_pytree 0.2, which needs an older Python than this")
     if name in {"flax.struct", "register_dataclass"}:
-        skip_before_jax(0, 10)  # whose register_dataclass told the treedefs of two classes apart
+        skip_before_jax(0, 10)  # older register_dataclass distinguishes the treedefs of two classes
     head, *rows = table()
     column = head.index(name)
 
@@ -228,6 +228,6 @@ def test_only_two_rows_of_the_table_say_no() -> None:
 
     assert set(table()[0][1:]) == set(SOURCES)
     # With the line to write, and with three lines of the page on flax.struct.
-    refused = {"a subclass without a decorator is a node", "`flax.serialization` knows it"}
-    assert {row[-1] for row in table()[1:] if row[0] not in refused} == {"yes"}
+    rejected = {"a subclass without a decorator is a node", "`flax.serialization` knows it"}
+    assert {row[-1] for row in table()[1:] if row[0] not in rejected} == {"yes"}
     assert jax.tree.leaves(Decorated(1)) == [1]

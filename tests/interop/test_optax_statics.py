@@ -45,7 +45,7 @@ HOLD = new_holder()
 
 
 def are_equal(tx: Any, other: Any) -> bool:
-    """Whether the two are one static; both nodes are alive while it is asked."""
+    """Whether the two are equal statics; both nodes are alive during the comparison."""
     return bool(jax.tree.structure(HOLD(tx)) == jax.tree.structure(HOLD(other)))
 
 
@@ -220,7 +220,7 @@ def optimiser(name: str, value: Any) -> Any:
 
 
 def may_be_factory(value: Any) -> bool:
-    """Whether a public name of optax stands for a factory, as far as its annotation tells; all without one may be."""
+    """Whether a public name of optax may be a factory, by its return annotation; without one it may be."""
     if isinstance(value, type):
         return not issubclass(value, tuple) and not getattr(value, "_is_protocol", False)
     if isinstance(value, types.ModuleType) or not callable(value) or typing.get_origin(value) is not None:
@@ -282,12 +282,12 @@ RATES: dict[str, Callable[[float], Any]] = {
 
 @pytest.mark.parametrize("kind", RATES)
 def test_optimisers_with_schedules_or_array_rates_are_equal_statics(kind: str) -> None:
-    refusing = {"optimistic_adam", "sm3"} if kind == "schedule" else set[str]()
+    rejecting = {"optimistic_adam", "sm3"} if kind == "schedule" else set[str]()
     factories_with_rate = [
         ALL[name] for name in BUILDABLE if any(p.name == "learning_rate" for p in ALL[name].parameters())
     ]
     assert len(factories_with_rate) >= 30
-    for factory in (factory for factory in factories_with_rate if factory.name not in refusing):
+    for factory in (factory for factory in factories_with_rate if factory.name not in rejecting):
         first, second, changed = (
             factory.build(overrides={"learning_rate": RATES[kind](rate)}) for rate in (0.1, 0.1, 0.2)
         )

@@ -399,7 +399,7 @@ def compiled(source: str) -> types.CodeType:
 
 
 class World:
-    """A namespace in which statics are made and changed."""
+    """A namespace that creates and changes statics."""
 
     def __init__(self) -> None:
         settings, module = types.ModuleType("law_settings"), types.ModuleType("law_world")

@@ -165,7 +165,7 @@ def as_node(cls: Any = None, /, **options: Any) -> Any:
 
 
 def as_modules(source: str) -> str:
-    """The same classes, each a subclass of Module where it was decorated."""
+    """The same classes, with Module as base instead of the decorator."""
 
     def statement(match: re.Match[str]) -> str:
         indent, name, bases = match.groups()

@@ -123,12 +123,12 @@ def test_static_accepts_only_a_bool_for_compare(compare: Any) -> None:
 
 
 def test_a_traceback_through_a_generated_init_shows_its_line() -> None:
-    def refuse(value: Any) -> Any:
+    def reject(value: Any) -> Any:
         raise ValueError(value)
 
     @pytree_dataclass
     class Checked:
-        w: Any = field(converter=refuse)
+        w: Any = field(converter=reject)
 
     with pytest.raises(ValueError, match="3") as caught:
         Checked(3)
@@ -166,7 +166,7 @@ class Shape(Module):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "cure"),
+    ("name", "value", "fix"),
     [
         (
             "scale",
@@ -182,9 +182,9 @@ class Shape(Module):
         ("scale", lambda self: 1, r"Rename it, or declare it in the base class as an abstract property"),
     ],
 )
-def test_a_value_that_would_hide_a_field_is_rejected(name: str, value: Any, cure: str) -> None:
+def test_a_value_that_would_hide_a_field_is_rejected(name: str, value: Any, fix: str) -> None:
     for own_init in ({}, {"__init__": lambda self: None}):
-        with pytest.raises(NodeDefinitionError, match=rf"Known\.{name} would hide an inherited field\. {cure}"):
+        with pytest.raises(NodeDefinitionError, match=rf"Known\.{name} would hide an inherited field\. {fix}"):
             type("Known", (Shape,), {name: value, **own_init})
 
 

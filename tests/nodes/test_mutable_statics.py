@@ -1,4 +1,4 @@
-"""Statics that could change: each kind is refused, warned of or frozen; and none reaches a node with arrays."""
+"""Statics that could change: each kind is rejected, warned of or frozen; and none reaches a node with arrays."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ CONTAINERS: dict[str, Callable[[], Any]] = {
     "numpy array": lambda: np.ones(2),
     "memmap": memmap,
 }
-REFUSED: dict[str, Callable[[], Any]] = {
+REJECTED: dict[str, Callable[[], Any]] = {
     "matrix": lambda: np.asmatrix([[1.0]]),
     "masked array": lambda: np.ma.masked_array([1.0], mask=[True]),
     "record array": lambda: np.rec.array([(1.0,)], dtype=[("a", float)]),
@@ -195,7 +195,7 @@ INSIDE: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("hide", INSIDE.values(), ids=INSIDE)
-@pytest.mark.parametrize("make", (CONTAINERS | REFUSED).values(), ids=CONTAINERS | REFUSED)
+@pytest.mark.parametrize("make", (CONTAINERS | REJECTED).values(), ids=CONTAINERS | REJECTED)
 def test_a_static_rejects_mutable_objects_without_identity(make: Callable[[], Any], hide: Callable[[Any], Any]) -> None:
     value = make()
 
@@ -214,7 +214,7 @@ def test_freeze_makes_containers_valid_statics(make: Callable[[], Any]) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("make", (REFUSED | WARNED).values(), ids=REFUSED | WARNED)
+@pytest.mark.parametrize("make", (REJECTED | WARNED).values(), ids=REJECTED | WARNED)
 def test_freeze_rejects_values_it_cannot_freeze(make: Callable[[], Any]) -> None:
     for value in (make(), [make()]):
         with pytest.raises(TypeError, match=r"^freeze (can't freeze|is for settings, but) .*\."):

@@ -73,11 +73,11 @@ def test_fields_cannot_be_assigned_or_deleted(make: Any) -> None:
     node = make()
     before = repr(node)
     for name in node.__match_args__:
-        cure = (
+        message = (
             rf"cannot assign to field '{name}' of a \w+, it is frozen: use treewright.replace\(node, {name}=...\) for"
         )
         for assign in (setattr, object.__setattr__):
-            with pytest.raises(dataclasses.FrozenInstanceError, match=cure):
+            with pytest.raises(dataclasses.FrozenInstanceError, match=message):
                 assign(node, name, 5)
         for delete in (delattr, object.__delattr__):
             with pytest.raises(dataclasses.FrozenInstanceError, match=f"cannot delete field '{name}' of a"):

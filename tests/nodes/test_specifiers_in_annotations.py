@@ -21,9 +21,9 @@ def made(annotation: Any) -> Any:
     return type("Net", (Module,), {"__annotations__": {"x": annotation}, "__module__": __name__})
 
 
-@pytest.mark.parametrize(("annotation", "cure"), REJECTED.values(), ids=REJECTED)
-def test_a_specifier_inside_an_annotation_is_rejected(annotation: Any, cure: str) -> None:
-    message = rf"^Net\.x has \w+ inside its annotation, where it would be ignored\.\n  Write x: \.\.\. = {cure[:-2]}"
+@pytest.mark.parametrize(("annotation", "fix"), REJECTED.values(), ids=REJECTED)
+def test_a_specifier_inside_an_annotation_is_rejected(annotation: Any, fix: str) -> None:
+    message = rf"^Net\.x has \w+ inside its annotation, where it would be ignored\.\n  Write x: \.\.\. = {fix[:-2]}"
     with pytest.raises(NodeDefinitionError, match=message):
         made(annotation)
 

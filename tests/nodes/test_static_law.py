@@ -53,7 +53,7 @@ KINDS = st.tuples(st.sampled_from(sorted(FORMS)), st.sampled_from(sorted(BODIES)
 
 
 def run_story(cls: Any, kind: tuple[str, str, str], story: list[Step]) -> None:
-    """Run a story, and hold the law at each check and at the end."""
+    """Run a story, and check the law at each check and at the end."""
     run = Run(cls)
     for step in [("build",), *story, ("build",), ("check",)]:
         match step:

@@ -42,7 +42,7 @@ def interned(node: Any) -> Any:
 
 
 def in_use(cls: Any) -> int:
-    """How many combinations of statics of the class are interned, after what nobody uses is gone."""
+    """The number of interned combinations of statics of the class, without unused ones."""
     gc.collect()
     return len(cls.__node_spec__.table)
 
@@ -96,7 +96,7 @@ def test_the_aux_data_names_the_fields() -> None:
 
 def test_unpickled_statics_are_interned_and_treedefs_equal() -> None:
     layer = Layer(1.0, (64, float("nan")), jnp.mean)
-    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):  # JAX's treedefs refuse older ones
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):  # JAX's treedefs reject older ones
         node, aux, treedef = pickle.loads(pickle.dumps((layer, interned(layer), jax.tree.structure(layer)), protocol))
         assert interned(node) is aux is interned(layer)
         assert treedef == jax.tree.structure(layer)

@@ -53,7 +53,7 @@ class Comparable:
 
 
 def in_use(cls: Any) -> int:
-    """How many combinations of statics of the class are interned, after what nobody uses is gone."""
+    """The number of interned combinations of statics of the class, without unused ones."""
     gc.collect()
     return len(cls.__node_spec__.table)
 
@@ -130,7 +130,7 @@ def test_a_new_object_is_not_confused_with_a_freed_one_at_the_same_address() -> 
 # Rejected statics
 
 
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
     "list": (lambda: [64, 64], r"a list, \[64, 64\]"),
     "dict": (lambda: {"a": 1}, r"a dict, \{'a': 1\}"),
     "set": (lambda: {1}, r"a set, \{1\}"),
@@ -150,10 +150,10 @@ HIDDEN: dict[str, Callable[[Any], Any]] = {
     "child of a node": lambda value: Layer(value, 1),
     "frozen mapping": lambda value: FrozenMapping({"a": Frozen(value)}),
 }
-REMEDY = r"\n(Or make|Make) setting a child: remove static\(\)\.$"
+FIX = r"\n(Or make|Make) setting a child: remove static\(\)\.$"
 
 
-@pytest.mark.parametrize(("make", "problem"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("make", "problem"), REJECTED.values(), ids=REJECTED)
 def test_invalid_statics_are_rejected_at_any_depth(make: Callable[[], Any], problem: str) -> None:
     class Example(Module):
         setting: Any = static()
@@ -162,9 +162,7 @@ def test_invalid_statics_are_rejected_at_any_depth(make: Callable[[], Any], prob
     for hide in HIDDEN.values():
         gives: list[Callable[[Any], Any]] = [Example, lambda setting: replace(example, setting=setting)]
         for give in gives:
-            with pytest.raises(
-                StaticFieldError, match=rf"(?s)Example\.setting is static but holds {problem}.*{REMEDY}"
-            ):
+            with pytest.raises(StaticFieldError, match=rf"(?s)Example\.setting is static but holds {problem}.*{FIX}"):
                 give(hide(make()))
 
     assert in_use(Example) == 1

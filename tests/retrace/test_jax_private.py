@@ -125,7 +125,7 @@ def test_a_block_without_trace_events_reports_that_it_sees_none(monkeypatch: pyt
         RetraceWarning, match="can't be read in JAX .*: at most, traces are counted by the function's name"
     ) as caught:
         explained()
-    assert caught[0].filename.endswith("support.py")  # where the block is
+    assert caught[0].filename.endswith("support.py")  # the file of the block
     for count in (lambda: treewright.max_traces(1).__enter__(), lambda: treewright.max_traces(1)(fresh(double))):
         with pytest.raises(
             RuntimeError, match=r"max_traces can't count in JAX .*: its traces, or .* can't be read. Update Treewright"
@@ -146,7 +146,7 @@ def test_a_block_without_compilation_events_reports_the_gap(monkeypatch: pytest.
     with pytest.warns(RetraceWarning, match=lost) as caught:
         reports = explained(*calls_with_lengths(jitted, 2, 3))
 
-    assert caught[0].filename.endswith("support.py")  # where the block is
+    assert caught[0].filename.endswith("support.py")  # the file of the block
     assert [report.event for report in reports] == ["trace"]
     with pytest.raises(RuntimeError, match=r"can't count in JAX .*, or its compilations for recompiles="):
         treewright.max_traces(1, recompiles=0).__enter__()
@@ -202,7 +202,7 @@ def test_a_block_without_vmap_frames_reports_missing_batch_sizes(monkeypatch: py
         reports = explained(batches)
 
     assert not reports
-    assert warned[0].filename.endswith("support.py")  # where the block is
+    assert warned[0].filename.endswith("support.py")  # the file of the block
 
 
 # Frames

@@ -143,13 +143,13 @@ class Program:
 
     @property
     def traced_for(self) -> set[str]:
-        """The changes for which `jit` traces again."""
+        """The changes that make `jit` retrace."""
         setting = {"jax.config.jax_default_matmul_precision"} if self.precision else set[str]()
         return setting | {place for place in self.changed if self.kind_of(place) not in {"placement", "values"}}
 
     @property
     def compiled_for(self) -> set[str]:
-        """The changes for which it only compiles again."""
+        """The changes that make it only recompile."""
         return {place for place in self.changed if self.kind_of(place) == "placement"}
 
     def kind_of(self, place: str) -> str:

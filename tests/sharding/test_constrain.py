@@ -27,7 +27,7 @@ KINDS = {"none": None, "auto": (AUTO, AUTO), "explicit": (EXPLICIT, EXPLICIT), "
 
 
 class MLP(Module):
-    """Fully sharded where it is kept, gathered where it is used, and split over `tensor` while it computes."""
+    """Stored fully sharded, gathered for use, and split over `tensor` while it computes."""
 
     up: jax.Array = field(sharding=("embed", "hidden"))
     down: jax.Array = field(sharding=("hidden", "embed"))
@@ -221,7 +221,7 @@ def test_a_name_that_is_not_a_mesh_axis_warns_without_rules() -> None:
     def doubled(x: jax.Array) -> jax.Array:
         return constrain(x * 2, "batch", None)
 
-    assert doubled(jnp.ones((4, 2))).shape == (4, 2)  # without a mesh, nothing is to be split
+    assert doubled(jnp.ones((4, 2))).shape == (4, 2)  # without a mesh, nothing is split
     with jax.set_mesh(mesh_of((AUTO, AUTO))):
         with pytest.warns(ShardingWarning, match=r"^constrain\(.*\): without rules, names are mesh axes"):
             jax.jit(doubled)(jnp.ones((4, 2)))

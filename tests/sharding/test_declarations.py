@@ -22,7 +22,7 @@ class Layer(Module):
 
 
 untyped_static: Any = static
-untyped: Any = field  # for calls that checkers would refuse
+untyped: Any = field  # for calls that checkers would reject
 
 
 def declare(value: Any, base: Any = Module) -> Any:

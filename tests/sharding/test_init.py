@@ -158,7 +158,7 @@ def test_sharded_init_rejects_non_array_leaves_by_path(make: Any) -> None:
     nothing: Any = "none"
 
     with pytest.raises(
-        TypeError, match=r"^dict\['model'\]\.bias is 'none', but the leaves of the result must be arrays"
+        TypeError, match=r"^result\['model'\]\.bias is 'none', but the leaves of the result must be arrays"
     ):
         make(
             lambda key: {"model": replace(Linear(4, 4, key), bias=nothing)}, jax.random.key(0), mesh=mesh_of(), rules={}

@@ -252,7 +252,7 @@ class ReadOnly:
 for foreign in (Sized, ReadOnly):
     dataclasses.dataclass(frozen=True, init=False)(foreign)
     jax.tree_util.register_dataclass(foreign, data_fields=["weight"], meta_fields=["size"])
-setattr(ReadOnly, "size", property(lambda self: 3))  # noqa: B010  a checker would refuse the assignment
+setattr(ReadOnly, "size", property(lambda self: 3))  # noqa: B010  a checker would reject the assignment
 
 
 def test_at_bypasses_constructors_of_foreign_classes() -> None:
@@ -365,7 +365,7 @@ def message(tree: Any, where: Any) -> str:
     return str(caught.value)
 
 
-REFUSED: dict[str, tuple[Any, str]] = {
+REJECTED: dict[str, tuple[Any, str]] = {
     "an index from the end": (lambda net: net.layers[-3], "Net.layers (tuple) has no [-3]. It has [0] to [1]."),
     "a dict": (lambda net: net.table["c"], "Net.table (dict) has no ['c']. It has ['b'], ['a']."),
     "below a leaf": (
@@ -378,7 +378,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("where", "expected"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("where", "expected"), REJECTED.values(), ids=REJECTED)
 def test_a_missing_path_lists_existing_ones(where: Any, expected: str) -> None:
     assert message(small_net(), where) == expected
 

@@ -243,7 +243,7 @@ def test_replace_runs_no_post_init_under_a_custom_init() -> None:
 
 
 def test_replace_rejects_unknown_names_with_close_matches() -> None:
-    layer: Any = Layer(1.0)  # for checkers refuse all of this
+    layer: Any = Layer(1.0)  # for checkers reject all of this
     ran.clear()
     with pytest.raises(TypeError, match=r"Layer has no field kernal \(did you mean kernel\?\), wide"):
         replace(layer, kernal=1, bias=2, wide=3)

@@ -50,7 +50,7 @@ def test_count_and_nbytes_group_by_field_and_by_class() -> None:
     assert nbytes({"a": [net, 1.0], "b": 2.0}, by="field") == {"a": 62, "b": 4}
     assert count([net, {"x": 1.0}], by="field") == {"0": 13, "1": 1}
     assert count([net, {"x": 1.0}], by="class") == {"Layer": 12, "Net": 1, "list": 1}
-    assert count(jnp.ones(3), by="field") == {"Array": 3}
+    assert count(jnp.ones(3), by="field") == {"jax.Array": 3}
     with pytest.raises(ValueError, match=r"""^by= must be "field" or "class", got 'path'\.$"""):
         count(net, by="path")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 

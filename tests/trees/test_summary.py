@@ -101,8 +101,8 @@ def test_abstract_stacked_and_traced_trees_and_specs_have_tables() -> None:
     assert tables == [str(summary(layer))] * 2
     assert summary(stack([layer] * 5)).rows[0] == Row(".kernel", "Linear", "child", "[5,2,3]", "f32", 30, 120)
     assert summary(spec_like(layer, "decay")).rows[0] == Row(".kernel = 'decay'", "Linear", "child")
-    assert summary(jnp.ones(())).title == "Array"
-    assert summary(jnp.ones(())).rows == (Row("the tree itself", "Array", "child", "[]", "f32", 1, 4),)
+    assert summary(jnp.ones(())).title == "jax.Array"
+    assert summary(jnp.ones(())).rows == (Row("the tree itself", "jax.Array", "child", "[]", "f32", 1, 4),)
     assert str(summary(None)).endswith("0 numbers, 0 bytes")
     assert str(summary(np.bool_(1))).endswith("1 number, 1 byte")
     assert summary([jax.random.key(0)]).rows[0].dtype == "key<fry>"

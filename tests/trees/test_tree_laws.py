@@ -92,7 +92,7 @@ def keystr(path: Any) -> str:
 
 
 def by_function(path: str) -> Any:
-    """The function over the tree that goes where the path leads."""
+    """A function of the tree that returns the place of the path."""
     return eval(f"lambda tree: tree{path}")
 
 

@@ -26,7 +26,7 @@ def definitions(name: str) -> list[ast.FunctionDef]:
 
 
 def options_of(arguments: ast.arguments) -> set[str]:
-    """The names by which a caller may give arguments."""
+    """The names of arguments that callers may pass by name."""
     return {argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)}
 
 

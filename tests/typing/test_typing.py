@@ -107,7 +107,7 @@ assert_type(Pair(1.0, Unit()).swap(2.0), Pair[float, Unit])
 rows: Rows = (Box(3), Box(4))
 
 
-def refused() -> None:
+def rejected() -> None:
     Box[int]("no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Box(3, label=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     replace(Box(3), value="no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -116,7 +116,7 @@ def refused() -> None:
     Pair(1.0, Unit()).swap(Unit())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-print(refused)
+print(rejected)
 """
 
 
@@ -179,7 +179,7 @@ def install_into(folder: Path, source: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The Python of an environment where the package is installed as users have it."""
+    """The Python of an environment with the package installed as for users."""
     return str(install_into(tmp_path_factory.mktemp("venv"), ROOT / "src" / "treewright"))
 
 

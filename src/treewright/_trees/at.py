@@ -155,7 +155,7 @@ def _split(structure: Any, value: object) -> Any:
 def _values_for(places: Sequence[Place], value: Any) -> list[Any]:
     """One value for each place: the same for all, or the values of a dict by path."""
     paths = [path_text(place.path) for place in places]
-    if not (isinstance(value, dict) and any(isinstance(key, str) and key[:1] in {"", ".", "["} for key in value)):
+    if not (isinstance(value, dict) and any(isinstance(key, str) and not key.isidentifier() for key in value)):
         return [value] * len(paths)
     if value.keys() != {*paths}:
         wrong = [f"{path!r} is missing" for path in paths if path not in value]

@@ -251,6 +251,14 @@ def reject_class(function: str, *trees: object) -> None:
             raise TypeError(f"{function}() needs an instance, but got the class {name}. Pass an instance: {name}(...).")
 
 
+def reject_classes(function: str, *trees: object) -> None:
+    """`reject_class`, also for node classes inside the trees. The cost depends on the number of leaves."""
+    reject_class(function, *trees)
+    leaves = jax_trees.tree_leaves(trees)
+    if any(issubclass(kind, type) for kind in {*map(type, leaves)}):
+        reject_class(function, *filter(is_node_class, leaves))
+
+
 def is_none(value: object) -> bool:
     """Whether a value is `None`, to flatten with `None`s as leaves."""
     return value is None

@@ -13,9 +13,10 @@ from jax.core import Tracer
 
 from treewright._base.functions import attribute_of
 from treewright._base.jax_private import GetAttrKey, Key, Path, path_text
+from treewright._base.text import class_name
 from treewright._core import FieldSpec, flat_form, is_node, spec_of
 from treewright._trees.at import place_of
-from treewright._trees.level import level_of, reject_class
+from treewright._trees.level import level_of, reject_classes
 
 Kind = Literal["child", "static", "buffer"]
 By = Literal["field", "class"]
@@ -69,15 +70,10 @@ def items_of(tree: Any) -> Iterator[Item]:
             queue.extend(Item((*path, key), child, owner, kind) for key, child in reversed(level.children))
 
 
-def class_name(value: object) -> str:
-    """The name of a value's class; `Array` for JAX arrays and tracers."""
-    return "Array" if isinstance(value, jax.Array) else type(value).__qualname__
-
-
 def elements_in(leaf: Any) -> int:
     """The number of elements of an array, also an abstract or traced one; 1 for a Python number, else 0."""
-    shape: tuple[int, ...] | None = attribute_of(leaf, "shape")
-    if shape is not None and attribute_of(leaf, "dtype") is not None:
+    shape: object = attribute_of(leaf, "shape")
+    if isinstance(shape, tuple) and attribute_of(leaf, "dtype") is not None:
         return math.prod(shape)
     return 1 if isinstance(leaf, (int, float, complex)) else 0
 
@@ -137,7 +133,7 @@ def count(tree: object, *, by: By | None = None) -> int | dict[str, int]:
         >>> count(partition(layer, trainable)[0])
         6
     """
-    reject_class("count", tree)
+    reject_classes("count", tree)
     return _sum(tree, elements_in, by)
 
 
@@ -161,7 +157,7 @@ def nbytes(tree: object, *, by: By | None = None) -> int | dict[str, int]:
         >>> nbytes(jax.eval_shape(lambda: jnp.ones((1000, 1000))))
         4000000
     """
-    reject_class("nbytes", tree)
+    reject_classes("nbytes", tree)
     return _sum(tree, bytes_in, by)
 
 
@@ -189,7 +185,7 @@ def find_aliases(tree: object) -> list[tuple[str, ...]]:
         >>> find_aliases({"embed": table, "head": {"kernel": table}, "bias": jnp.zeros(5)})
         [("['embed']", "['head']['kernel']")]
     """
-    reject_class("find_aliases", tree)
+    reject_classes("find_aliases", tree)
     return [tuple(map(path_text, paths)) for paths in aliases_in(items_of(tree))]
 
 

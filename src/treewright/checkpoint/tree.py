@@ -138,13 +138,13 @@ def _node_record(part: Any, level: Level, name: str, path: str, steps: tuple[str
     is_namedtuple = issubclass(cls, tuple) and hasattr(cls, "_fields")
     kind = cls.__name__ if cls in _CONTAINERS else "namedtuple" if is_namedtuple else "other"
     kind = "node" if is_node(part) else kind
-    keys = tuple(encode(key.key, describe=True) for key, _ in level.children) if cls in _DICTS else ()
+    keys = tuple(encode(key.key) for key, _ in level.children) if cls in _DICTS else ()
     if cls in _CONTAINERS or kind == "namedtuple":
         statics = [("default_factory", part.default_factory)] if cls is defaultdict else []
     else:
         statics = [(str(key).lstrip("."), value) for key, value in level.statics]
     of_class = None if cls in _CONTAINERS else class_name(cls)
-    encoded = {key: encode(value, describe=True) for key, value in statics}
+    encoded = {key: encode(value) for key, value in statics}
     return NodeRecord(name, path, kind, steps, of_class, keys, encoded)
 
 

@@ -91,7 +91,8 @@ class _BlockOrDecorator:
     def __call__(self, function: F) -> F:
         """The function itself. It and the jitted functions that it calls are tracked as long as it exists."""
         self._created_at, decorator = None, type(self).__name__
-        if not callable(function):
+        decorated: Any = function
+        if not callable(decorated) or isinstance(decorated, type):
             raise TypeError(f"@{decorator} needs a function, got {short_text(function)}.")
         name = definition_of(function)[0]
         if self._only is not None:
@@ -193,6 +194,8 @@ class explain_retraces(_BlockOrDecorator):  # noqa: N801  it is used like a func
     """
 
     def __init__(self, *, on_report: Callable[[RetraceReport], object] | None = None, only: Only = None) -> None:
+        if not (on_report is None or callable(on_report)):
+            raise TypeError(f"on_report= must be a function of a RetraceReport, got {short_text(on_report)}.")
         super().__init__(only, on_report=on_report or _write_to_log)
 
 
@@ -233,10 +236,11 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
     """
 
     def __init__(self, limit: int, *, only: Only = None, recompiles: int | None = None) -> None:
-        count: Any = limit
-        if not isinstance(count, int):
-            fix = "Write @max_traces(1) above the function" if callable(count) else "Write max_traces(1)"
-            raise TypeError(f"The limit of max_traces must be an integer, got {short_text(count)}. {fix}.")
+        counts: tuple[Any, Any] = (limit, 0 if recompiles is None else recompiles)
+        for name, count in zip(("The limit", "recompiles="), counts, strict=True):
+            if not isinstance(count, int):
+                fix = "Write @max_traces(1) above the function" if callable(count) else "Write max_traces(1)"
+                raise TypeError(f"{name} of max_traces must be an integer, got {short_text(count)}. {fix}.")
         super().__init__(only, limit=limit, recompiles=recompiles)
 
     def _start(self, name: str | None, concerns: Callable[[Call], bool] | None) -> RetraceTracker:

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from treewright._base.jax_private import path_text
 from treewright._base.lines import counted, in_html, table
 from treewright._base.text import text
-from treewright._trees.level import reject_class
+from treewright._trees.level import reject_classes
 from treewright._trees.sizes import bytes_in
 from treewright.sharding.specs import (
     AnyMesh,
@@ -160,7 +160,7 @@ def sharding_report(
         mesh axes that split no leaf: data
         1,028 KiB on 32 devices (data 8, tensor 4): 260 KiB on each, 4,096 B of them replicated
     """
-    reject_class("sharding_report", tree)
+    reject_classes("sharding_report", tree)
     sizes = sizes_of(mesh)
     on_mesh = MeshRules(rules, sizes)
     devices = math.prod(sizes.values())

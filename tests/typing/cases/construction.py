@@ -97,7 +97,7 @@ for either in list[Net | Box[int]]([Net(Layer(w), 3)]):
             assert_type(either, Box[int])
 
 
-def refused() -> list[Any]:
+def rejected() -> list[Any]:
     """Never called: each line is an error of the checkers."""
     return [  # pyright: ignore[reportUnknownVariableType]
         Layer(),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
@@ -119,7 +119,7 @@ def refused() -> list[Any]:
     ]
 
 
-def refused_classes() -> None:
+def rejected_classes() -> None:
     """Never called either."""
 
     class Wrong(Module, kw_only=True):

@@ -32,7 +32,7 @@ assert isinstance(net.kernel, jax.Array)
 assert (net.sizes, Net(1.0).sizes) == ((1, 2), (3, 3))
 
 
-def refused() -> Any:
+def rejected() -> Any:
     """Never called: each line is an error of the checkers."""
     return [
         Net("no"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -139,7 +139,7 @@ assert_type(normal.mean(times=2), jax.Array)
 assert_type(normal.variance(), jax.Array)
 
 
-def refused() -> list[object]:
+def rejected() -> list[object]:
     """Never called: each line is an error of the checkers."""
     return [  # pyright: ignore[reportReturnType, reportUnknownVariableType]
         grad(size)(net, "no"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

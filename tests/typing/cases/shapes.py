@@ -50,7 +50,7 @@ assert_type(vmap(itself, in_axes=None, axis_size=2)(net), Net)
 assert_type(jit(loss)(net, x), jax.Array)
 
 
-def refused() -> list[Any]:
+def rejected() -> list[Any]:
     """Never called: each line is an error of the checkers."""
     return [  # pyright: ignore[reportUnknownVariableType]
         Dense("no", jnp.ones(2)),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

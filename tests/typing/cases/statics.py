@@ -135,7 +135,7 @@ class Converted(Module):
 assert_type(Converted(table=freeze({"a": 1})).sizes, tuple[int, ...])
 
 
-def refused() -> None:
+def rejected() -> None:
     """Never called: each line is an error of the checkers."""
 
     class Wrong(Module, kw_only=True):

@@ -60,7 +60,7 @@ assert_type(TrainState.create(params=net, tx=tx).apply_gradients(grads=net, buff
 assert_type(TrainState.create(params=net, tx=tx).replace(step=3), TrainState[Net])
 
 
-def refused() -> list[Any]:
+def rejected() -> list[Any]:
     """Never called: each line is an error of the checkers."""
     state = TrainState.create(params=net, tx=tx)
     state.step = 3  # type: ignore[arg-type]  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,4 +1,4 @@
-"""JAX's functions under types: results have types, wrong arguments are refused."""
+"""JAX's functions under types: results have types, wrong arguments are rejected."""
 
 import functools
 from collections.abc import Callable
@@ -168,7 +168,7 @@ assert_type(scan(walk, net, x), tuple[Base, jax.Array])
 assert_type(while_loop(large, halved, net), Base)
 
 
-def refused() -> list[Any]:
+def rejected() -> list[Any]:
     """Never called: each line is an error of the checkers."""
     scan(walk, x, x)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     return [  # pyright: ignore[reportUnknownVariableType]
@@ -193,7 +193,7 @@ def refused() -> list[Any]:
     ]
 
 
-def refused_class() -> Any:
+def rejected_class() -> Any:
     """Never called either."""
 
     class Wrong(Base):

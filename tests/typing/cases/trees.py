@@ -106,7 +106,7 @@ assert_type(diff(net, net)[:0] == [], bool)
 assert_trees_close(net, net, atol=0.1)
 
 
-def refused() -> Any:
+def rejected() -> Any:
     """Never called: each line is an error of the checkers."""
     at(net, lambda net: net.name).set(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     at(net, lambda net: net.layers[0].kernel).set("no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
