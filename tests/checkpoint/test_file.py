@@ -91,11 +91,11 @@ def test_urls_and_trees_are_rejected_as_paths(tmp_path: Path) -> None:
         save(net(), tmp_path / "x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     for path in ("gs://b/x", Path("gs://b/x"), "memory://x"):
         with pytest.raises(
-            CheckpointError, match=r":/.*x is a URL, but atomic writes .* CheckpointManager\('gs://bucket/run'\)"
+            CheckpointError, match=r":/.*x can't be reached: atomic writes .* CheckpointManager\('gs://bucket/run'\)"
         ):
             save(path, 1)
     for path in ("file:///b/x", Path("file:///b/x")):
-        with pytest.raises(CheckpointError, match=r"file:/.* is the URL of a local file\. Pass its path: '/b/x'\."):
+        with pytest.raises(CheckpointError, match=r"file:/.* is the URL of a local path\. Pass the path: '/b/x'\."):
             load(path)
 
 

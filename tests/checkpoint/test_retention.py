@@ -87,14 +87,14 @@ def test_contradictory_retention_options_are_rejected(options: Any, tmp_path: Pa
 
 def test_keep_best_rejects_a_step_without_the_metric(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, metric="loss", mode="min")
-    refused: list[Any] = [
+    rejected: list[Any] = [
         {"other": 1},
         {"loss": 1, 2: 3},
         None,
         ["loss"],
         *({"loss": loss} for loss in ("low", np.ones(2), True, 10**400, None)),
     ]
-    for metrics in refused:
+    for metrics in rejected:
         with pytest.raises(CheckpointError, match=r"\): metrics= must be a dict of numbers by name, including 'loss'"):
             manager.save(1, TREE, metrics=metrics)
     assert manager.best_step() is None

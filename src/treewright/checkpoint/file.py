@@ -304,17 +304,12 @@ def _restore_hint(path: Path) -> str:
     return f" To restore a step of a run: CheckpointManager({str(run)!r}).restore({step}like=...)."
 
 
-def is_url(text: str) -> bool:
-    """Whether a path is a URL, also in the form `gs:/bucket`, which `Path` makes of it."""
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text) is not None
-
-
 def local_path(path: StrPath) -> Path:
     """A path on a local or mounted disk.
 
     Raises:
         TypeError: If it is not a path.
-        CheckpointError: If it is a URL; `Path` would turn `gs://` into a folder called `gs:`.
+        CheckpointError: If it is a URL.
     """
     if not isinstance(path, str | bytes | os.PathLike):
         raise TypeError(
@@ -322,11 +317,11 @@ def local_path(path: StrPath) -> Path:
         )
     text = os.fsdecode(path)
     if text.startswith("file:/"):
-        raise CheckpointError(f"{text} is the URL of a local file. Pass its path: {'/' + text[5:].lstrip('/')!r}.")
-    if is_url(text):
+        raise CheckpointError(f"{text} is the URL of a local path. Pass the path: {'/' + text[5:].lstrip('/')!r}.")
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):  # `Path` makes gs:/bucket of gs://bucket
         raise CheckpointError(
-            f"{text} is a URL, but atomic writes need a local or mounted disk. Save to a disk and copy the file, mount "
-            f"the bucket, or save steps: CheckpointManager('gs://bucket/run')."
+            f"{text} can't be reached: atomic writes need a local or mounted disk. Save to a disk and copy the file, "
+            f"mount the bucket, or let Orbax save steps: CheckpointManager('gs://bucket/run'), with the URL as a str."
         )
     return Path(text)
 

@@ -27,7 +27,7 @@ from treewright.checkpoint.differences import (
     mismatches,
     pair_by_name,
     part_advice,
-    refuse_mismatches,
+    raise_mismatches,
 )
 from treewright.checkpoint.manifest import ROOT_LEAF, LeafRecord, Manifest
 from treewright.checkpoint.tree import Parts, parts_to_save, tree_of
@@ -237,7 +237,7 @@ def _into_tree(manifest: Manifest, read: Read, like: T, options: Options) -> T:
             if saved.form.ref and isinstance(value, jax.ShapeDtypeStruct):  # can't express refs
                 form = form._replace(ref=True)
             requests.append(LeafRequest(saved, leaf.path, form, value, _sharding_of(value, form, leaf.path)))
-    _refuse_no_value(manifest, target, {each.leaf.name for each in requests})
+    _check_values(manifest, target, {each.leaf.name for each in requests})
     values = {**target.values, **_values(requests, read)}
     _warn_of(allowed, options)
     leaves = [values[leaf.name] for leaf in target.manifest.leaves]
@@ -254,14 +254,14 @@ def _allowed_differences(manifest: Manifest, target: Parts, options: Options) ->
     by_option: dict[str, bool] = dict.fromkeys(("static", "optimiser"), options["on_static"] != "error")
     by_option |= dict.fromkeys(("missing", "unexpected", "class"), not options["strict"])
     allowed: list[Mismatch] = []
-    refused: list[Mismatch] = []
+    rejected: list[Mismatch] = []
     for mismatch in mismatches(manifest, target.manifest, pairs, allow_cast=options["allow_cast"]):
-        (allowed if mismatch.is_warning or by_option.get(mismatch.kind) else refused).append(mismatch)
-    refuse_mismatches(refused, part_advice(manifest, target.manifest))
+        (allowed if mismatch.is_warning or by_option.get(mismatch.kind) else rejected).append(mismatch)
+    raise_mismatches(rejected, part_advice(manifest, target.manifest))
     return allowed
 
 
-def _refuse_no_value(manifest: Manifest, target: Parts, names: set[str]) -> None:
+def _check_values(manifest: Manifest, target: Parts, names: set[str]) -> None:
     """Raise if an abstract leaf would have no value, or if nothing would be loaded."""
     if not names and target.values:
         advice = part_advice(manifest, target.manifest) or ["List the saved leaves: read_manifest(path).leaves."]

@@ -29,8 +29,8 @@ from treewright._processes import (
     digest_of_texts,
     process_count,
     process_index,
+    raise_differences,
     raise_in_all,
-    refuse_differences,
     representatives_of,
 )
 from treewright.checkpoint.arrays import DTYPES, Layout, array_to_save, digest_of, grid_of, verify
@@ -101,7 +101,7 @@ def run_on_all_processes(
             raise_in_all(error)
         kind = CheckpointDamagedError if damaged else CheckpointError
         raise_in_all(kind(f"In process {index}, {name} failed: {shown}"))
-    refuse_differences(texts, representatives, name=name, timeout=timeout)
+    raise_differences(texts, representatives, name=name, timeout=timeout)
     return first if on_first else value
 
 
@@ -339,7 +339,7 @@ def arrays_of_step(folder: Any, manifest: Manifest, requests: Sequence[LeafReque
     enough = max(sum(each.leaf.form.nbytes for each in requests) // 16, _READ_CHUNK_BYTES)
     if isinstance(folder, Path) and process_index() == 0:
         with translate_read_errors(f"Step {folder.name}"):
-            _refuse_special_files(folder / STATE)
+            _check_regular_files(folder / STATE)
     digest_at = digests_in(folder / MANIFEST, manifest)
     batch: list[LeafRequest] = []
     size = count = 0
@@ -399,7 +399,7 @@ def _read(folder: Any, requests: Sequence[LeafRequest], limit: int) -> dict[str,
     return arrays
 
 
-def _refuse_special_files(folder: Path) -> None:
+def _check_regular_files(folder: Path) -> None:
     """Raise if a file is a pipe, a device or a dangling link: reading a pipe would wait for its writer."""
     for root, _, names in os.walk(folder):
         for path in (Path(root, name) for name in names):

@@ -41,7 +41,7 @@ from treewright.checkpoint.folder import (
     clear,
     flush_temporary,
     folder_of_steps,
-    refuse_unknown,
+    reject_unknown,
     rules_of,
     steps_in,
     temporary_paths,
@@ -122,7 +122,7 @@ class CheckpointManager:
 
     Raises:
         ImportError: If orbax-checkpoint is not installed, or for a bucket its package, such as gcsfs.
-        OSError: If the file system refuses the path.
+        OSError: If the path is invalid or inaccessible.
         ValueError: If a number is not a positive int, or the options contradict each other.
         CheckpointError: If the directory is a file or a step, or a URL that Orbax can't reach.
 
@@ -149,7 +149,7 @@ class CheckpointManager:
         timeout_seconds: float = 600.0,
         **unknown: Never,
     ) -> None:
-        refuse_unknown(unknown)
+        reject_unknown(unknown)
         self._retention = rules_of(keep, keep_every, keep_best, metric, mode)
         self.directory: Any = folder_of_steps(directory)
         self._is_local = isinstance(self.directory, Path)
@@ -376,7 +376,7 @@ class CheckpointManager:
         """Delete a step, after waiting for the pending save.
 
         Raises:
-            OSError: If the file system refuses it.
+            OSError: If it can't be renamed.
         """
         number = self._resolve_step(_step_number(step))
 
