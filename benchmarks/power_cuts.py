@@ -63,7 +63,7 @@ def version_after_a_power_cut(disk: Disk, read: Callable[[Path], Any]) -> int | 
         with Disk(image, "noatime") as copy:
             try:
                 found = read(copy)
-            except Exception:  # noqa: BLE001  what a program gets from a damaged checkpoint
+            except Exception:  # noqa: BLE001  a damaged checkpoint
                 return None
             versions = {float(value) for array in found.values() for value in np.unique(np.asarray(array))}
             return int(versions.pop()) if len(versions) == 1 else None
