@@ -70,7 +70,7 @@ def version_after_a_power_cut(disk: Disk, read: Callable[[Path], Any]) -> int | 
 
 
 def save_file(folder: Path, version: int) -> None:
-    """A file of ours."""
+    """A file of one state."""
     save(folder / "state.safetensors", state(version))
 
 
