@@ -486,11 +486,11 @@ class CheckpointManager:
                 raise
             raise CheckpointError(f"Step {step} in {self.directory} was deleted while it was read.") from error
 
-    def _resolve_step(self, step: SupportsIndex | None, cure_of_tree: str = "") -> int:
+    def _resolve_step(self, step: SupportsIndex | None, fix_of_tree: str = "") -> int:
         """The number of an existing step, by default the latest, after waiting for the pending save."""
         self._wait_and_raise()
         steps = self.all_steps()
-        number = _step_number(step, cure_of_tree) if step is not None else max(steps, default=-1)
+        number = _step_number(step, fix_of_tree) if step is not None else max(steps, default=-1)
         if number in steps:
             return number
         empty = "has no steps" if self.directory.is_dir() else "does not exist"
@@ -585,14 +585,14 @@ def _is_number(value: Any) -> bool:
     return type(value) is float or (type(value) is int and value.bit_length() < 1024)  # larger ints exceed all floats
 
 
-def _step_number(step: Any, cure_of_tree: str = "") -> int:
+def _step_number(step: Any, fix_of_tree: str = "") -> int:
     number = -1
     if not isinstance(step, bool):
         with contextlib.suppress(TypeError):
             number = operator.index(step)
     if number < 0:
-        cure = "" if isinstance(step, SupportsIndex | float | str) else f" {cure_of_tree}".rstrip()
-        raise CheckpointError(f"A step must be a non-negative integer, got {short_text(step)}.{cure}")
+        fix = "" if isinstance(step, SupportsIndex | float | str) else f" {fix_of_tree}".rstrip()
+        raise CheckpointError(f"A step must be a non-negative integer, got {short_text(step)}.{fix}")
     return number
 
 
