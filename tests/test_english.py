@@ -27,7 +27,7 @@ HIGHEST = {
     r"\bthat (is|are) there\b": 0,
     r"\S\x20\x20# (of|which|by|else|as) ": 2,
     r"\bwhat (a|an|the|is|it|they|you|jax|was|has|can|this|each|one)\b": 35,
-    r"\banother\b": 54,
+    r"\banother\b": 51,
     r"\bbesides?\b": 3,
     r"\balone\b": 22,
     r"\bof (its|their|your) own\b": 6,

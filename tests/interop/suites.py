@@ -28,14 +28,14 @@ SECONDS_TO_FETCH = 240
 
 
 class OfflineError(Exception):
-    """The tests could not be fetched."""
+    """The tests could not be downloaded."""
 
 
 # Sources of the tests
 
 
 def from_source_distribution(name: str, folder: Path) -> None:
-    """The source distribution of the version that is installed, by pip."""
+    """The source distribution of the installed version, downloaded by pip."""
     with tempfile.TemporaryDirectory() as downloads:
         requirement = f"{name}=={importlib.metadata.version(name)}"
         pip = ("pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", downloads, requirement)
