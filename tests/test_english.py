@@ -29,7 +29,7 @@ HIGHEST = {
     r"\bwhat (a|an|the|is|it|they|you|jax|was|has|can|this|each|one)\b": 35,
     r"\banother\b": 51,
     r"\bbesides?\b": 3,
-    r"\balone\b": 22,
+    r"\balone\b": 9,
     r"\bof (its|their|your) own\b": 6,
     r"\b(that|those) of\b": 14,
     r"\ball the same\b": 0,

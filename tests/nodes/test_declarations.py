@@ -155,7 +155,7 @@ def test_a_field_name_must_be_an_identifier(name: str) -> None:
 
 
 class Shape(Module):
-    """Has a field that is no argument of the constructor."""
+    """Has a field that is not an argument of the constructor."""
 
     scale: Any = 1.0
     area: Any = field(init=False)
