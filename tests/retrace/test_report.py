@@ -36,7 +36,7 @@ def retrace() -> None:
 
 @pytest.fixture
 def logger() -> Iterator[logging.Logger]:
-    """The logger, away from pytest's own handlers, and put back afterwards."""
+    """The logger without pytest's handlers, which are restored afterwards."""
     logger = logging.getLogger("treewright.retrace")
     before = logger.propagate, logger.level, list(logger.handlers)
     logger.propagate = False
@@ -99,7 +99,7 @@ class Layer(treewright.Module):
     ],
 )
 def test_a_report_passes_few_functions_and_files(function: Any, nodes: Any, functions: int, files: int) -> None:
-    """All functions of the package during the call; lambdas and comprehensions belong to the function around them."""
+    """All functions of the package during the call; lambdas and comprehensions count as the enclosing function."""
     package = Path(treewright.__file__).parent
     called: set[types.CodeType] = set()
 
