@@ -64,6 +64,13 @@ def places(pattern: str) -> list[str]:
     ]
 
 
+def test_changelog_entries_have_at_most_two_lines() -> None:
+    entries = re.findall(r"^- .*(?:\n  .*)*", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert len(entries) > 200
+    assert [entry for entry in entries if entry.count("\n") > 1] == []
+
+
 @pytest.mark.parametrize("pattern", HIGHEST)
 def test_a_phrase_is_no_more_frequent_than_before(pattern: str) -> None:
     matches = places(pattern)

@@ -66,7 +66,7 @@ def table() -> str:
     """The lines of code of the tutorials, as their first page shows them."""
     rows = [(name, *counts(name), PEERS[name]) for name in PEERS]
     lines = [f"| {name} | {ours} | {layers} | {theirs}, {library} |" for name, ours, layers, theirs, library in rows]
-    head = "| program | treewright | of these, layers that the other brings | the other |"
+    head = "| program | treewright | of these, layers that the other provides | the other |"
     return "\n".join([head, "|---|---:|---:|---:|", *lines])
 
 
