@@ -35,7 +35,7 @@ HIGHEST = {
     r"\ball the same\b": 0,
     r"\bat once\b": 1,
     r"\bcom(e|es|ing) (back|out)\b": 1,
-    r"\brefus(e|es|ed|ing|al|als)\b": 7,
+    r"\brefus(e|es|ed|ing|al|als)\b": 0,
     r"\b(cures?|cured|remedy|remedies)\b": 2,
     r"\b(is|are|has|have) to be\b": 4,
     r"\b(from|for|by|with|in|on) which\b": 26,
