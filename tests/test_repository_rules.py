@@ -79,7 +79,7 @@ def test_few_test_files_import_private_modules() -> None:
 
 
 def mutable_names(code: ast.Module) -> Iterator[str]:
-    """Names that a module binds to something mutable, that it declares `global`, and functions with a cache."""
+    """Names of mutable values in a module, names that it declares `global`, and functions with a cache."""
     for node in code.body:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             value, targets = node.value, node.targets if isinstance(node, ast.Assign) else [node.target]

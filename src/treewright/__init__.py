@@ -104,10 +104,10 @@ else:
         from importlib import import_module
 
         homes = {
-            "_export": ("Module", "pytree_dataclass"),
             "_loop": ("loop",),
             "_core.fields": ("StaticValue", "buffer", "field", "static"),
             "_core.instance": ("replace",),
+            "_core.module": ("Module", "pytree_dataclass"),
             "_trees.at": ("at",),
             "_trees.diff": ("Difference", "allclose", "diff"),
             "_trees.edit": ("edit",),

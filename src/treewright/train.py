@@ -15,8 +15,7 @@ from typing_extensions import TypeVar
 from treewright._base.jax_private import jax_trees, path_text, untyped_jax
 from treewright._base.lines import first_lines
 from treewright._base.text import Verbatim, did_you_mean, short_text
-from treewright._core import StaticValue, field, is_node, spec_of, static
-from treewright._export import Module
+from treewright._core import Module, StaticValue, field, is_node, spec_of, static
 from treewright._trees.level import leaf_type_of, note_redefined_classes, reject_classes
 from treewright._trees.partition import combine, partition
 from treewright._trees.specs import trainable

@@ -160,7 +160,7 @@ def test_mock_patch_restores_a_field() -> None:
     assert Tiles(speed=3.0).speed == 3.0
 
 
-# Which class reads
+# Reads through super()
 
 
 def test_super_reads_fields_in_a_diamond() -> None:
@@ -172,10 +172,10 @@ def test_super_reads_fields_in_a_diamond() -> None:
         kind: str = static()
 
     class D(A, B):
-        def of_bases(self) -> Any:
+        def base_fields(self) -> Any:
             return super().a, super().b, super().kind
 
-    assert D(b=1.0, a=2.0, kind="d").of_bases() == (2.0, 1.0, "d")
+    assert D(b=1.0, a=2.0, kind="d").base_fields() == (2.0, 1.0, "d")
 
 
 def test_super_reads_a_static_that_a_subclass_made_a_child() -> None:
@@ -186,13 +186,13 @@ def test_super_reads_a_static_that_a_subclass_made_a_child() -> None:
     class Sub(Base):
         size: Any = field(default=4.0)
 
-        def of_base(self) -> Any:
+        def base_fields(self) -> Any:
             return super().size, super().first
 
     with pytest.raises(NodeDefinitionError, match="turn it into a plain child"):
         type("Plain", (Base,), {"__annotations__": {"size": Any}, "size": 4.0})
     assert jax.tree.leaves(Sub()) == [4.0]
-    assert Sub().of_base() == (4.0, "s")
+    assert Sub().base_fields() == (4.0, "s")
 
 
 # `__init__` of a built node
@@ -245,7 +245,7 @@ def test_new_that_returns_a_built_instance_is_rejected() -> None:
     assert replace(first, w=2.0).w == 2.0
 
 
-# Names that no field has
+# Names that are not fields
 
 
 class Slotted:

@@ -1,4 +1,4 @@
-"""Statics that could change: each kind is rejected, warned of or frozen; and none reaches a node with arrays."""
+"""Mutable statics: each kind is rejected, causes a warning or is frozen; and no static reaches a node with arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes under transformations: each matches the result for tuples of their arrays, and runs no code of a class."""
+"""Nodes under transformations: each result equals the one for tuples of the arrays, and no code of the class runs."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class ModuleNet(Module):
 ran: list[str] = []
 
 
-def noted(value: Any) -> Any:
-    """A converter, and a check, that reject what transformations put into nodes."""
+def require_array(value: Any) -> Any:
+    """A converter, and a check, that reject the values that transformations put into nodes."""
     ran.append("converter")
     if not isinstance(value, jax.Array) or isinstance(value, Tracer) or value.ndim > 2:
         raise TypeError(f"not an array of a layer: {value!r}")
@@ -59,15 +59,15 @@ def noted(value: Any) -> Any:
 
 
 class GuardedLinear(Module):
-    kernel: Any = field(converter=noted)
-    bias: Any = field(default_factory=lambda: noted(None), converter=noted)
+    kernel: Any = field(converter=require_array)
+    bias: Any = field(default_factory=lambda: require_array(None), converter=require_array)
     name: str = static(default="Guarded", converter=str.lower)
 
     def __post_init__(self) -> None:
         ran.append("__post_init__")
 
     def __check_init__(self) -> None:
-        noted(self.kernel)
+        require_array(self.kernel)
 
 
 class GuardedNet(Module):
@@ -123,12 +123,12 @@ def double(tree: Any) -> Any:
 
 
 def batch(tree: Any) -> Any:
-    """Four in one: each leaf has a leading axis."""
+    """A batch of four: each leaf has a leading axis."""
     return jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, -leaf, leaf + 1]), tree)
 
 
 def with_rules(tree: Any) -> Any:
-    """Derivatives by rules of one's own, which get and give nodes."""
+    """Derivatives by custom rules, with nodes as arguments and results."""
 
     @jax.custom_vjp
     def energy(tree: Any) -> Any:
@@ -186,7 +186,7 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
         lambda carry, factor: (jax.tree.map(lambda leaf: leaf * factor, carry), carry), tree, jnp.arange(1.0, 4.0)
     ),
     "scan through a batch": lambda tree: jax.lax.scan(
-        lambda sum_, one: (sum_ + loss(one), double(one)), 0.0, batch(tree)
+        lambda sum_, net: (sum_ + loss(net), double(net)), 0.0, batch(tree)
     ),
     "while_loop": lambda tree: jax.lax.while_loop(lambda tree: jax.tree.leaves(tree)[1][0] < 1.0, double, tree),
     "fori_loop": lambda tree: jax.lax.fori_loop(0, 3, lambda _, tree: double(tree), tree),
@@ -240,7 +240,19 @@ def test_unflatten_accepts_any_leaf_and_runs_no_class_code() -> None:
     guarded = GuardedLinear(*FIRST)
     ran.clear()
     shape: Any = jax.ShapeDtypeStruct
-    leaves = [object(), "text", 0, float("nan"), ..., int, noted, shape((2,), jnp.float32), Spec("x"), np.zeros(3), [1]]
+    leaves = [
+        object(),
+        "text",
+        0,
+        float("nan"),
+        ...,
+        int,
+        require_array,
+        shape((2,), jnp.float32),
+        Spec("x"),
+        np.zeros(3),
+        [1],
+    ]
 
     for leaf in leaves:
         node = jax.tree.unflatten(jax.tree.structure(guarded), [leaf, None])
@@ -285,7 +297,7 @@ AXES: dict[str, Callable[[Any], Any]] = {
 def test_in_axes_bypass_converters_and_checks(axes: Callable[[Any], Any]) -> None:
     stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1]), GuardedLinear(*FIRST))
 
-    total = jax.vmap(lambda one: one.bias.sum(), in_axes=(axes(stacked),))(stacked)
+    total = jax.vmap(lambda node: node.bias.sum(), in_axes=(axes(stacked),))(stacked)
 
     np.testing.assert_allclose(total, [-0.1, 1.9], rtol=1e-5)
 

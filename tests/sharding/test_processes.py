@@ -1,4 +1,4 @@
-"""Real processes over the loopback: the checks, a state made over all of them, and how they end when one is gone."""
+"""Real processes on one machine: the checks, a state on all of them, and the end of the job after one has died."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def results(*scenarios: str, count: int = 2) -> list[list[dict[str, Any]]]:
     """The results of the processes for each scenario; each process has its own hash seed, as in a pod."""
     outputs = run([sys.executable, "-m", "tests.sharding.worker", *scenarios], count, devices=2, seconds=SECONDS)
     lines = [re.findall(r"^result: (.*)$", output, re.MULTILINE) for output in outputs]
-    return [[json.loads(result) for result in of_all] for of_all in zip(*lines, strict=True)]
+    return [[json.loads(result) for result in lines_of_scenario] for lines_of_scenario in zip(*lines, strict=True)]
 
 
 @pytest.fixture(scope="module")
 def results_of_two() -> dict[str, list[dict[str, Any]]]:
-    """The results of two processes for the scenarios that both of them live through."""
+    """The results of two processes for the scenarios that both finish."""
     scenarios = ("a_few", "late", "sharded_state", "looped")
     return dict(zip(scenarios, results(*scenarios), strict=True))
 

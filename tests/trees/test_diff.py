@@ -1,4 +1,4 @@
-"""Differences between two trees: complete, by the user's names, and without running code of classes."""
+"""Differences between two trees: complete, with the user's names, and without running code of classes."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_traced_leaves_compare_by_type_only_when_asked() -> None:
         jax.jit(lambda x, y: len(diff([x], [y])))(1.0, 2.0)
 
 
-# Statics, ours and others'
+# Statics of nodes and of other classes
 
 
 def test_diff_names_changes_inside_statics() -> None:

@@ -63,7 +63,7 @@ def places_in(tree: Any) -> list[Place]:
         values[path] = value
         return False
 
-    with contextlib.suppress(MissingPlaceError):  # it is true nowhere, and asked everywhere
+    with contextlib.suppress(MissingPlaceError):  # it is called for each place, and never true
         at(tree, note)
     fields: list[Place] = []
     for path, value in values.items():

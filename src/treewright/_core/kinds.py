@@ -215,7 +215,6 @@ NAMEDTUPLE = Kind(
     make=_make_namedtuple,
 )
 DATACLASS = Kind("dataclass", _dataclass_parts, make=_make_dataclass)
-FAMILIES = (ENUM, DTYPE, SCALAR, NAMEDTUPLE, DATACLASS)
 
 
 def kind_of(cls: type[Any]) -> Kind | None:
