@@ -44,9 +44,7 @@ def main(arguments: list[str]) -> int:
         "`pytest --retraces`.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--json", type=_file, metavar="FILE", help="write the report and a timeline as JSON"
-    )
+    parser.add_argument("--json", type=_file, metavar="FILE", help="write the report and a timeline as JSON")
     limit = "exit with status 3 if there are more retraces and recompiles, and the program succeeds"
     parser.add_argument("--max-retraces", type=int, metavar="N", help=limit)
     parser.add_argument("-m", dest="is_module", action="store_true", help=argparse.SUPPRESS)
