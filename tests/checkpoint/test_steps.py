@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,16 +64,11 @@ def test_invalid_step_folders_are_rejected(tmp_path: Path, monkeypatch: pytest.M
             CheckpointManager(path)
     with pytest.raises(OSError, match="File name too long"):
         CheckpointManager(tmp_path / ("x" * 300))
-    for url, cure in (
-        (Path("gs://bucket/run"), r"Pass the URL as a str: 'gs://bucket/run'\."),
-        ("file:///data/run", r"Pass its path: CheckpointManager\('/data/run'\)\."),
-        (
-            "memory://run",
-            r"memory://run can't be reached: Orbax saves to local or mounted disks and to gs://",
-        ),
-    ):
-        with pytest.raises(CheckpointError, match=cure):
+    for url in (Path("gs://bucket/run"), "memory://run"):
+        with pytest.raises(CheckpointError, match=r"run can't be reached: .*CheckpointManager\('gs://.*URL as a str\."):
             CheckpointManager(url)
+    with pytest.raises(CheckpointError, match=r"is the URL of a local path\. Pass the path: '/data/run'\."):
+        CheckpointManager("file:///data/run")
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(ImportError, match="install gcsfs"):
         CheckpointManager("gs://bucket/run")
@@ -140,7 +134,9 @@ def test_a_background_failure_is_raised_by_the_next_call(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         manager.save(2, LIKE)
-        time.sleep(0.5)
+        for thread in threading.enumerate():
+            if thread.name == "async_save":  # Orbax's
+                thread.join()
         with pytest.raises(CheckpointError, match=r"Step 2 could not be saved in .*steps; .*: .*No space left"):
             FAILING[name](manager)
     assert manager.latest_step() == 1

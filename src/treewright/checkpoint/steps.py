@@ -41,7 +41,7 @@ from treewright.checkpoint.folder import (
     clear,
     flush_temporary,
     folder_of_steps,
-    refuse_unknown,
+    reject_unknown,
     rules_of,
     steps_in,
     temporary_paths,
@@ -122,7 +122,7 @@ class CheckpointManager:
 
     Raises:
         ImportError: If orbax-checkpoint is not installed, or for a bucket its package, such as gcsfs.
-        OSError: If the file system refuses the path.
+        OSError: If the path is invalid or inaccessible.
         ValueError: If a number is not a positive int, or the options contradict each other.
         CheckpointError: If the directory is a file or a step, or a URL that Orbax can't reach.
 
@@ -149,7 +149,7 @@ class CheckpointManager:
         timeout_seconds: float = 600.0,
         **unknown: Never,
     ) -> None:
-        refuse_unknown(unknown)
+        reject_unknown(unknown)
         self._retention = rules_of(keep, keep_every, keep_best, metric, mode)
         self.directory: Any = folder_of_steps(directory)
         self._is_local = isinstance(self.directory, Path)
@@ -376,7 +376,7 @@ class CheckpointManager:
         """Delete a step, after waiting for the pending save.
 
         Raises:
-            OSError: If the file system refuses it.
+            OSError: If it can't be renamed.
         """
         number = self._resolve_step(_step_number(step))
 
@@ -486,11 +486,11 @@ class CheckpointManager:
                 raise
             raise CheckpointError(f"Step {step} in {self.directory} was deleted while it was read.") from error
 
-    def _resolve_step(self, step: SupportsIndex | None, cure_of_tree: str = "") -> int:
+    def _resolve_step(self, step: SupportsIndex | None, fix_of_tree: str = "") -> int:
         """The number of an existing step, by default the latest, after waiting for the pending save."""
         self._wait_and_raise()
         steps = self.all_steps()
-        number = _step_number(step, cure_of_tree) if step is not None else max(steps, default=-1)
+        number = _step_number(step, fix_of_tree) if step is not None else max(steps, default=-1)
         if number in steps:
             return number
         empty = "has no steps" if self.directory.is_dir() else "does not exist"
@@ -585,14 +585,14 @@ def _is_number(value: Any) -> bool:
     return type(value) is float or (type(value) is int and value.bit_length() < 1024)  # larger ints exceed all floats
 
 
-def _step_number(step: Any, cure_of_tree: str = "") -> int:
+def _step_number(step: Any, fix_of_tree: str = "") -> int:
     number = -1
     if not isinstance(step, bool):
         with contextlib.suppress(TypeError):
             number = operator.index(step)
     if number < 0:
-        cure = "" if isinstance(step, SupportsIndex | float | str) else f" {cure_of_tree}".rstrip()
-        raise CheckpointError(f"A step must be a non-negative integer, got {short_text(step)}.{cure}")
+        fix = "" if isinstance(step, SupportsIndex | float | str) else f" {fix_of_tree}".rstrip()
+        raise CheckpointError(f"A step must be a non-negative integer, got {short_text(step)}.{fix}")
     return number
 
 
