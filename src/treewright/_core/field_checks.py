@@ -195,17 +195,17 @@ def has_arrays(value: Any) -> bool:
         return False
 
 
-def refusal(cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, NoExactKeyError]) -> StaticFieldError:
+def rejection(cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, NoExactKeyError]) -> StaticFieldError:
     """The error for the static fields of a new node that have a problem: the first in full, the others by name."""
     (name, problem), *others = problems.items()
-    lines = _refusal_lines(cls, name, values[name], problem)
+    lines = _rejection_lines(cls, name, values[name], problem)
     if others:
         lines.append(f"Other static fields of {cls.__qualname__} that must change:")
         lines += [f"  {other}: {each.description}" for other, each in others]
     return StaticFieldError("\n".join(lines))
 
 
-def _refusal_lines(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> list[str]:
+def _rejection_lines(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> list[str]:
     is_value, line, verb = problem.value is value, f"  {name}: ... = static(", "holds"
     inside = "" if is_value else f", inside {text_with_class(value)}"
     fixes, can_be_child = [f"Pass {problem.fix}."] if problem.fix else [], problem.can_be_child
@@ -271,10 +271,9 @@ def check_fields(node: Any) -> None:
     Raises:
         NodeInitError: If the value of a field is a field marker, such as `static()`.
     """
-    spec, form = node.__node_spec__, object.__getattribute__(node, "_node")
+    spec, (children, statics) = node.__node_spec__, object.__getattribute__(node, "_node")
     spec.table.to_check = max(spec.table.to_check - 1, 0)
-    for field in spec.fields:
-        value = field.value_in(form)
+    for field, value in zip((*spec.children, *spec.statics), (*children, *statics.values), strict=True):
         if type(value) in _COMMON or isinstance(value, jax.Array):
             continue
         if isinstance(value, dataclasses.Field):
@@ -290,15 +289,6 @@ def check_fields(node: Any) -> None:
 def _child_problem(cls: type[Any], field: Any, value: Any) -> str | None:
     """The warning for a child; None if it is fine."""
     place, value_cls = f"{cls.__qualname__}.{field.name}", type(value)
-    as_tuple = f"Pass a tuple: {field.name} = tuple(...)."
-    if value_cls is list:
-        annotation = annotation_text(field.type, cls)
-        if not annotation.startswith("tuple["):
-            return None
-        return (
-            f"{place} is annotated {annotation} but got a list. To JAX these are different trees: jit retraces, and "
-            f"the nodes are unequal.\n{as_tuple}"
-        )
     if any((base.__module__.partition(".")[0], base.__name__) in LAYERS for base in value_cls.__mro__):
         leaves = jax.tree.leaves(value)  # The layer itself is a leaf if its library has not registered it.
         if all(leaf is not value and (hasattr(leaf, "dtype") or isinstance(leaf, _NUMBERS)) for leaf in leaves):
@@ -310,7 +300,7 @@ def _child_problem(cls: type[Any], field: Any, value: Any) -> str | None:
     elif not jax.tree_util.all_leaves([value]) or hasattr(value_cls, "dtype") or hasattr(value_cls, "__jax_array__"):
         return None
     elif isinstance(value, _ITERABLES):
-        fix = as_tuple
+        fix = f"Pass a tuple: {field.name} = tuple(...)."
     elif isinstance(value, _SETTINGS) or callable(value) or dataclasses.is_dataclass(value_cls):
         fix = f"If it is a setting, make it static:\n  {_static_line(cls, field)}\n"
         if dataclasses.is_dataclass(value_cls):

@@ -156,7 +156,7 @@ class KeyBuilder:
             return key
         return self.by_class(value)
 
-    def refuse(self, problem: NoExactKeyError) -> None:
+    def reject(self, problem: NoExactKeyError) -> None:
         """Raise for a value that can't be static; a function that contains it becomes open instead."""
         if self.code is None:
             raise problem
@@ -212,7 +212,7 @@ class KeyBuilder:
         try:
             fields = fields_of(value)
         except AttributeError as error:
-            self.refuse(unset_field(value, str(error.name)))
+            self.reject(unset_field(value, str(error.name)))
             return None
         for name, part in instance_attributes(value).items():
             if not is_cached_property(cls, name) and not (is_linen(cls) and name.startswith("_")):
@@ -241,7 +241,7 @@ class KeyBuilder:
         by_author = has_author(cls)
         problem = comparison_problem(value, with_equality=by_author)
         if problem is not None:
-            self.refuse(problem)
+            self.reject(problem)
             return None
         if not by_author:
             return self.by_identity(value)

@@ -24,7 +24,7 @@ from treewright._core.field_checks import (
     NoExactKeyError,
     has_public_attributes,
     is_user_class,
-    refusal,
+    rejection,
     too_deep,
 )
 from treewright._core.keys import KeyBuilder, compared_by_itself, identity_key
@@ -159,7 +159,7 @@ class StaticTable:
             while builder.doubts and not problems:
                 self._doubt(name, builder.doubts.pop())
         if problems:
-            raise refusal(self.owner, dict(zip(self.names, values, strict=True)), problems)
+            raise rejection(self.owner, dict(zip(self.names, values, strict=True)), problems)
         return tuple(keys)
 
     def _doubt(self, name: str, value: Any) -> None:
