@@ -31,7 +31,7 @@ MUTABLE_STATE = {
         "_trees.why.code_effects",
         "retrace.jax_private._names_of_settings",
     ),
-    *("retrace.jax_private.can_read_batches", "retrace.jax_private.can_read_calls"),
+    "retrace.jax_private.can_read_calls",
     "retrace.jax_private.can_observe_compilations",
 }
 PUBLIC = {"treewright.checkpoint", "treewright.sharding", "treewright.testing"}
