@@ -39,7 +39,7 @@ def state() -> dict[str, jax.Array]:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long some work takes."""
+    """The seconds that some work takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start

@@ -1,6 +1,6 @@
 """Train a small network on handwritten digits, draw its curves, and count how often `jit` traces.
 
-Run `make demo`, or `python examples/digits.py --help` where `pip install ".[examples]"` has been done.
+Run `make demo`, or `pip install ".[examples]"` and `python examples/digits.py --help`.
 """
 
 import argparse
@@ -84,7 +84,7 @@ class Images:
         return len(self.digits)
 
     def chosen(self, places: np.ndarray) -> "Images":
-        """Those at these places."""
+        """The images and digits at these indices."""
         return Images(self.pixels[places], self.digits[places])
 
     def batches(self, size: int, random: np.random.Generator) -> Iterator["Images"]:
@@ -95,7 +95,7 @@ class Images:
 
 
 def train_and_test_images(seed: int) -> tuple[Images, Images]:
-    """Four fifths of the 1797 images to learn from, one fifth to test with; `seed` decides which."""
+    """Four fifths of the 1797 images for training and one fifth for testing, chosen by `seed`."""
     pixels, digits = load_digits(return_X_y=True)
     images = Images(np.asarray(pixels / 16, np.float32), np.asarray(digits, np.int32))
     order = np.random.default_rng(seed).permutation(len(images))
@@ -147,7 +147,7 @@ class Curve:
     accuracy: list[float] = field(default_factory=list[float])
 
     def add(self, model: MLP) -> None:
-        """One more point."""
+        """The curves with one more point."""
         loss, accuracy = scores(model, self.images.pixels, self.images.digits)
         self.loss.append(float(loss))
         self.accuracy.append(float(accuracy))
@@ -157,19 +157,19 @@ class Progress(Module):
     """The checkpoint of an epoch: everything needed to resume, and the settings that must not change."""
 
     state: TrainState[MLP]
-    points: np.ndarray  # f64[MOST_EPOCHS + 1, 4], the two curves; NaN where they have not come yet
+    points: np.ndarray  # f64[MOST_EPOCHS + 1, 4], the two curves; NaN for later epochs
     seed: int = static()
     batch_size: int = static()
     learning_rate: float = static()
 
     def after_epoch(self, epoch: int, state: TrainState[MLP], curves: Sequence[Curve]) -> "Progress":
-        """With one more point of each curve."""
+        """The progress with one more point on each curve."""
         points = self.points.copy()
         points[epoch] = [value for curve in curves for value in (curve.loss[-1], curve.accuracy[-1])]
         return replace(self, state=state, points=points)
 
     def curves(self, epoch: int, *images: Images) -> list[Curve]:
-        """The curves up to this epoch, on each set of images."""
+        """The two curves up to this epoch."""
         columns = self.points[: epoch + 1].T.tolist()
         return [Curve(each, columns[2 * i], columns[2 * i + 1]) for i, each in enumerate(images)]
 
@@ -182,7 +182,7 @@ def run_epoch(step: TrainingStep, state: TrainState[MLP], batches: Iterable[Imag
 
 
 def with_activation(state: TrainState[MLP], activation: Activation) -> TrainState[MLP]:
-    """The state with a different activation in its model and in the optimiser's means, which are models too."""
+    """The state with a different activation in its model and in the optimiser's moments, which are models too."""
 
     def is_model(node: object) -> bool:
         return isinstance(node, MLP)
@@ -199,7 +199,7 @@ Corner = Literal["upper left", "upper right", "lower right"]
 
 
 def parameter_table(model: MLP) -> str:
-    """How many parameters stand where."""
+    """The number of parameters in each layer."""
     found = jax.tree_util.tree_leaves_with_path(model)
     rows = [(f"model{jax.tree_util.keystr(path)}", str(leaf.shape), f"{leaf.size:,}") for path, leaf in found]
     rows.append(("all parameters", "", f"{sum(leaf.size for _, leaf in found):,}"))
@@ -212,7 +212,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def text_curve(values: Sequence[float]) -> str:
-    """The values as bars, one for each, in a logarithmic scale from the least to the largest."""
+    """One bar per value, on a logarithmic scale from the smallest to the largest."""
     logs = [math.log(value) for value in values]
     span = max(logs) - min(logs) or 1
     bars = "".join("▁▂▃▄▅▆▇█"[round(7 * (log - min(logs)) / span)] for log in logs)
@@ -221,7 +221,7 @@ def text_curve(values: Sequence[float]) -> str:
 
 def draw(train: Curve, test: Curve, path: Path) -> None:
     """Save a picture of both curves."""
-    # Here, since the demo over 8 devices starts processes that draw nothing.
+    # Imported here, because the processes of the demo on 8 devices draw nothing.
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter, StrMethodFormatter
@@ -241,7 +241,7 @@ def draw(train: Curve, test: Curve, path: Path) -> None:
     if test.accuracy[-1] < 0.95:
         right.set_ylim(0, 1.02)
         draw_lines(right, train.accuracy, test.accuracy, legend="upper left")
-    else:  # The climb from a tenth, which is guessing, is short; the last per cent are worth seeing.
+    else:  # The climb from a tenth, which is guessing, is short; the last percent are the interesting part.
         right.set_ylim(0.9, 1.004)
         draw_lines(right, train.accuracy, test.accuracy, legend="lower right")
     figure.savefig(path)
@@ -277,7 +277,7 @@ class Settings:
 
 
 def whole_number(least: int, most: int) -> Callable[[str], int]:
-    """A reader of whole numbers within limits."""
+    """A parser of integers within limits."""
 
     def read(text: str) -> int:
         try:
@@ -324,7 +324,7 @@ def argument_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train, and tell about it. Bad arguments end the program with code 2 before anything is trained."""
+    """Train, and print the progress. Bad arguments end the program with code 2 before training starts."""
     parser = argument_parser()
     settings = Settings(**vars(parser.parse_args(argv)))
     train, test = train_and_test_images(settings.seed)
@@ -346,7 +346,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(settings: Settings, train: Images, test: Images) -> None:
-    """Train and draw, then change the activation and change it back."""
+    """Train and draw, then change the activation and restore it."""
     model = MLP([PIXELS, *settings.hidden, CLASSES], jax.random.key(settings.seed))
     state: TrainState[MLP] = TrainState.create(params=model, tx=optax.adamw(settings.learning_rate))
     print(f"learning from {len(train)} images, testing with {len(test)}, by a network with these parameters:")

@@ -75,11 +75,11 @@ jax.tree_util.register_pytree_node(
 
 
 class Unflattens:
-    """The way back for classes without `aux_data`."""
+    """Unflatten, for classes without `aux_data`."""
 
     @classmethod
     def tree_unflatten(cls, _: None, children: tuple[Any, ...]) -> Any:
-        """An instance of the class itself."""
+        """Build an instance of the class."""
         return cls(*children)
 
 
@@ -137,7 +137,7 @@ class ClassDense:
 
     @classmethod
     def tree_unflatten(cls, activation: Any, children: tuple[Any, ...]) -> "ClassDense":
-        """The way back."""
+        """Unflatten."""
         (weight,) = children
         return cls(weight, activation)
 
@@ -229,7 +229,7 @@ WAYS = (
 )
 
 
-# What all of them do
+# The same results
 
 
 def trained(way: Way) -> float:
@@ -253,7 +253,7 @@ def trained(way: Way) -> float:
 
 
 def scanned(way: Way) -> float:
-    """The area of a box that a scan lets grow ten times."""
+    """The area of a box that grows ten times in a scan."""
     box = way.box(jnp.zeros(2), jnp.ones(2))
     grown, _ = jax.lax.scan(lambda box, _: (way.box(box.corner - 0.1, box.size * 1.1), None), box, length=10)
     return float(jnp.prod(grown.size))
@@ -282,7 +282,7 @@ RESULTS: tuple[tuple[str, Callable[[Way], object]], ...] = (
 )
 
 
-# What some of them get wrong. Each gives a few words: what happened
+# Mistakes of some of them. Each function returns its result in a few words
 
 
 def shared_trace(way: Way) -> str:
@@ -331,7 +331,7 @@ def assigned(way: Way) -> str:
 
 
 def compared(way: Way) -> str:
-    """`==` of two equal boxes that hold arrays."""
+    """`==` of two equal boxes of arrays."""
     first, second = (way.box(jnp.zeros(2), jnp.ones(2)) for _ in range(2))
     try:
         return str(first == second)
@@ -340,7 +340,7 @@ def compared(way: Way) -> str:
 
 
 def named_path(way: Way) -> str:
-    """How JAX names the place of a child."""
+    """JAX's name for the path of a child."""
     (path, _), *_ = jax.tree_util.tree_leaves_with_path(way.box(1, 2))
     return jax.tree_util.keystr(path)
 

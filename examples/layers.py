@@ -164,7 +164,7 @@ class Attention(Module):
 
 
 class Dropout(Module):
-    """Zeros in place of a part of `x`, the rest scaled up; without a key, `x` as it is."""
+    """Replace a part of `x` by zeros and scale the rest; without a key, return `x`."""
 
     rate: float = static(default=0.1)
 

@@ -23,7 +23,7 @@ import jax
 
 CHECKOUT = Path(__file__).parents[1]
 PLACE = "EXAMPLE_PROCESS"  # in the environment of each: coordinator, number of processes, its own number
-HEARTBEAT = 10  # seconds without a sign of life after which a process is taken for dead
+HEARTBEAT = 10  # seconds without a sign of life until a process counts as dead
 
 
 class ProcessesFailedError(RuntimeError):

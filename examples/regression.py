@@ -1,6 +1,6 @@
 """A network learns x squared from 256 noisy points: 1-128-128-1, with optax and `TrainState`, and a picture of the fit.
 
-Run `python examples/regression.py` where `pip install ".[examples]"` has been done.
+Run `pip install ".[examples]"`, then `python examples/regression.py`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from treewright import Module, TrainState, loop, pytree_dataclass, static
 Activation = Callable[[jax.Array], jax.Array]
 
 PICTURE = "regression.png"
-EDGE = 2.0  # the points lie between -EDGE and EDGE
+EDGE = 2.0  # the points are between -EDGE and EDGE
 
 
 class Dense(Module):
@@ -59,7 +59,7 @@ class Curve(Module):
 
 @pytree_dataclass
 class Points:
-    """Places on the line, and a noisy x squared at each."""
+    """Points on the line, each with a noisy x squared."""
 
     x: jax.Array
     y: jax.Array

@@ -56,7 +56,7 @@ def normalised(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 class Block(Module):
-    """One layer: attention, and experts, each of which answers as far as the router listens to it."""
+    """One layer: attention, and experts weighted by a router."""
 
     attention_scale: jax.Array = field(sharding=("embed",))
     projections: jax.Array = field(sharding=("embed", None, "heads", None))  # queries, keys, values
@@ -143,7 +143,7 @@ def loss_of(model: Decoder, texts: jax.Array) -> jax.Array:
 
 
 def decayed(model: Decoder) -> Decoder:
-    """True for what weight decay makes smaller: all but the scales."""
+    """True for the fields with weight decay: all but the scales."""
     return spec_like(model, default=True, where={lambda path, _: path.endswith("scale"): False})
 
 
@@ -213,7 +213,7 @@ def trained(update: Any, state: TrainState[Decoder], texts: Sequence[Any]) -> tu
 
 
 @functools.cache
-def alone(compute: str, steps: int) -> list[float]:
+def losses_on_one_device(compute: str, steps: int) -> list[float]:
     """The losses of one device, without rules."""
     state = jax.jit(make_state, static_argnums=1)(jax.random.key(0), jnp.dtype(compute))
     return trained(jax.jit(step), state, batches(steps))[1]
@@ -226,7 +226,7 @@ def everywhere(text: np.ndarray, mesh: Mesh) -> jax.Array:
 
 
 def work(layout: str, settings: argparse.Namespace) -> None:
-    """Train in a layout, from the start or from a checkpoint; print what differs from one device."""
+    """Train in a layout, from the start or from a checkpoint; print the differences from one device."""
     say = print if jax.process_index() == 0 else lambda *_: None
     key, compute = jax.random.key(0), jnp.dtype(settings.compute)
     with laid_out(layout) as (mesh, kept):
@@ -250,7 +250,7 @@ def work(layout: str, settings: argparse.Namespace) -> None:
             with CheckpointManager(settings.save) as manager:
                 manager.save(first + settings.steps, state)
     if jax.process_index() == 0:
-        expected = alone(settings.compute, first + settings.steps)
+        expected = losses_on_one_device(settings.compute, first + settings.steps)
         difference = max(abs(one - other) for one, other in zip(losses, expected[first:], strict=True))
         say(f"loss {losses[0]:.3f} to {losses[-1]:.3f}, at most {difference:.1e} from one device")
 

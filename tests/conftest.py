@@ -58,7 +58,7 @@ def count_traces(function: Callable[P, R]) -> CountedTraces[P, R]:
 def trace_counts(make: Callable[[Any, Any], Any], *settings: Any) -> list[int]:
     """How often one jitted function has been traced after its call with each of the settings.
 
-    `make(x, setting)` gives a node with a child `x`.
+    `make(x, setting)` returns a node with a child `x`.
     """
     import jax
     import jax.numpy as jnp
@@ -77,7 +77,7 @@ def one_line(value: object) -> str:
 
 
 def skip_before_jax(*release: int) -> None:
-    """Skip a test that repeats words or names which JAX has had only since a release."""
+    """Skip a test that depends on messages or names that JAX has only since a release."""
     import jax
 
     if jax.__version_info__ < release:

@@ -48,7 +48,7 @@ class Block:
     text: str
     line: int
     title: str | None
-    directly_above: str  # what stands between this block and the one before
+    directly_above: str  # the text between this block and the one before
 
 
 def blocks_of(page: str) -> list[Block]:
@@ -62,7 +62,7 @@ def blocks_of(page: str) -> list[Block]:
 
 
 def unchecked_blocks(page: str) -> Iterator[str]:
-    """Blocks that no test would look at, and output of no Python block."""
+    """Blocks that no test would check, and output without a Python block."""
     before = ""
     for block in blocks_of(page):
         if block.language not in LANGUAGES:
@@ -93,7 +93,7 @@ def same_output(expected: str, printed: str) -> bool:
 def wrong_output(page: str, filename: str, *, exhaustive: bool = False) -> Iterator[str]:
     """Runs the Python blocks of a page as one module; yields output that the page does not show."""
     module = types.ModuleType("page")
-    # With a loader, without which Python 3.15 warns whenever a traceback passes through the module.
+    # With a loader, because Python 3.15 warns if a traceback passes through a module without one.
     module.__loader__ = importlib.machinery.SourceFileLoader("page", filename)
     module.__spec__ = importlib.machinery.ModuleSpec("page", module.__loader__)
     sys.modules["page"] = module

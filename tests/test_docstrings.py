@@ -36,7 +36,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def defined_in(module: Any) -> list[str]:
-    """The classes and functions that the file of a module defines, whatever `__module__` they are shown under."""
+    """The classes and functions defined in the file of a module, whatever their `__module__`."""
     statements = ast.parse(inspect.getsource(module)).body
     return sorted({statement.name for statement in statements if isinstance(statement, ast.FunctionDef | ast.ClassDef)})
 
@@ -52,7 +52,7 @@ def examples_in_docstrings() -> Iterator[doctest.DocTest]:
         module = importlib.import_module(name)
         yield from examples_of(module, name, recurse=False)
         for inner in defined_in(module):
-            if hasattr(module, inner):  # what only checkers see is not there
+            if hasattr(module, inner):  # names that exist only for checkers
                 yield from examples_of(getattr(module, inner), f"{name}.{inner}", recurse=True)
 
 

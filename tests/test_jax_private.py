@@ -18,7 +18,7 @@ from treewright import _processes as _jax_processes
 from treewright._trees import level
 from treewright.checkpoint import fit
 
-# Untyped and young
+# Untyped and recent
 
 
 @pytest.mark.slow

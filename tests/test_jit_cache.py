@@ -1,4 +1,4 @@
-"""The contract with jit's cache, one rule for each test: which changes retrace, and which never do.
+"""The rules of jit's cache, one for each test: which changes retrace, and which never do.
 
 Each call gets a new node, so that no value is equal only because it is the same object; calls differ only in their
 statics.
@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 
 def total(node: Any) -> Any:
-    """The sum of all that is floating."""
+    """The sum of all floats."""
     return sum(jnp.sum(leaf * 1.0) for leaf in jax.tree.leaves(node))
 
 
-# The nodes: each function gives one for a setting.
+# The nodes: each function returns one for a setting.
 
 
 @pytree_dataclass
@@ -179,7 +179,7 @@ def descend(updates: Any, state: Any, params: Any = None) -> Any:
     return jax.tree.map(lambda update: -0.1 * update, updates), state
 
 
-# optax's own optimizers are made of local functions, which nothing can pickle.
+# optax's own optimisers consist of local functions, which pickle can't write.
 PICKLABLE: dict[str, Callable[[Any], Any]] = {name: make for name, make in NODES.items() if "TrainState" not in name}
 PICKLABLE["TrainState"] = lambda setting: State.create(
     params=Plain(jnp.ones(2), setting), tx=optax.GradientTransformation(no_state, descend)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 ROOT = Path(__file__).parents[1]
-P: Any = PartitionSpec  # whose constructor has no annotations
+P: Any = PartitionSpec  # its constructor has no annotations
 
 
 class Net(Module):
@@ -60,7 +60,7 @@ def training_step(state: Any, x: Any) -> tuple[Any, Any]:
 
 
 def doubled(state: Any, x: Any) -> tuple[Any, Any]:
-    """For any tree of numbers: its floats grow by `x`, the rest stays, as a buffer does."""
+    """For any tree of numbers: floats grow by `x`, the rest does not change, as with buffers."""
     grown = jax.tree.map(lambda leaf: leaf + x if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, state)
     return grown, sum(jnp.sum(leaf) for leaf in jax.tree.leaves(grown) if jnp.issubdtype(leaf.dtype, jnp.number))
 
@@ -75,7 +75,7 @@ def count(state: Any, *_: Any) -> tuple[Any, Any]:
 
 
 def compilations(run: Callable[[], object]) -> list[str]:
-    """The programs that were compiled meanwhile, without JAX's own."""
+    """The programs that a function compiles, without JAX's own."""
     programs: list[str] = []
 
     def record_event(event: str, duration_secs: float, **details: str | int) -> None:

@@ -18,7 +18,7 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 
 
 def lines_of_text(picture: Any, side: int = 40) -> int:
-    """How many separate lines have something written in them, looking past a margin that may be a panel's."""
+    """The number of lines with text, ignoring a margin that may belong to a panel."""
     grey = picture.convert("L").crop((side, 0, picture.width // 2, picture.height))
     rows = [grey.crop((0, y, grey.width, y + 1)).getextrema() for y in range(grey.height)]
     return sum(has_text for has_text, _ in groupby(highest - lowest > 60 for lowest, highest in rows))

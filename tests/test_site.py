@@ -108,7 +108,7 @@ def test_examples_in_docstrings_are_shown_as_code(site: Path) -> None:
     page = reference(site)
 
     assert page.count("&gt;&gt;&gt;") > len(public_names()) / 2  # highlighted code keeps its prompts
-    assert "<blockquote>" not in page  # to Markdown, which an unknown section is, a prompt is a quotation
+    assert "<blockquote>" not in page  # an unknown section is Markdown, and a prompt there is a quotation
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`apply_gradients(buffers=...)`: the statistics that a loss returns go into the state, wherever the step runs."""
+"""`apply_gradients(buffers=...)`: the state gets the statistics that a loss returns, under every transformation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every place that names versions of Python, JAX or Treewright names the same ones, and the lock covers each Python."""
+"""All files name the same versions of Python, JAX and Treewright, and the lock covers each Python."""
 
 from __future__ import annotations
 

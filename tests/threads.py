@@ -1,6 +1,6 @@
-"""Eight threads that use all tables and caches concurrently; raises if one of them sees a wrong state.
+"""Eight threads that use all tables and caches concurrently; raises if a thread sees a wrong state.
 
-`tests/test_threads.py` runs it, and where there is a Python without the GIL, it runs this file as a program there.
+`tests/test_threads.py` runs it, and if there is a Python without the GIL, runs this file as a program with it.
 """
 
 import pickle
@@ -40,7 +40,7 @@ def statics_of(node: Any) -> object:
 
 
 def check_interning(number: int, turn: int, together: Callable[[object], list[object]]) -> None:
-    """Equal statics that all threads make at the same moment are one object."""
+    """Equal statics that all threads create together are one object."""
     layer = Layer(float(number), turn % 50, f"turn {turn}", (float(turn), turn))
 
     assert len(set(map(id, together(statics_of(layer))))) == 1, "equal statics are several objects"
@@ -64,7 +64,7 @@ def check_pickling(number: int, turn: int) -> None:
 
 
 def check_class_creation(number: int, turn: int) -> None:
-    """A class that is made now, whose instances go through `jit`."""
+    """A new class, whose instances pass through `jit`."""
     body = {"__annotations__": {"x": Any, "size": int}, "size": static(default=turn), "__module__": __name__}
     cls: Any = types.new_class(f"Made{number}", (Module,), exec_body=lambda names: names.update(body))
     plain: Any = pytree_dataclass(type("Plain", (), {"__annotations__": {"x": Any}}))
@@ -79,7 +79,7 @@ def shared(net: Net, x: jax.Array) -> jax.Array:
 
 
 def check_jit(number: int, turn: int) -> None:
-    """One jitted function for all threads, and one of this thread's own."""
+    """A jitted function shared by all threads, and one for this thread."""
     net = Net(Layer(jnp.ones(2), 1 + (turn + number) % 4), jnp.abs)
 
     assert shared(net, jnp.full(2, 3.0)).tolist() == [3.0 * net.layer.width] * 2
@@ -102,7 +102,7 @@ def check_retraces(number: int, turn: int) -> None:
 
 
 def run(turns: int) -> int:
-    """Do it all in eight threads, and give the number of turns that went well."""
+    """Run all checks in eight threads; returns the number of successful turns."""
     barrier = threading.Barrier(THREADS)
     values: list[object] = [None] * THREADS
     failures: list[BaseException] = []
@@ -123,7 +123,7 @@ def run(turns: int) -> int:
                     check(number, turn)
         except BaseException as error:  # noqa: BLE001  raised below
             failures.append(error)
-            barrier.abort()  # Otherwise the others would wait.
+            barrier.abort()  # Otherwise the other threads would wait.
         return turns
 
     interval = sys.getswitchinterval()

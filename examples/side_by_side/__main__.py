@@ -54,7 +54,7 @@ def count(program: str) -> int:
 
 
 def counts(tutorial: str) -> tuple[int, int, int]:
-    """Lines of code here, how many of them are layers that the other library brings, and lines there."""
+    """Lines of code here, the number of them in layers that the other library provides, and lines there."""
     ours = program_of((TUTORIALS / f"{tutorial}.md").read_text(encoding="utf-8"))
     classes = [node for node in ast.parse(ours).body if isinstance(node, ast.ClassDef)]
     brought = [node for node in classes if node.name in BROUGHT.get(tutorial, ())]

@@ -107,7 +107,7 @@ def compare(texts: Mapping[str, str], *, name: str, timeout: float = TIMEOUT) ->
         ProcessMismatchError: In every process, with the same message: each path with different texts, and the texts.
     """
     representatives = agree(digest_of_texts(texts), representatives_of, name=name, timeout=timeout)
-    refuse_differences(texts, representatives, name=name, timeout=timeout)
+    raise_differences(texts, representatives, name=name, timeout=timeout)
 
 
 def digest_of_texts(texts: Mapping[str, str]) -> str:
@@ -120,14 +120,14 @@ def representatives_of(digests: Iterable[str]) -> list[int]:
     return [processes[0] for processes in _groups(digests).values()][:_MAX_GROUPS]
 
 
-def refuse_differences(texts: Mapping[str, str], representatives: Sequence[int], *, name: str, timeout: float) -> None:
+def raise_differences(texts: Mapping[str, str], representatives: Sequence[int], *, name: str, timeout: float) -> None:
     """Raise the error of `compare` if there are several representatives. Only these send their texts."""
     if len(representatives) > 1:
         sent = dict(texts) if process_index() in representatives else None
-        agree([digest_of_texts(texts), sent], _refuse_groups, name=f"the comparison in {name}", timeout=timeout)
+        agree([digest_of_texts(texts), sent], _raise_groups, name=f"the comparison in {name}", timeout=timeout)
 
 
-def _refuse_groups(messages: Sequence[tuple[str, Any]]) -> None:
+def _raise_groups(messages: Sequence[tuple[str, Any]]) -> None:
     groups = list(_groups(digest for digest, _ in messages).values())
     known = [sent for _, sent in messages if sent is not None]
     raise ProcessMismatchError("\n".join(_difference_lines(groups, known)))

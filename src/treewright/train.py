@@ -125,7 +125,6 @@ class TrainState(Module, Generic[P], kw_only=True):
         grads: P,
         buffers: P | None = None,
         value: Any = None,
-        grad: P | None = None,
         value_fn: Callable[[P], Any] | None = None,
         **changes: Any,
     ) -> Self:
@@ -141,9 +140,9 @@ class TrainState(Module, Generic[P], kw_only=True):
             buffers: The model with updated buffers, as returned by a loss with `has_aux=True`, or the second half of
                 such a partition. Only its buffers are used. Without it, they stay as they are.
             value: The loss, for optimisers whose update needs it, such as `optax.contrib.reduce_on_plateau`. This and
-                the next two are passed to `tx.update` unless they are None or the class has a field of that name.
-            grad: The gradients for a line search; `grads` by default.
-            value_fn: The loss as a function of `params`, for a line search, as in `optax.lbfgs`.
+                the next are passed to `tx.update` unless they are None or the class has a field of that name.
+            value_fn: The loss as a function of `params`, for a line search, as in `optax.lbfgs`, which also gets the
+                gradients.
             **changes: New values of the fields that a subclass adds, such as a random key.
 
         Raises:
@@ -169,7 +168,7 @@ class TrainState(Module, Generic[P], kw_only=True):
             >>> print(f"{state.params.mean:.2f}")
             0.50
         """
-        optional = {"value": value, "grad": grad, "value_fn": value_fn}
+        optional = {"value": value, "value_fn": value_fn}
         extra = {name: argument for name, argument in optional.items() if argument is not None}
         changes |= {name: extra.pop(name) for name in [*extra] if name in spec_of(self).by_name}
         _reject_wrong_names(self, changes)
@@ -190,9 +189,7 @@ class TrainState(Module, Generic[P], kw_only=True):
         loss: Any = extra.get("value_fn")
         try:
             if loss is not None:
-                extra = {"grad": grads, **extra, "value_fn": lambda weights: loss(combine(weights, old_buffers))}
-            if "grad" in extra:
-                extra["grad"] = partition(extra["grad"], trainable)[0]
+                extra |= {"grad": trained, "value_fn": lambda weights: loss(combine(weights, old_buffers))}
             updates, opt_state = self.tx.update(trained, self.opt_state, weights, **extra)
             problem = _update_problem(self, problem, (weights, trained), (updates, opt_state))
             if problem:

@@ -175,11 +175,11 @@ def saves(job: Job) -> dict[str, tuple[int, Any, dict[str, Any]]]:
         "metric_differs": (1, job.tree(), {"metrics": {"loss": float(index)}}),
         "step_differs": (1 + index, job.tree(), {}),
         "tree_differs": (1, job.tree(**{f"b{index}": 1}, s=Static(index)), {}),
-        "one_refuses": (1, job.tree(a="text" if index else 1), {}),
+        "one_rejects": (1, job.tree(a="text" if index else 1), {}),
     }
 
 
-def refused(job: Job, name: str) -> None:
+def rejected(job: Job, name: str) -> None:
     step, tree, options = saves(job)[name]
     with job.manager() as manager:
         manager.save(step, tree, **options)
@@ -196,7 +196,9 @@ def main(folder: Path, port: str, count: int, index: int, names: list[str]) -> N
     )
     for name in names:
         job = Job(folder / name, index)
-        line = job.outcome(lambda name=name, job=job: SCENARIOS[name](job) if name in SCENARIOS else refused(job, name))  # type: ignore[misc]  # its parameters have no types
+        line = job.outcome(
+            lambda name=name, job=job: SCENARIOS[name](job) if name in SCENARIOS else rejected(job, name)
+        )  # type: ignore[misc]  # its parameters have no types
         with (folder / f"found-by-{index}").open("a") as file:
             file.write(f"{name}: {line}\n")
     others = [folder / f"found-by-{other}" for other in range(1, count)]

@@ -80,21 +80,21 @@ def test_contradictory_retention_options_are_rejected(options: Any, tmp_path: Pa
     with pytest.raises(ValueError, match=rf"CheckpointManager\(.*keep.*\): .*({count}|{both}|{all_stay})"):
         CheckpointManager(tmp_path, **options)
     unknown: dict[str, str] = {"max_to_keep": "Write keep= instead", "keep_beste": "did you mean keep_best"}
-    for name, cure in unknown.items():
-        with pytest.raises(TypeError, match=rf"CheckpointManager\(\) got an unexpected option '{name}'\..*{cure}"):
+    for name, fix in unknown.items():
+        with pytest.raises(TypeError, match=rf"CheckpointManager\(\) got an unexpected option '{name}'\..*{fix}"):
             CheckpointManager(tmp_path, **{name: 3})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def test_keep_best_rejects_a_step_without_the_metric(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, metric="loss", mode="min")
-    refused: list[Any] = [
+    rejected: list[Any] = [
         {"other": 1},
         {"loss": 1, 2: 3},
         None,
         ["loss"],
         *({"loss": loss} for loss in ("low", np.ones(2), True, 10**400, None)),
     ]
-    for metrics in refused:
+    for metrics in rejected:
         with pytest.raises(CheckpointError, match=r"\): metrics= must be a dict of numbers by name, including 'loss'"):
             manager.save(1, TREE, metrics=metrics)
     assert manager.best_step() is None
@@ -181,12 +181,12 @@ def test_a_step_must_be_a_non_negative_integer(tmp_path: Path) -> None:
         for call in (lambda step: manager.save(step, TREE), manager.delete, lambda step: manager.restore(step or -1)):
             with pytest.raises(CheckpointError, match="A step must be a non-negative integer, got"):
                 call(step)
-    for call, cure in (
+    for call, fix in (
         (lambda: manager.save(TREE, 1), r"got \{'x': .*\}\. The step comes first: save\(1, state\)\.$"),
         (lambda: manager.save(np.array([3]), TREE), r"got array\(\[3\]\)\.$|got i64\[1\].*\.$"),
         (lambda: manager.restore(TREE), r"Pass the tree by name: restore\(like=tree\)\.$"),
     ):
-        with pytest.raises(CheckpointError, match=cure):
+        with pytest.raises(CheckpointError, match=fix):
             call()
     with saved(tmp_path, np.int64(1), jnp.int32(2), np.uint8(3)) as manager:  # what loops count with
         assert manager.all_steps() == (1, 2, 3)

@@ -38,7 +38,7 @@ FLOORS = {(3, 11): 148, (3, 12): 156, (3, 13): 159, (3, 14): 172, (3, 15): 175}
 
 
 def source_files() -> dict[str, Path]:
-    """The files of CPython's test by module name: "" is the test itself, the others hold classes that it imports."""
+    """The files of CPython's test by module name: "" is the test itself, the others contain classes that it imports."""
     tests = Path(sysconfig.get_path("stdlib"), "test")
     package = tests / "test_dataclasses"
     if package.is_dir():
@@ -52,11 +52,11 @@ if not source_files()[""].is_file():
     pytest.skip("this interpreter ships without test.test_dataclasses", allow_module_level=True)
 
 
-# Many of these classes have fields that are a `str`, which no transformation of JAX sees.
+# Many of these classes have `str` fields, but no transformation of JAX is applied to them.
 pytestmark = pytest.mark.filterwarnings("ignore::treewright.errors.ChildWarning")
 
 
-# These two keep their own names, which name the modules that are made with them, and show the signature of the other.
+# These two keep their own names, which appear in the names of modules, and show the signature of the original.
 @functools.wraps(dataclasses.dataclass, assigned=())
 def frozen_by_default(cls: type | None = None, /, **options: Any) -> Any:
     decorator: Decorator = dataclasses.dataclass
@@ -101,12 +101,12 @@ def make_dataclass_with(decorator: Decorator) -> Decorator:
     """The standard library's `make_dataclass` with a different decorator, frozen unless the caller passes `frozen`."""
 
     def dataclass(cls: type, **options: Any) -> Any:
-        # make_dataclass spells out every option, and an option spelled out as False is not asked for.
+        # make_dataclass passes every option, and False means that an option was not requested.
         requested = {option: value for option, value in options.items() if value or option not in UNSUPPORTED_OPTIONS}
         return decorator(cls, **requested)
 
     original = cast("types.FunctionType", dataclasses.make_dataclass)
-    # A copy and no wrapper, because the class takes its __module__ from the frame that calls make_dataclass.
+    # A copy, not a wrapper, because make_dataclass reads __module__ from the frame of its caller.
     copy = types.FunctionType(original.__code__, {**original.__globals__, "dataclass": dataclass})
     copy.__kwdefaults__ = {**(original.__kwdefaults__ or {}), "frozen": True}
     if "decorator" in copy.__kwdefaults__:  # since 3.14, and bound when `dataclasses` was imported
@@ -149,7 +149,7 @@ def load(name: str, decorator: Decorator) -> types.ModuleType:
         vars(module)[ours.__name__] = ours
         vars(tests)[stem] = module
         code = compile(in_place.visit(ast.parse(file.read_bytes())), str(file), "exec", dont_inherit=True)
-        with contextlib.suppress(RuntimeError):  # since 3.15, one of the others is there to fail
+        with contextlib.suppress(RuntimeError):  # since 3.15, one of the files fails on purpose
             exec(code, vars(module))
     # From here on the error is raised in the test with the unsupported option.
     vars(tests)["dataclass"] = decorator
@@ -158,7 +158,7 @@ def load(name: str, decorator: Decorator) -> types.ModuleType:
 
 def new_module(name: str) -> types.ModuleType:
     """An empty module where pickle, string annotations and the tests' own imports find it."""
-    # With a loader, without which 3.15 warns whenever a traceback passes through the module.
+    # With a loader, because 3.15 warns if a traceback passes through a module without one.
     module = sys.modules[name] = types.ModuleType(name)
     module.__loader__ = importlib.machinery.SourceFileLoader(name, "")
     module.__spec__ = importlib.machinery.ModuleSpec(name, module.__loader__)

@@ -49,7 +49,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def number(before: str, printed: str) -> float:
-    """The number behind a text that stands once."""
+    """The number after a text that occurs once."""
     (value,) = re.findall(rf"{re.escape(before)}\s*(-?[\d.]+(?:e-?\d+)?)", printed)
     return float(value)
 
@@ -188,7 +188,7 @@ def test_tree_operations_prints_each_operation(run: Run) -> None:
         "['ensemble'][0].kernel",
     ):
         assert text in printed
-    if jax.__version_info__ >= (0, 10, 2):  # since when the error of JAX names the place
+    if jax.__version_info__ >= (0, 10, 2):  # since this version, JAX's error names the place
         assert "tree_map tree.layers['hidden']" in printed
 
 
@@ -215,7 +215,7 @@ def test_four_ways_agree_except_for_the_documented_mistakes(run: Run) -> None:
     assert len(run("four_ways").splitlines()) == 2 * 3 + len(four_ways.RESULTS) + len(four_ways.WRONGS)
 
 
-# Over several devices and processes. The programs compare themselves with one device.
+# On several devices and processes. The programs compare their results with one device.
 
 DIFFERENCE = r"(?:largest difference to one device:|at most) (\d\S*)"
 
@@ -228,14 +228,14 @@ def test_digits_sharded_matches_one_device_and_is_restored(tmp_path: Path, capsy
     pytest.importorskip("orbax.checkpoint")
     from examples import digits_sharded
 
-    # Here, over the four devices that all tests see.
+    # Here, on the four devices of all tests.
     digits_sharded.work("tensor", argparse.Namespace(steps=4, save=tmp_path, restore=None))
     digits_sharded.work("tensor", argparse.Namespace(restore=tmp_path))
     printed = capsys.readouterr().out
 
     assert "tensor: 4 steps on 4 devices in 1 processes" in printed
     assert "every leaf where it belongs: True" in printed
-    assert largest_difference(printed) <= 1e-5  # another model is off by 1e-3
+    assert largest_difference(printed) <= 1e-5  # a different model differs by 1e-3
 
 
 @pytest.mark.exhaustive
@@ -248,7 +248,7 @@ def test_digits_sharded_restores_on_fewer_devices(run: Run, tmp_path: Path) -> N
     assert "tensor: 4 steps on 8 devices in 2 processes" in saved
     assert "(data 2, fsdp 1, tensor 4): 18.9 KiB on each" in saved
     assert "every leaf where it belongs: True" in restored
-    assert max(largest_difference(saved), largest_difference(restored)) <= 1e-5  # another model is off by 1e-3
+    assert max(largest_difference(saved), largest_difference(restored)) <= 1e-5  # a different model differs by 1e-3
 
 
 @pytest.mark.exhaustive
@@ -256,7 +256,7 @@ def test_transformer_sharded_matches_the_losses_of_one_device(capsys: pytest.Cap
     from examples import transformer_sharded
 
     settings = argparse.Namespace(steps=2, compute="float32", restore=None, save=None, report=False)
-    transformer_sharded.work("both", settings)  # here, over the four devices that all tests see
+    transformer_sharded.work("both", settings)  # here, on the four devices of all tests
 
     assert largest_difference(capsys.readouterr().out) < 1e-4
 

@@ -83,7 +83,7 @@ def test_batch_norm_matches_equinox() -> None:
     ours = replace(layers.BatchNorm(4), momentum=0.5)
     batched = jax.vmap(theirs, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
 
-    for key in jax.random.split(OTHER, 40):  # so that the first statistics, which differ, are forgotten
+    for key in jax.random.split(OTHER, 40):  # enough to forget the first statistics, which differ
         x = 3 + 2 * jax.random.normal(key, (32, 4))
         y, ours = ours(x, train=True)
         expected, state = batched(x, state)

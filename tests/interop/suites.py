@@ -28,14 +28,14 @@ SECONDS_TO_FETCH = 240
 
 
 class OfflineError(Exception):
-    """The tests could not be fetched."""
+    """The tests could not be downloaded."""
 
 
 # Sources of the tests
 
 
 def from_source_distribution(name: str, folder: Path) -> None:
-    """The source distribution of the version that is installed, by pip."""
+    """The source distribution of the installed version, downloaded by pip."""
     with tempfile.TemporaryDirectory() as downloads:
         requirement = f"{name}=={importlib.metadata.version(name)}"
         pip = ("pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", downloads, requirement)
@@ -82,7 +82,7 @@ def adapt_flax() -> None:
     def dataclass(cls: Any = None, **options: Any) -> Any:
         if cls is None:
             return functools.partial(dataclass, **options)
-        if "__node_spec__" in vars(cls):  # flax takes a class twice, and one that its base class has made already
+        if "__node_spec__" in vars(cls):  # flax accepts a class twice, and one that its base class has processed
             return cls
         node = treewright.pytree_dataclass(**options)(cls)
         node._flax_dataclass = True
@@ -185,10 +185,10 @@ class Suite:
 
     Attributes:
         name: The library, as it is imported.
-        fetch: What puts its tests into a folder.
+        fetch: The function that downloads its tests into a folder.
         files: The files of tests, in that folder.
-        adapt: What puts ours in the place of the library's.
-        floor: How many tests pass at least.
+        adapt: The function that replaces the library's classes by ours.
+        floor: The least number of passing tests.
         excluded: Tests of features that nodes lack, by a part of their names, with the reason. They are not counted.
         otherwise: Tests of behaviour that differs for nodes, with the reason. They are counted.
     """
@@ -290,7 +290,7 @@ SUITES = {
 
 
 def suite_folder(suite: Suite) -> Path:
-    """The folder with the tests of a suite, which are fetched if they are not there.
+    """The folder with the tests of a suite, downloaded if missing.
 
     Raises:
         OfflineError: If they can't be.

@@ -248,7 +248,7 @@ def test_adopt_accepts_nnx_modules(make: Any) -> None:
 
 class Applied(Module):
     variables: Any
-    module: Any = static()  # linen modules hold no arrays and compare by their fields
+    module: Any = static()  # linen modules contain no arrays and are compared by their fields
 
     def __call__(self, x: jax.Array) -> Any:
         return self.module.apply(self.variables, x)

@@ -1,4 +1,4 @@
-"""Hierarchies that mix nodes with classes of other libraries, both ways: the table in docs/migrating/index.md."""
+"""Hierarchies of nodes and other libraries' classes, in both orders: the table in docs/migrating/index.md."""
 
 # Not `annotations` from `__future__`: jax_dataclasses evaluates them again.
 import copy
@@ -62,7 +62,7 @@ def registered(cls: Any) -> Any:
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
 
 
-# How each makes a class, and how it marks a static. A name in quotes of the first column is a base.
+# The decorator of each library, and its mark for a static. A name in backquotes in the first column is a base.
 DECORATORS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
     "`dataclasses.dataclass`": (dataclasses.dataclass(frozen=True), {"static": True}),
     "`flax.struct.dataclass`": (lambda cls: struct.dataclass(cls), {"pytree_node": False}),
@@ -119,7 +119,7 @@ COLUMNS: dict[str, Callable[[str], Any]] = {
         new_class("Mixed", base_of_the_library(row), Empty)
     ),
 }
-# By us, or by dataclasses, before there is an instance that anything could use.
+# Raised by us, or by dataclasses, before the first instance exists.
 ERRORS = (
     r"Mixed is a subclass of the node class \w+ but not (decorated|a node class itself)",
     r"Mixed is a node class, but equinox's \w+ registers each subclass as a different kind of pytree",
@@ -132,7 +132,7 @@ ERRORS = (
 
 
 def outcome(make: Callable[[], Any]) -> str:
-    """The name on the page, after everything that a class must do was tried."""
+    """The cell of the page, after all operations on the class were tried."""
     try:
         cls = make()
         mixed = cls(x=jnp.ones(2), y=2.0)

@@ -50,7 +50,7 @@ SOURCES = {
 
 @dataclasses.dataclass(frozen=True)
 class Library:
-    """One way to make `Node`, which has the children `y` and `x`, in this order, and maybe a static `s`."""
+    """One way to define `Node`, with the children `y` and `x`, in this order, and perhaps a static `s`."""
 
     name: str
 

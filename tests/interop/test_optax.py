@@ -1,4 +1,4 @@
-"""optax: each transform with a mask or labels accepts nodes for them, with the results of dicts."""
+"""optax: each transform with a mask or labels accepts nodes, with the same results as dicts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def labels(tree: Any) -> Any:
     return jax.tree.map(lambda kernel: "kernel" if kernel else "bias", kernels(tree))
 
 
-# Each makes a transform from a mask, or from labels: a tree, or a function that gives one.
+# Each creates a transform from a mask or labels: a tree, or a function that returns one.
 MASKED: dict[str, Callable[[Any], Any]] = {
     "adadelta": lambda mask: optax.adadelta(0.1, weight_decay=0.1, weight_decay_mask=mask),
     "adafactor": lambda mask: optax.adafactor(0.1, weight_decay_rate=0.1, weight_decay_mask=mask),

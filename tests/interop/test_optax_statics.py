@@ -1,4 +1,4 @@
-"""optax: equal arguments of a factory give an equal static, and different arguments a different one.
+"""optax: equal arguments of a factory result in an equal static, and different arguments in a different one.
 
 The factories are read from optax itself, so that a new release is covered. Each is called with arguments from the
 tables below; a factory that needs more fails the first test.
@@ -168,7 +168,7 @@ class Factory:
         return list(inspect.signature(self.function).parameters.values())
 
     def missing(self) -> list[str]:
-        """The parameters that must be given, and that the tables don't know."""
+        """The required parameters without an argument in the tables."""
         required = [p.name for p in self.parameters() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
         return [name for name in required if not self.makers(name)]
 
@@ -305,7 +305,7 @@ def test_the_exceptions_are_compared_by_identity(name: str) -> None:
     assert counts == [1, 1, 2], "optax or we have learned to compare it: take it from BY_IDENTITY"
 
 
-# Training steps: what traced again while containers that optax captures had no keys. The changed parameter comes last.
+# Training steps that retraced when containers captured by optax had no keys. The changed parameter comes last.
 
 PARAMS = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
 GRADS = {"kernel": jnp.full((2, 2), 0.1), "bias": jnp.full(2, 0.1)}
@@ -325,7 +325,7 @@ def test_a_mutated_container_is_not_confused_with_its_first_content(name: str, p
     rebuilt = factory.build()
 
     assert node.tx is original
-    other = new_holder()  # It has compared neither.
+    other = new_holder()  # It has compared neither of the two.
     is_copied = jax.tree.structure(other(original)) == jax.tree.structure(
         other(rebuilt)
     )  # The change does not affect these.

@@ -49,7 +49,7 @@ BODIES = {
     "globals()": "globals()['K'] * x",
 }
 
-# How a static is made of a function of such a body.
+# The code that turns such a function into a static.
 FORMS = {
     "lambda": "return lambda x: BODY",
     "def": "def f(x):\n        return BODY\n    return f",
@@ -385,7 +385,7 @@ def change_attribute(target: Any, value: Any) -> None:
         target.v = value
 
 
-# How a static that was made is changed in place.
+# Changes in place of a static after its creation.
 IN_PLACE: dict[str, Callable[[Any, Any], None]] = {
     "defaults": change_default,
     "keywords": change_keyword,
@@ -467,7 +467,7 @@ class SameObject(Module):
 
 
 class ByCode(Module):
-    """A mistake: functions of one code are taken for one, whatever they read."""
+    """A mistake: functions with equal code are the same static, whatever they read."""
 
     first_values: ClassVar[dict[Any, Any]] = {}
     x: Any
@@ -475,7 +475,7 @@ class ByCode(Module):
 
 
 class ByEquality(Module):
-    """A mistake: values that Python calls equal are taken for one."""
+    """A mistake: values that are equal for Python are the same static."""
 
     first_values: ClassVar[dict[Any, Any]] = {}
     x: Any
@@ -501,7 +501,7 @@ WAYS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def program(value: Any) -> str:
-    """The program that calling a static gives now."""
+    """The current program of a call of a static."""
     return str(jax.make_jaxpr(lambda x: call_static(value, x))(X))
 
 
@@ -516,7 +516,7 @@ class Run:
         self.cls = cls
         self.world = World()
         self.nodes: list[tuple[Any, Any, Any]] = []
-        self.first = 0  # The first checked one
+        self.first = 0  # index of the first checked node
         # The caches of jit; `trace` stops before XLA.
         self.ours: Any = jax.jit(lambda node: call_static(node.act, node.x))
         self.oracle: Any = jax.jit(lambda node: call_static(node.act, node.x))
@@ -530,7 +530,7 @@ class Run:
         self.nodes.append((value, node, ByIdentity(X, value.value if isinstance(value, treewright.Static) else value)))
 
     def rebuild(self, index: int) -> None:
-        """A node of a value that was made before."""
+        """A node with an earlier value."""
         if self.nodes:
             value, _, oracle = self.nodes[index % len(self.nodes)]
             self.nodes.append((value, self.cls(X, value), ByIdentity(X, oracle.act)))
@@ -541,7 +541,7 @@ class Run:
             self.first = len(self.nodes)
 
     def check(self) -> None:
-        """The law, for all nodes that there are."""
+        """Check the law for all nodes."""
         for value, node, oracle in self.nodes[self.first :]:
             direct = program(value)
             assert node.act is value or program(node.act) == direct, "the field has a different value"

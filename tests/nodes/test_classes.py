@@ -1,4 +1,4 @@
-"""Classes of all kinds: generic, protocols, diamonds, undecorated, abstract ones; whose `__init__` runs."""
+"""Kinds of classes: generics, protocols, diamonds, undecorated and abstract classes; and which `__init__` runs."""
 
 import abc
 import dataclasses
@@ -194,12 +194,12 @@ def test_two_classes_of_the_same_name_are_distinct() -> None:
     assert jax.tree.structure(first) != jax.tree.structure(second)
 
 
-# Whose __init__ runs
+# Which __init__ runs
 
 
 class Mixin:
     def __init__(self, x: Any) -> None:
-        object.__setattr__(self, "x", ("mixin", x))  # past the one of a frozen dataclass
+        object.__setattr__(self, "x", ("mixin", x))  # bypasses __setattr__ of a frozen dataclass
 
 
 class Cooperative:
@@ -224,11 +224,11 @@ class Plain:
 
 
 class Speaks(typing.Protocol):
-    """Into which `typing` puts an `__init__`."""
+    """A protocol, to which `typing` adds an `__init__`."""
 
 
 class Declares(typing_extensions.Protocol):
-    """The same of another library."""
+    """The same with typing_extensions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,7 +304,7 @@ def test_module_init_calls_the_next_init_in_the_mro() -> None:
 
 
 def abstract(cls: Any) -> Any:
-    """A message of Python's, from a class with the metaclass for it."""
+    """Python's message, from a class with its metaclass."""
     with pytest.raises(TypeError) as caught:
         cls()
     return str(caught.value)

@@ -1,4 +1,4 @@
-"""Copies by `copy`, `pickle`, `cloudpickle` and other processes: as frozen as the original, as soon freed."""
+"""Copies by `copy`, `pickle`, `cloudpickle` and other processes are frozen, and freed as early as the original."""
 
 import contextlib
 import copy

@@ -40,7 +40,7 @@ class Empty:
 
 
 def node_class(body: type[Any], *bases: type[Any], decorate: bool = False, **options: bool) -> Any:
-    """A node class with the field `value` and the methods of `body`; decorated, or made by the class statement."""
+    """A node class with the field `value` and the methods of `body`; decorated, or a subclass of Module."""
     methods = {name: value for name, value in vars(body).items() if name in {"__eq__", "__hash__", "__repr__"}}
     namespace = {"__annotations__": {"value": Any}, "__module__": __name__, **methods}
     if decorate:

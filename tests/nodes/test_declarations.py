@@ -34,7 +34,7 @@ def test_fields_are_children_and_static_fields_are_aux_data() -> None:
 
 
 def new_class(way: str, body: dict[str, Any], **options: Any) -> Any:
-    """A class with the field `x` and the static `n`, as either way makes it, or as dataclasses does."""
+    """A class with the field `x` and the static `n`, a node of either kind or a dataclass."""
     body = {"__annotations__": {"x": Any, "n": Any}, "n": static(default=0), **body}
     if way == "Module":
         return types.new_class("Example", (Module,), options, lambda space: space.update(body))
@@ -114,14 +114,6 @@ def test_metadata_static_declares_a_static() -> None:
     assert (metadata["static"], metadata["unit"]) == (True, "m")
 
 
-@pytest.mark.parametrize("compare", [3, "content", None])
-def test_static_accepts_only_a_bool_for_compare(compare: Any) -> None:
-    with pytest.raises(
-        TypeError, match=r"static\(compare=\.\.\.\) must be True or False, got .*frozen dataclass with a __call__"
-    ):
-        static(compare=compare)
-
-
 def test_a_traceback_through_a_generated_init_shows_its_line() -> None:
     def reject(value: Any) -> Any:
         raise ValueError(value)
@@ -151,11 +143,11 @@ def test_a_field_name_must_be_an_identifier(name: str) -> None:
         pytree_dataclass(type("Bad", (), {"__annotations__": {name: Any}}))
 
 
-# Fields that are overridden
+# Overridden fields
 
 
 class Shape(Module):
-    """Has a field that no constructor takes."""
+    """Has a field that is not an argument of the constructor."""
 
     scale: Any = 1.0
     area: Any = field(init=False)
@@ -221,7 +213,7 @@ def test_a_field_may_override_an_inherited_property_or_method() -> None:
         Net()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
-# Kinds that are inherited
+# Inherited kinds
 
 
 @pytest.mark.parametrize(("specifier", "kind"), [(static, "static"), (buffer, "buffer")])

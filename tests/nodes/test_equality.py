@@ -1,4 +1,4 @@
-"""`==` gives a plain bool for any leaves, `hash` uses values, and the two agree."""
+"""`==` returns a plain bool for any leaves, `hash` uses values, and the two agree."""
 
 import dataclasses
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class Net(Module):
 
 
 class Elementwise:
-    """Compares as arrays of other libraries do."""
+    """Compares like other libraries' arrays."""
 
     def __init__(self, *values: int) -> None:
         self.values = values

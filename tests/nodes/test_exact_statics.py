@@ -64,7 +64,7 @@ class Cold:
 
 
 class Extended(Frozen):
-    """Takes the `==` over, which does not look at further attributes."""
+    """Inherits an `==` that ignores additional attributes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +115,7 @@ def unit(power: int) -> Unit:
 
 
 def subclass_of(base: type[Any]) -> Callable[..., Any]:
-    """A subclass whose instances can have attributes, and which takes the `==` over, which does not look at them."""
+    """A subclass whose instances can have attributes, which the inherited `==` ignores."""
     return types.new_class(f"{base.__name__}WithAttributes", (base,))
 
 
@@ -143,7 +143,7 @@ def in_equinox_module(value: Any, read: Callable[[Any], Any] = lambda module: mo
 
 
 class FrozenDict(Mapping[str, Any]):
-    """A mapping of a user's that can't change."""
+    """A user's immutable mapping."""
 
     def __init__(self, **items: Any) -> None:
         self.items_given = items
@@ -162,7 +162,7 @@ class FrozenDict(Mapping[str, Any]):
 
 
 class Money(Decimal):
-    """Prints less than it is, as the next one does."""
+    """Its repr omits a part, as for the next class."""
 
     def __str__(self) -> str:
         return f"{float(self):.1f}"
@@ -233,7 +233,7 @@ def function_with_keyword_default(value: Any) -> Callable[..., Any]:
 
 
 def note(*args: Any, **keywords: Any) -> None:
-    """Takes anything."""
+    """Accepts any arguments."""
 
 
 def documented(
@@ -257,7 +257,7 @@ def function_in(namespace: dict[str, Any]) -> Any:
     return eval("lambda x: x * scale", namespace)
 
 
-# Made twice: equal, and mostly not identical.
+# Created twice: equal, and mostly not identical.
 SAME: dict[str, Callable[[], Any]] = {
     "date": lambda: dt.date(2020, 1, 2),
     "function of jax": lambda: jax.nn.relu,
@@ -483,7 +483,7 @@ def parts_of(value: Any) -> Iterator[Any] | None:
 
 
 def exact_description(value: Any) -> str:
-    """A text that is equal exactly when type and repr are, all the way down."""
+    """A text that is equal exactly if type and repr are equal at every level."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, frozenset):
         return f"{kind}{{{', '.join(sorted(map(exact_description, value)))}}}"

@@ -1,4 +1,4 @@
-"""Classes that are dataclasses already, or have bases with more than fields, under `@pytree_dataclass`."""
+"""Existing dataclasses, and classes below bases with other state than fields, under `@pytree_dataclass`."""
 
 import dataclasses
 import types
@@ -31,7 +31,7 @@ def quantised(mark: str, **options: Any) -> Any:
 
 
 def is_registered(cls: Any) -> bool:
-    """Whether JAX knows a class; before 0.10 it does not tell without an instance."""
+    """Whether a class is registered with JAX; before 0.10 this needs an instance."""
     return bool(getattr(jax.tree_util, "is_tree_node", lambda _: False)(cls))
 
 

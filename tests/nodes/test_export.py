@@ -281,7 +281,7 @@ def test_loading_an_exported_program_rejects_a_class_with_different_statics() ->
         jax.export.deserialize(bytearray(program.replace(b'{"value": 3}', b'{"other": 3}')))
 
 
-# Classes of one name
+# Classes with the same name
 
 
 def local_class() -> Any:

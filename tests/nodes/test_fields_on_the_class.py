@@ -160,7 +160,7 @@ def test_mock_patch_restores_a_field() -> None:
     assert Tiles(speed=3.0).speed == 3.0
 
 
-# Which class reads
+# Reads through super()
 
 
 def test_super_reads_fields_in_a_diamond() -> None:
@@ -245,7 +245,7 @@ def test_new_that_returns_a_built_instance_is_rejected() -> None:
     assert replace(first, w=2.0).w == 2.0
 
 
-# Names that no field has
+# Names that are not fields
 
 
 class Slotted:

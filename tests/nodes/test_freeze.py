@@ -103,7 +103,7 @@ def test_freeze_rejects_nodes_with_arrays(value: Any) -> None:
 
 
 class Attributes(dict[str, Any]):
-    """As configs are whose items are attributes."""
+    """A config whose items are attributes."""
 
     def __getattr__(self, name: str) -> Any:
         return self[name]

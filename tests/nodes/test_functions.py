@@ -98,7 +98,7 @@ def with_note(value: Any) -> Any:
 
 
 def in_a_library(value: Any) -> Any:
-    """A function that a library made, with this in it."""
+    """A function created by a library, which captures the value."""
     return optax.scale_by_schedule(jax.tree_util.Partial(max, value)).update  # type: ignore[no-untyped-call]  # left untyped by its library
 
 

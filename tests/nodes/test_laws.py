@@ -48,7 +48,7 @@ class Declared:
         return specifier(**options)  # type: ignore[operator]
 
     def plain_line(self) -> Any:
-        """The same for the standard library."""
+        """The same line for the standard library."""
         line = self.line()
         options = {"default": line.default, "default_factory": line.default_factory, "kw_only": self.kw_only}
         return dataclasses.field(**options)  # pyright: ignore[reportArgumentType, reportCallIssue]

@@ -46,7 +46,7 @@ class Linear(Module):
 
 
 class Deep(Linear):
-    """Overrides a method and calls the one of its base."""
+    """Overrides a method and calls it on its base."""
 
     def step(self, x: Any, *, shift: float = 0.0) -> Any:
         return super().step(x, shift=shift) + 100.0

@@ -54,7 +54,7 @@ class Net(Module):
 
 @pytree_dataclass
 class Mixed:
-    """One of each kind of field."""
+    """A node with each kind of field."""
 
     first: Any
     second: dataclasses.InitVar[int] = 2

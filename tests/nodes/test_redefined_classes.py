@@ -166,7 +166,7 @@ def test_the_error_names_a_field_missing_from_an_old_instance(module: Any) -> No
         draft.bias = 1
 
 
-OTHER_CLASS = "pytree structure error|Custom node type mismatch"  # JAX's words, since 0.10 and before
+OTHER_CLASS = "pytree structure error|Custom node type mismatch"  # JAX's messages, since 0.10 and before
 TWICE = (
     "Two classes are named Net: the class statement ran twice, for example in a notebook cell or a reloaded "
     "module. Recreate all objects with the current class."

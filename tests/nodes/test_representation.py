@@ -267,11 +267,11 @@ def test_fields_with_repr_false_are_left_out() -> None:
     assert repr(Hidden()).endswith("Hidden()")
 
 
-# What must not fail
+# Values that are hard to print
 
 
 def repr_or_failure(node: Any) -> str:
-    """`repr`, or the name of the error: pytest itself does not survive a traceback of a thousand frames."""
+    """`repr`, or the name of the error, because pytest can't print a traceback of a thousand frames."""
     try:
         return repr(node)
     except RecursionError as error:
@@ -376,7 +376,7 @@ def test_rich_prints_the_same_text() -> None:
     )
 
 
-# treescope reads all of numpy on first use, what numpy means to remove included.
+# On first use, treescope reads all of numpy, including deprecated names.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:numpy", "ignore:The chararray class")
 def test_every_printer_shows_frozen_mappings() -> None:
     box = Box(FrozenMapping({"rate": 0.5}))

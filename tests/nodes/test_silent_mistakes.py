@@ -18,7 +18,7 @@ OURS = [field, static, buffer]
 
 
 def class_factories(**body: Any) -> list[Callable[[], Any]]:
-    """Two functions that create a class of this body: as a Module, and with the decorator."""
+    """Two functions that create a class with this body: as a Module, and with the decorator."""
     body = {"__module__": __name__, **body}
     return [lambda: type("Net", (Module,), dict(body)), lambda: pytree_dataclass(type("Net", (), dict(body)))]
 
@@ -28,7 +28,7 @@ def classes(**body: Any) -> list[Any]:
 
 
 def definition_error(**body: Any) -> str:
-    """The error for the class, the same either way."""
+    """The error for the class, which is the same for both kinds."""
     messages: set[str] = set()
     for make in class_factories(**body):
         with pytest.raises(NodeDefinitionError) as caught:

@@ -1,4 +1,4 @@
-"""The law of statics: programs are right whenever comparison by identity gives the right one; fields keep their values.
+"""The law of statics: a program is right if comparison by identity gives the right one; fields keep their values.
 
 Each example is a short story of a user's module: statics are created, the values that they read change and change back,
 the module is edited and run again, and in between every node goes through the caches of `jit`.
@@ -92,7 +92,7 @@ def test_each_static_follows_a_change_and_its_reversal(form: str, body: str) -> 
 @pytest.mark.parametrize("mistaken", [ByCode, ByEquality])
 def test_the_law_detects_wrong_keys(mistaken: Any) -> None:
     law: Any = given(st.just(mistaken), KINDS, STORIES)(run_story)
-    law = seed(3)(law)  # a draw that finds both soon
+    law = seed(3)(law)  # this seed finds both quickly
     law = settings(max_examples=2000, database=None, phases=[Phase.generate], report_multiple_bugs=False, **LAW)(law)
 
     with pytest.raises(AssertionError, match=r"^stale: |the field has a different value"):

@@ -37,7 +37,7 @@ class Layer:
 
 
 def interned(node: Any) -> Any:
-    """The one object of the node's static values."""
+    """The shared object of the node's static values."""
     return node.tree_flatten()[1]
 
 
@@ -119,7 +119,7 @@ def test_unpickling_a_different_class_version_names_both_sets_of_fields(monkeypa
         pickle.loads(data)
 
 
-# How long it lives
+# Lifetime
 
 
 def test_unused_statics_are_freed() -> None:
@@ -173,7 +173,7 @@ def test_a_static_that_refers_to_its_own_node_is_freed(refer: str) -> None:
 
 @pytest.fixture
 def quick_switches() -> Iterator[None]:
-    """Let threads take turns a thousand times as often as usual."""
+    """Switch threads a thousand times as often as usual."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(before / 1000)
     yield
@@ -215,7 +215,7 @@ def test_sixteen_threads_get_one_object_for_equal_statics(make: Callable[[int], 
     assert len({id(interned(layer)) for layer in layers_by_thread[0]}) == 30
 
 
-# What may be declared static
+# Allowed static values
 
 
 @pytest.mark.parametrize("annotation", [list[int], "jax.Array", np.ndarray, tuple[list[int], ...], "Undeclared", int])

@@ -233,7 +233,7 @@ def test_messages_truncate_long_values() -> None:
 
 
 class Touchy:
-    """Hashes alike, and raises when it is compared."""
+    """All instances have one hash, and comparison raises."""
 
     def __eq__(self, other: object) -> bool:
         raise RuntimeError("Touchy was compared")
@@ -248,7 +248,7 @@ class Hashless:
 
 
 class Compared:
-    """Counts how often it is compared, in a list that all share."""
+    """Records its comparisons in a shared list."""
 
     def __init__(self, calls: list[str]) -> None:
         self.calls = calls

@@ -1,4 +1,4 @@
-"""Nodes under transformations: each matches the result for tuples of their arrays, and runs no code of a class."""
+"""Nodes under transformations: each result equals the one for tuples of the arrays, and no code of the class runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m treewright retraces` and `pytest --retraces`: reports on programs, which run as they do under python."""
+"""`python -m treewright retraces` and `pytest --retraces`: reports on programs, which run as under python."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def program(folder: Path, text: str = COMPILING) -> str:
     return "program.py"
 
 
-# The program runs as it does by itself
+# The program runs as without the command
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -173,7 +173,7 @@ def test_the_command_rejects_invalid_arguments(arguments: Sequence[str], message
 def test_the_command_reports_text_json_and_a_timeline(
     tmp_path: Path,
 ) -> None:
-    options = ("--json", "report.json", "--trace", "trace.json", "--max-retraces", "0")
+    options = ("--json", "report.json", "--max-retraces", "0")
     cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
 
     ended = run(*RETRACES, *options, program(tmp_path), folder=tmp_path, environment=cache)
@@ -191,13 +191,13 @@ def test_the_command_reports_text_json_and_a_timeline(
     assert re.search(r"    missed and not stored: \d+ programs, ", text)
     assert "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 (now 1) would save up to " in text
     assert (ended.returncode, "1 retrace, but --max-retraces allows 0" in text) == (3, True)
-    report, timeline = (json.loads((tmp_path / name).read_text()) for name in ("report.json", "trace.json"))
+    report = json.loads((tmp_path / "report.json").read_text())
     assert [(each["function"], each["number"]) for each in report["retraces"]] == [("step", 2)]
     [difference] = report["retraces"][0]["differences"]
     assert difference["kind"] == "shape"
     assert difference["fix"] == "if this is the smaller last batch of an epoch, drop or pad it"
     assert {row["function"]: row["traces"] for row in report["functions"]}["step (program.py:6)"] == 2
-    events = timeline["traceEvents"]
+    events = report["traceEvents"]
     assert [event["ph"] for event in events] == ["X"] * len(events)
     assert {"trace step", "lower step", "compile step"} <= {event["name"] for event in events}
 

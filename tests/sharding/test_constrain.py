@@ -19,7 +19,7 @@ from treewright.sharding import Rules, constrain, constrain_tree, out_sharding, 
 
 pytestmark = pytest.mark.slow
 
-P: Any = PartitionSpec  # whose constructor has no annotations
+P: Any = PartitionSpec  # its constructor has no annotations
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 KEPT: Rules = {"embed": "fsdp", "hidden": "tensor"}
 USED: Rules = {"embed": None, "hidden": "tensor", "batch": "fsdp"}

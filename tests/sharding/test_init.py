@@ -1,4 +1,4 @@
-"""`sharded_init` and `abstract_state`: the values of one device, in parts; statics by identity; any mesh."""
+"""`sharded_init` and `abstract_state`: the same values as on one device; statics by identity; any mesh."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 RULES: Rules = {"in": "fsdp", "out": "tensor"}
-P: Any = PartitionSpec  # whose constructor has no annotations
+P: Any = PartitionSpec  # its constructor has no annotations
 
 
 class Linear(Module):
@@ -61,15 +61,15 @@ def allclose(left: Any, right: Any) -> bool:
 def test_sharded_init_matches_one_device() -> None:
     mesh = mesh_of()
 
-    made = sharded_init(Net, [8, 16, 4], jax.random.key(1), "gelu", mesh=mesh, rules=RULES)
+    net = sharded_init(Net, [8, 16, 4], jax.random.key(1), "gelu", mesh=mesh, rules=RULES)
 
-    alone = jax.jit(lambda key: Net([8, 16, 4], key, "gelu"))(jax.random.key(1))
-    assert allclose(made.layers, alone.layers)
-    assert made.act == "gelu"
-    assert made.layers[0].kernel.sharding == NamedSharding(mesh, P("fsdp", "tensor"))
-    assert made.layers[0].kernel.addressable_shards[0].data.shape == (4, 8)
-    assert (jax.random.key_data(made.keys) == jax.random.key_data(alone.keys)).all()
-    assert made.keys.addressable_shards[0].data.shape == (2,)
+    expected = jax.jit(lambda key: Net([8, 16, 4], key, "gelu"))(jax.random.key(1))
+    assert allclose(net.layers, expected.layers)
+    assert net.act == "gelu"
+    assert net.layers[0].kernel.sharding == NamedSharding(mesh, P("fsdp", "tensor"))
+    assert net.layers[0].kernel.addressable_shards[0].data.shape == (4, 8)
+    assert (jax.random.key_data(net.keys) == jax.random.key_data(expected.keys)).all()
+    assert net.keys.addressable_shards[0].data.shape == (2,)
 
 
 def test_statics_that_compare_by_identity_pass_and_an_init_is_traced_once() -> None:
@@ -82,12 +82,12 @@ def test_statics_that_compare_by_identity_pass_and_an_init_is_traced_once() -> N
         linear, tx = Linear(4, 4, key), optax.adam(lambda _: 1e-3)
         return Learner(linear, tx, tx.init(linear))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
-    made = sharded_init(counted := count_traces(make), jax.random.key(0), mesh=mesh_of(), rules=RULES)
+    net = sharded_init(counted := count_traces(make), jax.random.key(0), mesh=mesh_of(), rules=RULES)
 
     assert counted.count == 1
-    assert made.state[0].mu.kernel.sharding.spec == P("fsdp", "tensor")
-    updates, _ = made.tx.update(made.linear, made.state)
-    assert jax.tree.structure(updates) == jax.tree.structure(made.linear)
+    assert net.state[0].mu.kernel.sharding.spec == P("fsdp", "tensor")
+    updates, _ = net.tx.update(net.linear, net.state)
+    assert jax.tree.structure(updates) == jax.tree.structure(net.linear)
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
@@ -97,17 +97,17 @@ def test_sharded_init_uses_its_mesh_over_the_current_one(kind: AxisType, is_set:
 
     with jax.set_mesh(mesh) if is_set else contextlib.nullcontext():
         key = jax.random.key(0)
-        made = sharded_init(lambda key: Linear(4, 8, key), key, mesh=mesh, rules=RULES)
+        net = sharded_init(lambda key: Linear(4, 8, key), key, mesh=mesh, rules=RULES)
         like = abstract_state(lambda key: Linear(4, 8, key), key, mesh=mesh, rules=RULES)
 
-    assert made.kernel.sharding == like.kernel.sharding == NamedSharding(mesh, P("fsdp", "tensor"))
-    assert allclose(made, jax.jit(Linear, static_argnums=(0, 1))(4, 8, jax.random.key(0)))
+    assert net.kernel.sharding == like.kernel.sharding == NamedSharding(mesh, P("fsdp", "tensor"))
+    assert allclose(net, jax.jit(Linear, static_argnums=(0, 1))(4, 8, jax.random.key(0)))
 
 
 def test_numpy_arrays_among_the_arguments_are_traced() -> None:
-    made = sharded_init(lambda table: {"w": table * 2}, np.ones(4, np.float32), mesh=mesh_of(), rules={})
+    net = sharded_init(lambda table: {"w": table * 2}, np.ones(4, np.float32), mesh=mesh_of(), rules={})
 
-    assert made["w"].tolist() == [2.0] * 4
+    assert net["w"].tolist() == [2.0] * 4
 
 
 def test_sharded_arguments_are_not_moved() -> None:

@@ -1,4 +1,4 @@
-"""`at`: any place in a tree, read and changed at the cost of the way there, sharing all the rest."""
+"""`at`: read and change any place in a tree, at the cost of its depth, sharing the rest."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def small_net() -> Net:
     return Net((Linear(1.0, 2.0), Linear(3.0)), {"b": [Pair(4.0, 5.0)], "a": 6.0})
 
 
-# A function over the tree
+# A function of the tree
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`replace`: a changed copy that no constructor makes, checked like a new node and sharing all the rest."""
+"""`replace`: a changed copy without a constructor call, checked like a new node, sharing the rest."""
 
 import copy
 import dataclasses
@@ -66,12 +66,12 @@ class DeepNet(Net):
 
 
 def changed(node: Any, /, **changes: Any) -> Any:
-    """`replace`, having forgotten what ran before."""
+    """`replace`, with a cleared record of converters and checks."""
     ran.clear()
     return replace(node, **changes)
 
 
-# Changed and kept fields
+# Changed and unchanged fields
 
 
 def test_replace_sets_new_values_and_shares_the_others() -> None:
@@ -139,7 +139,7 @@ def test_a_field_or_method_named_replace_is_unchanged() -> None:
     assert not hasattr(variable, "replace")
 
 
-# What `__post_init__` derives: each spelling does what `dataclasses.replace` does
+# Fields derived by `__post_init__`: each spelling behaves like `dataclasses.replace`
 
 
 @pytree_dataclass
@@ -243,7 +243,7 @@ def test_replace_runs_no_post_init_under_a_custom_init() -> None:
 
 
 def test_replace_rejects_unknown_names_with_close_matches() -> None:
-    layer: Any = Layer(1.0)  # for checkers reject all of this
+    layer: Any = Layer(1.0)  # checkers reject all of this
     ran.clear()
     with pytest.raises(TypeError, match=r"Layer has no field kernal \(did you mean kernel\?\), wide"):
         replace(layer, kernal=1, bias=2, wide=3)

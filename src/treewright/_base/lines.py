@@ -1,6 +1,5 @@
 """Parts of reports: tables, truncated lists, counts, common prefixes, meshes."""
 
-import html
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -43,7 +42,3 @@ def mesh_text(mesh: Any) -> str:
         return "no mesh"
     kinds = dict.fromkeys(getattr(kind, "name", str(kind)) for kind in mesh.axis_types or ())
     return f"a mesh of {', '.join(f'{axis}={size}' for axis, size in sizes.items())} ({', '.join(kinds)})"
-
-
-def in_html(shown: str) -> str:
-    return f"<pre>{html.escape(shown)}</pre>"

@@ -14,13 +14,13 @@ import numpy as np
 import typing_extensions
 
 from treewright._base.functions import FrozenValue, is_generated
-from treewright._base.text import annotation_text, short_text, text_with_class
+from treewright._base.text import annotation_text, short_text
 from treewright._core.field_checks import LAYERS
 from treewright._core.fields import MISSING, options_of, specifier_in, specifier_inside
 from treewright._core.init import Docstring, make_init
 from treewright._core.instance import FLAT_FORM, FieldView, Unfinished, replace, wrap_init
 from treewright._core.methods import METHODS
-from treewright._core.registration import refuse_base, register_once
+from treewright._core.registration import register_once, reject_base
 from treewright._core.spec import FieldSpec, NodeSpec
 from treewright._core.statics import StaticTable
 from treewright.errors import NodeDefinitionError
@@ -73,7 +73,7 @@ def make_node_class(cls: Any, options: Mapping[str, bool], wrap_method: Callable
         inherited.update(vars(base))
     annotations = typing_extensions.get_annotations(cls, format=typing_extensions.Format.FORWARDREF)
     draft = _Draft(cls, options, is_module, annotations, dict(vars(cls)), inherited)
-    _refuse_attributes(draft)
+    _reject_attributes(draft)
     _read_fields(draft)
     init, keeps_init = _init_of(draft)
     spec, arguments = _node_spec(draft, keeps_init=keeps_init)
@@ -98,7 +98,7 @@ def _reject_class(cls: type[Any], options: Mapping[str, bool]) -> None:
                 f"{cls.__qualname__}: {option}={options[option]} is not supported, because {_UNSUPPORTED[option]}. "
                 f"Remove it; use treewright.replace(node, field=...) for a changed copy."
             )
-    refuse_base(cls)
+    reject_base(cls)
     for base in (*cls.__mro__[:-1], *inspect.getmro(type(cls))[:-1]):
         package = base.__module__.partition(".")[0]
         if (package, base.__name__) in LAYERS or (package == "equinox" and issubclass(base, type)):
@@ -118,7 +118,7 @@ def _reject_class(cls: type[Any], options: Mapping[str, bool]) -> None:
             raise NodeDefinitionError(f"{cls.__qualname__} defines {name} itself. Remove it: {reason}.")
 
 
-def _refuse_attributes(draft: _Draft) -> None:
+def _reject_attributes(draft: _Draft) -> None:
     """Raise for names and values in the body that Python accepts but that don't mean what they look like."""
     for name in draft.annotations:
         if name in {FLAT_FORM, *_NEVER_OVERRIDDEN} or (name == "replace" and draft.is_module) or _is_special(name):
@@ -172,8 +172,6 @@ def _value_problem(draft: _Draft, name: str, value: Any) -> str | None:
                 f"leaf.\n"
                 f"  Write {name}: {annotation_text(draft.annotations[name], draft.cls)} = {specifier}()"
             )
-        if type(default) in {list, dict, set} and specifier_in(value) == "static":
-            return _mutable_default(draft, name, default)
     elif isinstance(hidden, FieldView) and type(value) is not dataclasses.Field:  # `dataclasses` rejects a Field.
         call = short_text(value) if hidden.field.kind == "child" else _call_text(hidden.field.kind, value)
         line = f"{name}: {annotation_text(hidden.field.type, draft.cls)} = {call}"
@@ -190,17 +188,6 @@ def _value_problem(draft: _Draft, name: str, value: Any) -> str | None:
             f"intended."
         )
     return None
-
-
-def _mutable_default(draft: _Draft, name: str, default: Any) -> str:
-    """Why a mutable default of a static is wrong. The fix has a converter, because the field would reject the value."""
-    line = f"{name}: {annotation_text(draft.annotations[name], draft.cls)} = static("
-    factory = f"default_factory=lambda: {short_text(default)}"
-    return (
-        f"is static, but its default is mutable: {text_with_class(default)}.\n"
-        f"  Write {line}{factory}, converter=treewright.freeze)\n"
-        f"  or, to keep a mutable object, {line}{factory}, identity=True)"
-    )
 
 
 def _is_defined_in(cls: type[Any], name: str, value: Any) -> bool:
@@ -321,11 +308,11 @@ def _field_spec(draft: _Draft, field_: Any) -> FieldSpec:
     spec = FieldSpec(name=name, index=0, equal=field_.compare, hash=hashed, **values)
     view = draft.inherited.get(name)
     if isinstance(view, FieldView) and name in draft.annotations and not options:
-        _refuse_lost_options(cls, spec, view.field)
+        _reject_lost_options(cls, spec, view.field)
     return spec
 
 
-def _refuse_lost_options(cls: type[Any], spec: FieldSpec, base: FieldSpec) -> None:
+def _reject_lost_options(cls: type[Any], spec: FieldSpec, base: FieldSpec) -> None:
     """Raise if a field is annotated again without its base's specifier, and so would become a plain child."""
     if base.kind == "child" and not base.sharding and not base.stack:
         return
@@ -365,7 +352,7 @@ def _init_of(draft: _Draft) -> tuple[Callable[..., None], bool]:
 def _install_methods(draft: _Draft, wrap_method: Callable[[Any], Any] | None) -> None:
     """Add the methods of every node, with those for comparison as the options specify, and wrap a Module's methods.
 
-    Abstract methods work as with `abc.ABC`: Python itself refuses to create an instance, whatever the metaclass.
+    Abstract methods work as with `abc.ABC`: Python raises for an instance of the class, whatever its metaclass.
     """
     cls, options, body = draft.cls, draft.options, draft.body
     by_option = {

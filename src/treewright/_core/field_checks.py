@@ -65,9 +65,6 @@ _FIXES = types.MappingProxyType(
 )
 
 
-_UNHASHABLE = "It is not hashable, so jit can't tell whether it compiled for this value."
-
-
 @dataclasses.dataclass(eq=False)
 class NoExactKeyError(TypeError):
     """A value that can't be static: its description, the consequence, and the value to pass instead, if any."""
@@ -87,7 +84,7 @@ class ArraysReachedError(NoExactKeyError):
 def problem_of(value: Any) -> NoExactKeyError:
     """Why a value can't be static."""
     description, (fix, can_freeze), can_be_child = text_with_class(value), _fix(value), True
-    consequence = _UNHASHABLE
+    consequence = "It is not hashable, so jit can't tell whether it compiled for this value."
     if isinstance(value, Tracer):
         description, fix = f"a tracer, {text(value)}", ""
         consequence = "A tracer is valid only during its trace, but a static outlives it."
@@ -141,23 +138,6 @@ def arrays_reached(node: Any, *, is_built: bool = True) -> ArraysReachedError:
     )
 
 
-def unset_field(value: Any, name: str) -> NoExactKeyError:
-    """Why a dataclass with a field that was never assigned can't be static."""
-    cls = type(value).__qualname__
-    description = f"{with_article(cls)} whose field {name} has no value"
-    return NoExactKeyError(value, description, "jit compares it by its fields.", f"a {cls} with a {name}")
-
-
-def too_deep(value: Any) -> NoExactKeyError:
-    """Why a value that is nested deeper than Python's stack can't be static."""
-    return NoExactKeyError(
-        value,
-        f"{with_article(type(value).__name__)} that is nested too deeply",
-        "It can't be compared.",
-        "a flatter value",
-    )
-
-
 def comparison_problem(value: Any, *, with_equality: bool) -> NoExactKeyError | None:
     """Why an object can't be compared: its hash raises, or its custom `==` does not return a bool."""
     try:
@@ -195,17 +175,17 @@ def has_arrays(value: Any) -> bool:
         return False
 
 
-def refusal(cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, NoExactKeyError]) -> StaticFieldError:
+def rejection(cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, NoExactKeyError]) -> StaticFieldError:
     """The error for the static fields of a new node that have a problem: the first in full, the others by name."""
     (name, problem), *others = problems.items()
-    lines = _refusal_lines(cls, name, values[name], problem)
+    lines = _rejection_lines(cls, name, values[name], problem)
     if others:
         lines.append(f"Other static fields of {cls.__qualname__} that must change:")
         lines += [f"  {other}: {each.description}" for other, each in others]
     return StaticFieldError("\n".join(lines))
 
 
-def _refusal_lines(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> list[str]:
+def _rejection_lines(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> list[str]:
     is_value, line, verb = problem.value is value, f"  {name}: ... = static(", "holds"
     inside = "" if is_value else f", inside {text_with_class(value)}"
     fixes, can_be_child = [f"Pass {problem.fix}."] if problem.fix else [], problem.can_be_child
@@ -271,10 +251,9 @@ def check_fields(node: Any) -> None:
     Raises:
         NodeInitError: If the value of a field is a field marker, such as `static()`.
     """
-    spec, form = node.__node_spec__, object.__getattribute__(node, "_node")
+    spec, (children, statics) = node.__node_spec__, object.__getattribute__(node, "_node")
     spec.table.to_check = max(spec.table.to_check - 1, 0)
-    for field in spec.fields:
-        value = field.value_in(form)
+    for field, value in zip((*spec.children, *spec.statics), (*children, *statics.values), strict=True):
         if type(value) in _COMMON or isinstance(value, jax.Array):
             continue
         if isinstance(value, dataclasses.Field):
@@ -290,15 +269,6 @@ def check_fields(node: Any) -> None:
 def _child_problem(cls: type[Any], field: Any, value: Any) -> str | None:
     """The warning for a child; None if it is fine."""
     place, value_cls = f"{cls.__qualname__}.{field.name}", type(value)
-    as_tuple = f"Pass a tuple: {field.name} = tuple(...)."
-    if value_cls is list:
-        annotation = annotation_text(field.type, cls)
-        if not annotation.startswith("tuple["):
-            return None
-        return (
-            f"{place} is annotated {annotation} but got a list. To JAX these are different trees: jit retraces, and "
-            f"the nodes are unequal.\n{as_tuple}"
-        )
     if any((base.__module__.partition(".")[0], base.__name__) in LAYERS for base in value_cls.__mro__):
         leaves = jax.tree.leaves(value)  # The layer itself is a leaf if its library has not registered it.
         if all(leaf is not value and (hasattr(leaf, "dtype") or isinstance(leaf, _NUMBERS)) for leaf in leaves):
@@ -310,7 +280,7 @@ def _child_problem(cls: type[Any], field: Any, value: Any) -> str | None:
     elif not jax.tree_util.all_leaves([value]) or hasattr(value_cls, "dtype") or hasattr(value_cls, "__jax_array__"):
         return None
     elif isinstance(value, _ITERABLES):
-        fix = as_tuple
+        fix = f"Pass a tuple: {field.name} = tuple(...)."
     elif isinstance(value, _SETTINGS) or callable(value) or dataclasses.is_dataclass(value_cls):
         fix = f"If it is a setting, make it static:\n  {_static_line(cls, field)}\n"
         if dataclasses.is_dataclass(value_cls):

@@ -76,7 +76,7 @@ def raw_form(node: Any) -> FlatForm | Unfinished:
         form: FlatForm | Unfinished = _read(node, FLAT_FORM)
     except AttributeError:
         cls = type(node)
-        refuse_undecorated(cls)
+        reject_undecorated(cls)
         why = f"no __init__ has run. Create it by calling the class: {cls.__qualname__}(...)"
         if cls.__init__ is object.__init__:
             why = "the class has no __init__. Remove init=False, or write an __init__"
@@ -108,7 +108,7 @@ def is_node(value: object) -> bool:
     return is_node_class(type(value))
 
 
-def refuse_undecorated(cls: type[Any]) -> None:
+def reject_undecorated(cls: type[Any]) -> None:
     """Raise if a subclass of a node class is not a node class itself."""
     if "__node_spec__" in vars(cls):
         return
@@ -159,12 +159,12 @@ class FieldView(property):  # noqa: PLW1641  `__hash__` is one of the uses that 
     def __eq__(self, other: object) -> bool:
         """Whether both are views of the same field, also before and after its class was redefined."""
         if not isinstance(other, FieldView):
-            self.refuse_use()
+            self.reject_use()
         owners = (self.table.owner, other.table.owner)
         paths = {(cls.__module__, cls.__qualname__) for cls in owners}
         return len(paths) == 1 and self.field.name == other.field.name
 
-    def refuse_use(self, *_: object, **__: object) -> Never:
+    def reject_use(self, *_: object, **__: object) -> Never:
         raise FieldOnClassError(self._problem("has no value"))
 
     def _problem(self, problem: str) -> str:
@@ -179,9 +179,9 @@ class FieldView(property):  # noqa: PLW1641  `__hash__` is one of the uses that 
         )
 
     # `dataclasses` assigns a field's name; nothing reads it.
-    name = property(None, lambda self, name: self._refuse_dataclass(name))
+    name = property(None, lambda self, name: self._reject_dataclass(name))
 
-    def _refuse_dataclass(self, name: str) -> Never:
+    def _reject_dataclass(self, name: str) -> Never:
         raise NodeDefinitionError(
             f"{name} is a field of a node class, which is already a dataclass. Remove @dataclass, or replace it with "
             f"@pytree_dataclass if this is a subclass of a decorated class."
@@ -202,7 +202,7 @@ for _use in (
         for side in ("", "r")
     ),
 ):
-    setattr(FieldView, f"__{_use}__", FieldView.refuse_use)
+    setattr(FieldView, f"__{_use}__", FieldView.reject_use)
 
 
 def _reader(field: FieldSpec, table: StaticTable) -> Callable[[Any], Any]:
@@ -320,7 +320,7 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
         form.values_of(node)
         return init(node, *args, **kwargs)
     if spec.cls is not type(node):
-        refuse_undecorated(type(node))
+        reject_undecorated(type(node))
     _store(node, FLAT_FORM, spec.unfinished)
     try:
         # Without a new reference to the node, no value can contain it, unless its `__new__` stored one.
@@ -330,28 +330,10 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
         _seal(node, spec, is_referenced=is_referenced)
     except BaseException as error:
         mark_failed(node, error)
-        if kwargs and isinstance(error, TypeError) and getattr(error.__traceback__, "tb_next", None) is None:
-            # Python rejected the arguments.
-            error.args = (f"{error}{_keywords_hint(str(error), spec, init, kwargs)}",)
         raise
     if spec.checks or spec.table.to_check:
         check(node)
     return returned
-
-
-def _keywords_hint(message: str, spec: NodeSpec, init: Callable[..., object], kwargs: Mapping[str, Any]) -> str:
-    """A hint to append to Python's error for unexpected keywords of an `__init__`."""
-    if spec.has_own_init and {field.name for field in spec.fields if field.init} <= kwargs.keys():
-        return (
-            f". dataclasses.replace passes every field to the constructor, but {spec.cls.__qualname__} has a custom "
-            f"__init__. Use treewright.replace(node, ...) or node.replace(...), which do not call __init__."
-        )
-    code: Any = getattr(init, "__code__", None)
-    if code is None or "Did you mean" in message:  # Python 3.13 and newer
-        return ""
-    parameters = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
-    hints = (did_you_mean(name, parameters) for name in kwargs if name not in parameters)
-    return next(filter(None, hints), "")
 
 
 def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
@@ -428,9 +410,9 @@ def check(node: Any) -> None:
     try:
         if spec.table.to_check:
             _reject_class_assignments(spec)
-            for child in flat_form(node)[0]:
+            for child in _read(node, FLAT_FORM)[0]:
                 if type(child) is FieldView:
-                    child.refuse_use()
+                    child.reject_use()
             check_fields(node)
         for own_check in spec.checks:
             if own_check(node) is not None:
@@ -473,7 +455,7 @@ def mark_failed(node: Any, error: BaseException) -> None:
 def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
     """A copy with different values in some fields. Converters and checks run, but no constructor."""
     spec, (children, statics) = spec_of(node), flat_form(node)
-    _refuse_unknown(spec, changes, spec.by_name)
+    _reject_unknown(spec, changes, spec.by_name)
     new_children, new_statics = list(children), list(statics.values)
     for name, value in changes.items():
         field = spec.by_name[name]
@@ -492,7 +474,7 @@ def with_post_init(node: Any, changes: dict[str, Any]) -> Any:
     `dataclasses.replace` also runs it, and all spellings of `replace` must agree.
     """
     spec, pair = spec_of(node), flat_form(node)
-    _refuse_unknown(spec, changes, (*spec.by_name, *spec.init_vars))
+    _reject_unknown(spec, changes, (*spec.by_name, *spec.init_vars))
     for name, default in spec.init_vars.items():
         if changes.get(name, default) is MISSING:
             raise TypeError(
@@ -527,7 +509,7 @@ def with_post_init(node: Any, changes: dict[str, Any]) -> Any:
     return copy
 
 
-def _refuse_unknown(spec: NodeSpec, changes: Iterable[str], names: Collection[str]) -> None:
+def _reject_unknown(spec: NodeSpec, changes: Iterable[str], names: Collection[str]) -> None:
     wrong = [name for name in changes if name not in names]
     if wrong:
         raise TypeError(

@@ -26,7 +26,7 @@ _PLAIN = frozenset({str, int, float, bool, types.NoneType})  # JSON keeps their 
 _REDEFINED = itertools.count(2)  # One counter for all names: trying each name's numbers took 10 ms for the 1,600th.
 
 
-def refuse_base(cls: type[Any]) -> None:
+def reject_base(cls: type[Any]) -> None:
     """Raise for a subclass of `list`, `Exception` and other classes written in C."""
     base = native_base(cls)
     if base is not None:

@@ -24,8 +24,7 @@ from treewright._core.field_checks import (
     NoExactKeyError,
     has_public_attributes,
     is_user_class,
-    refusal,
-    too_deep,
+    rejection,
 )
 from treewright._core.keys import KeyBuilder, compared_by_itself, identity_key
 from treewright._core.kinds import kind_of, partial_parts, with_parts
@@ -154,12 +153,10 @@ class StaticTable:
                 keys.append(identity_key(value) if by_identity else builder.key(value))
             except NoExactKeyError as problem:
                 problems[name], builder = problem, KeyBuilder(builder.doubts)
-            except RecursionError:
-                problems[name], builder = too_deep(value), KeyBuilder(builder.doubts)
             while builder.doubts and not problems:
                 self._doubt(name, builder.doubts.pop())
         if problems:
-            raise refusal(self.owner, dict(zip(self.names, values, strict=True)), problems)
+            raise rejection(self.owner, dict(zip(self.names, values, strict=True)), problems)
         return tuple(keys)
 
     def _doubt(self, name: str, value: Any) -> None:

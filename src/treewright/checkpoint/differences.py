@@ -82,7 +82,7 @@ class Mismatch:
         return _FIXES["cast" if loses else self.kind]
 
 
-def refuse_mismatches(mismatches: Sequence[Mismatch], first: Sequence[str] = ()) -> None:
+def raise_mismatches(mismatches: Sequence[Mismatch], first: Sequence[str] = ()) -> None:
     """Raise one error for all mismatches, if there are any, with `first` and the fix for each kind."""
     if mismatches:
         count = "a difference" if len(mismatches) == 1 else f"{len(mismatches):,} differences"

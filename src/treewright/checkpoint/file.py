@@ -51,8 +51,7 @@ def save(path: StrPath, tree: object) -> None:
     """Save a tree as one safetensors file, with its classes, its statics and a digest of every leaf.
 
     The write is atomic: a temporary file in the same folder is written, flushed to disk and renamed. The new file has
-    the permissions of the one that it replaces; if `path` is a symbolic link, its target is replaced. An array that
-    occurs several times in the tree is written once, and restored as one array.
+    the permissions of the one that it replaces; if `path` is a symbolic link, its target is replaced.
 
     Args:
         path: The file to write. Its folder must exist; an existing file is replaced.
@@ -73,7 +72,7 @@ def save(path: StrPath, tree: object) -> None:
     """
     target = local_path(path)
     parts = parts_to_save(tree, problems_of=_problems)
-    leaves = parts.manifest.untied()
+    leaves = parts.manifest.leaves
     values = [array_to_save(parts.values[leaf.name]) for leaf in leaves]
     if jax.default_backend() != "cpu":  # there it only costs 4 us per array
         untyped_jax.copy_to_host_async([value for value in values if isinstance(value, jax.Array)])
@@ -97,7 +96,7 @@ def _write(file: BinaryIO, manifest: Manifest, arrays: dict[str, Any]) -> None:
     """
     header: dict[str, Any] = {_METADATA: manifest.to_metadata()}
     end = 0
-    leaves = sorted(manifest.untied(), key=lambda leaf: -arrays[leaf.name].itemsize)
+    leaves = sorted(manifest.leaves, key=lambda leaf: -arrays[leaf.name].itemsize)
     for leaf in leaves:
         array = arrays[leaf.name]
         code, begin, end = _CODE_OF.get(leaf.form.dtype), end, end + array.nbytes
@@ -305,17 +304,12 @@ def _restore_hint(path: Path) -> str:
     return f" To restore a step of a run: CheckpointManager({str(run)!r}).restore({step}like=...)."
 
 
-def is_url(text: str) -> bool:
-    """Whether a path is a URL, also in the form `gs:/bucket`, which `Path` makes of it."""
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text) is not None
-
-
 def local_path(path: StrPath) -> Path:
     """A path on a local or mounted disk.
 
     Raises:
         TypeError: If it is not a path.
-        CheckpointError: If it is a URL; `Path` would turn `gs://` into a folder called `gs:`.
+        CheckpointError: If it is a URL.
     """
     if not isinstance(path, str | bytes | os.PathLike):
         raise TypeError(
@@ -323,11 +317,11 @@ def local_path(path: StrPath) -> Path:
         )
     text = os.fsdecode(path)
     if text.startswith("file:/"):
-        raise CheckpointError(f"{text} is the URL of a local file. Pass its path: {'/' + text[5:].lstrip('/')!r}.")
-    if is_url(text):
+        raise CheckpointError(f"{text} is the URL of a local path. Pass the path: {'/' + text[5:].lstrip('/')!r}.")
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):  # `Path` makes gs:/bucket of gs://bucket
         raise CheckpointError(
-            f"{text} is a URL, but atomic writes need a local or mounted disk. Save to a disk and copy the file, mount "
-            f"the bucket, or save steps: CheckpointManager('gs://bucket/run')."
+            f"{text} can't be reached: atomic writes need a local or mounted disk. Save to a disk and copy the file, "
+            f"mount the bucket, or let Orbax save steps: CheckpointManager('gs://bucket/run'), with the URL as a str."
         )
     return Path(text)
 

@@ -32,7 +32,7 @@ import orbax.checkpoint as ocp
 
 from treewright._base.lines import counted, first_lines
 from treewright._base.text import cut_text, short_text
-from treewright._processes import process_count, process_index
+from treewright._processes import process_index
 from treewright.checkpoint.arrays import blocks_of
 from treewright.checkpoint.file import StrPath, flush_to_disk
 from treewright.checkpoint.fit import MISSING, LoadOptions, check_options, rebuild_tree
@@ -41,7 +41,7 @@ from treewright.checkpoint.folder import (
     clear,
     flush_temporary,
     folder_of_steps,
-    refuse_unknown,
+    reject_unknown,
     rules_of,
     steps_in,
     temporary_paths,
@@ -101,10 +101,13 @@ class CheckpointManager:
     """Saves and restores the steps of a training run in a folder.
 
     Steps are written atomically, even if the process is killed. `save` continues in the background after it returns; if
-    that fails, the next call raises `CheckpointError`, and the call after it works again. Use the manager in a `with`
-    block, or call `close`: on Python 3.12, a program that ends without it loses its last save and may wait for minutes,
-    because Python starts no threads at exit. Only one manager at a time, in one thread, may save into a folder; any
-    number may read. In a job of several processes, all must make the same calls; all get the same step, or all raise.
+    that fails, the next `save`, `wait` or restore raises `CheckpointError`, and the call after it works again. Use the
+    manager in a `with` block, or call `close`: a program that ends without it finishes its last save, for at most
+    `timeout_seconds`, or reports the reason in a `CheckpointWarning`. On Python 3.12.0 to 3.12.2, which start no
+    threads at exit, `save` waits for the disk outside a `with` block.
+
+    Only one manager at a time, in one thread, may save into a folder; any number may read. In a job of several
+    processes, all must make the same calls; all get the same step, or all raise.
 
     By default, all steps are kept. With `keep`, a step is deleted if neither `keep` nor `keep_every` nor `keep_best`
     selects it and it was saved under the same rules. Steps that were saved under different rules, by a different
@@ -122,7 +125,7 @@ class CheckpointManager:
 
     Raises:
         ImportError: If orbax-checkpoint is not installed, or for a bucket its package, such as gcsfs.
-        OSError: If the file system refuses the path.
+        OSError: If the path is invalid or inaccessible.
         ValueError: If a number is not a positive int, or the options contradict each other.
         CheckpointError: If the directory is a file or a step, or a URL that Orbax can't reach.
 
@@ -149,7 +152,7 @@ class CheckpointManager:
         timeout_seconds: float = 600.0,
         **unknown: Never,
     ) -> None:
-        refuse_unknown(unknown)
+        reject_unknown(unknown)
         self._retention = rules_of(keep, keep_every, keep_best, metric, mode)
         self.directory: Any = folder_of_steps(directory)
         self._is_local = isinstance(self.directory, Path)
@@ -376,7 +379,7 @@ class CheckpointManager:
         """Delete a step, after waiting for the pending save.
 
         Raises:
-            OSError: If the file system refuses it.
+            OSError: If it can't be renamed.
         """
         number = self._resolve_step(_step_number(step))
 
@@ -398,13 +401,7 @@ class CheckpointManager:
 
     def all_steps(self) -> tuple[int, ...]:
         """The finished steps in order, without waiting for the pending save."""
-        if process_count() == 1 and self._pending is not None:
-            with self._as_save_error(self._pending):
-                self._saver.check_for_errors()
-            if (self.directory / str(self._pending)).exists():
-                self._wait_and_raise()
-        steps: list[int] = self._run_on_all("listing steps", lambda: steps_in(self.directory), on_first=True)
-        return tuple(step for step in steps if step != self._pending)
+        return tuple(self._run_on_all("listing steps", lambda: steps_in(self.directory), on_first=True))
 
     def latest_step(self) -> int | None:
         """The highest of `all_steps`; None if there are none."""
@@ -486,11 +483,11 @@ class CheckpointManager:
                 raise
             raise CheckpointError(f"Step {step} in {self.directory} was deleted while it was read.") from error
 
-    def _resolve_step(self, step: SupportsIndex | None, cure_of_tree: str = "") -> int:
+    def _resolve_step(self, step: SupportsIndex | None, fix_of_tree: str = "") -> int:
         """The number of an existing step, by default the latest, after waiting for the pending save."""
         self._wait_and_raise()
         steps = self.all_steps()
-        number = _step_number(step, cure_of_tree) if step is not None else max(steps, default=-1)
+        number = _step_number(step, fix_of_tree) if step is not None else max(steps, default=-1)
         if number in steps:
             return number
         empty = "has no steps" if self.directory.is_dir() else "does not exist"
@@ -585,14 +582,14 @@ def _is_number(value: Any) -> bool:
     return type(value) is float or (type(value) is int and value.bit_length() < 1024)  # larger ints exceed all floats
 
 
-def _step_number(step: Any, cure_of_tree: str = "") -> int:
+def _step_number(step: Any, fix_of_tree: str = "") -> int:
     number = -1
     if not isinstance(step, bool):
         with contextlib.suppress(TypeError):
             number = operator.index(step)
     if number < 0:
-        cure = "" if isinstance(step, SupportsIndex | float | str) else f" {cure_of_tree}".rstrip()
-        raise CheckpointError(f"A step must be a non-negative integer, got {short_text(step)}.{cure}")
+        fix = "" if isinstance(step, SupportsIndex | float | str) else f" {fix_of_tree}".rstrip()
+        raise CheckpointError(f"A step must be a non-negative integer, got {short_text(step)}.{fix}")
     return number
 
 

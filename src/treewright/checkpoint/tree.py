@@ -78,7 +78,7 @@ def parts_to_save(
     nodes, leaves, values = list[NodeRecord](), list[LeafRecord](), dict[str, Any]()
     local, problems = set[str](), list[str]()
     paths: dict[str, str] = {}  # all paths by name
-    first: dict[int, str] = {}  # the first name of each array, by id
+    refs: dict[int, str] = {}  # the first path of each ref, by id
     known_leaves = (*_ARRAYS, jax.ShapeDtypeStruct) if abstract else _ARRAYS
     queue: list[tuple[Any, str, str, type[Any]]] = [(tree, "", "", type(None))]
     while queue:
@@ -94,10 +94,9 @@ def parts_to_save(
             except UnsupportedLeafError as problem:
                 problems.append(f"{path} {_with_cure(problem, parent)}")
                 continue
-            # Objects of these kinds may occur several times.
-            is_shared = not abstract and form.kind in {"array", "numpy", "key"}
-            other = first.setdefault(id(part), name) if is_shared else name
-            leaves.append(LeafRecord(name, path, form, tied=None if other is name else other))
+            if form.ref and not abstract and refs.setdefault(id(part), path) is not path:
+                problems.append(f"{path} is the same ref as {refs[id(part)]}, but would be restored as a second one")
+            leaves.append(LeafRecord(name, path, form))
             values[name] = part
             problems += [f"{path} {problem}" for problem in problems_of(leaves[-1], part)]
         else:

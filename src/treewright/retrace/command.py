@@ -44,8 +44,7 @@ def main(arguments: list[str]) -> int:
         "`pytest --retraces`.",
         allow_abbrev=False,
     )
-    parser.add_argument("--json", type=_file, metavar="FILE", help="write the report as JSON")
-    parser.add_argument("--trace", type=_file, metavar="FILE", help="write a timeline in Chrome's trace format")
+    parser.add_argument("--json", type=_file, metavar="FILE", help="write the report and a timeline as JSON")
     limit = "exit with status 3 if there are more retraces and recompiles, and the program succeeds"
     parser.add_argument("--max-retraces", type=int, metavar="N", help=limit)
     parser.add_argument("-m", dest="is_module", action="store_true", help=argparse.SUPPRESS)
@@ -194,11 +193,11 @@ class ProgramRecorder:
         if os.getpid() != process:
             return
         sys.stderr.write(f"\n{self.text()}\n")
-        data = {"command": self._program, "seconds": time.monotonic() - self._began, "functions": self._rows()}
-        data |= {"retraces": [_as_json(report) for report in self._reports], "events": self._spans}
-        for file, content in ((options.json, data), (options.trace, {"traceEvents": self._spans})):
-            if file is not None:
-                file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        if options.json is not None:
+            # In Chrome's trace format, which allows further entries.
+            data = {"traceEvents": self._spans, "command": self._program, "seconds": time.monotonic() - self._began}
+            data |= {"functions": self._rows(), "retraces": [_as_json(report) for report in self._reports]}
+            options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
     def text(self) -> str:
         """The report as text."""

@@ -25,11 +25,11 @@ from treewright._contents import unwrap
 # Frames of JAX, and their local variables
 
 # The frames with a call of a jitted function, during its trace and during its compilation. Without them, or their
-# variables, traces are at most counted by the function's name, as the report states; `max_traces` raises.
+# variables, nothing is observed, and blocks warn; `max_traces` raises.
 TRACE_FRAME = "_trace_for_jit"
 CALL_FRAMES = frozenset({TRACE_FRAME, "cache_miss"})
 # The frame in which `vmap` maps the program of a jitted function. Without it, or its variable, recompiles for a
-# different batch size are not observed, and a block that may have had one warns.
+# different batch size are not observed, and blocks with a transformation warn.
 BATCH_FRAME = "_pjit_batcher"
 
 # The module of `pmap`, and the options of it on which a trace depends. Without it, calls of `pmap` are not observed.
@@ -390,15 +390,8 @@ def can_read_calls() -> bool:
 
 
 @functools.cache
-def can_read_batches() -> bool:
-    """Whether JAX shows the batch size of `vmap`; tested by compiling a program."""
+def can_observe_compilations() -> bool:
+    """Whether JAX reports compilations and shows the batch size of `vmap`; tested by compiling a program."""
     mapped: Any = untyped_jax.vmap(untyped_jax.jit(lambda x: -x))
     events = OBSERVER.events_of(lambda: mapped(np.zeros(1)))
-    return any(event.call is not None and event.call.batch for event in events)
-
-
-@functools.cache
-def can_observe_compilations() -> bool:
-    """Whether JAX reports compilations; tested by compiling a program."""
-    events = OBSERVER.events_of(lambda: untyped_jax.jit(lambda: 0).lower().compile())
-    return any(event.kind == "compile" for event in events)
+    return any(event.kind == "compile" and event.call is not None and event.call.batch for event in events)

@@ -19,7 +19,6 @@ from treewright.retrace.jax_private import (
     Call,
     Event,
     can_observe_compilations,
-    can_read_batches,
     can_read_calls,
 )
 from treewright.retrace.report import (
@@ -33,17 +32,10 @@ from treewright.retrace.report import (
 
 _MAX_CALLS = 32  # remembered calls per definition
 _JAX = f"JAX {jax.__version__}"
-_NO_CALLS = (
-    f"Calls of jitted functions can't be read in {_JAX}: at most, traces are counted by the function's name; "
-    f"recompiles, and traces that occur only under grad or vmap, were not observed. Update Treewright."
-)
+_NO_CALLS = f"Calls of jitted functions can't be read in {_JAX}, so no retrace is observed. Update Treewright."
 _NO_COMPILATIONS = (
-    f"{_JAX} reports no compilations that Treewright can read: recompiles, and traces that occur only under grad or "
-    f"vmap, were not observed. Update Treewright."
-)
-_NO_BATCHES = (
-    f"The batch sizes of vmap can't be read in {_JAX}: recompiles for a different batch size were not observed. Update "
-    f"Treewright."
+    f"Compilations can't be read completely in {_JAX}: some recompiles, such as for a different batch size of vmap, "
+    f"and traces that occur only under grad or vmap, were not observed. Update Treewright."
 )
 _ONLY_COMPILED = (
     "under grad or vmap JAX reports only compilations; these arguments are new in this block, but may have been traced "
@@ -146,7 +138,6 @@ class RetraceTracker:
     Args:
         on_report: Called with the report of each retrace and recompile, after compilation.
         concerns: A predicate of the calls to track; None for all.
-        name: The function's name, used if calls can't be read.
         limit: The maximum number of traces per definition; one more raises `TooManyTracesError`.
         recompiles: The maximum number of compilations without a trace per definition.
     """
@@ -156,13 +147,12 @@ class RetraceTracker:
         *,
         on_report: Callable[[RetraceReport], object] = lambda _report: None,
         concerns: Callable[[Call], bool] | None = None,
-        name: str | None = None,
         limit: int | None = None,
         recompiles: int | None = None,
     ) -> None:
         self.violations: list[str] = []
         self.traced: set[str] = set()  # the names of all traced functions, tracked or not
-        self._on_report, self._concerns, self._name = on_report, concerns, name
+        self._on_report, self._concerns = on_report, concerns
         self._limits = {"trace": limit, "count": limit, "recompile": recompiles}
         self._lock = threading.RLock()
         self._histories: dict[Any, CallHistory] = {}
@@ -179,10 +169,9 @@ class RetraceTracker:
         """End tracking, and warn about events that were not observed."""
         OBSERVER.remove(self.on_event)
         self.flush()
-        if "trace" in self._events and "compile" not in self._events and not can_observe_compilations():
+        is_complete = "compile" in self._events and "transformation" not in self._events
+        if self._events and not (is_complete or can_observe_compilations()):
             warnings.warn(_NO_COMPILATIONS, RetraceWarning, stacklevel=stacklevel + 1)
-        if "transformation" in self._events and not can_read_batches():
-            warnings.warn(_NO_BATCHES, RetraceWarning, stacklevel=stacklevel + 1)
 
     def flush(self) -> None:
         """Report the traces without a compilation."""
@@ -191,28 +180,28 @@ class RetraceTracker:
 
     def on_event(self, event: Event) -> None:
         """Process one event from JAX."""
+        call = event.call
         self._events.add(event.kind)
-        call = event.call if can_read_calls() else None
-        if event.is_operation or (call is not None and call.outcome == "failed"):
+        if event.kind == "lower" and event.thread in self._pending:
+            self._pending[event.thread].seconds += event.seconds
+        if call is None or event.is_operation or call.outcome == "failed" or not can_read_calls():
             return
-        if event.kind == "trace" and (call is None or call.outcome != "shared"):
+        if event.kind == "trace" and call.outcome != "shared":
             self.traced.add(event.definition[0])
-        if call is not None and self._concerns is not None and not self._concerns(call):
+        if self._concerns is not None and not self._concerns(call):
             return
         if event.kind == "trace":
             self._send(self._pending.pop(event.thread, None))
             self._on_trace(event, call)
-        elif event.kind == "lower" and event.thread in self._pending:
-            self._pending[event.thread].seconds += event.seconds
-        elif event.kind == "compile" and call is not None:
+        elif event.kind == "compile":
             self._on_compilation(event, call)
 
     # Traces
 
-    def _on_trace(self, event: Event, call: Call | None) -> None:
-        current = None if call is None else self._compare(event, call, sharing=call.outcome == "shared")
-        if call is None or current is None:
-            if (call is None or call.outcome != "shared") and self._name in {None, event.definition[0]}:
+    def _on_trace(self, event: Event, call: Call) -> None:
+        current = self._compare(event, call, sharing=call.outcome == "shared")
+        if current is None:
+            if call.outcome != "shared":
                 self._report(event, self._history(event), "count")
             return
         current.is_guess = call.outcome == "unknown" and current.closest is not None and not current.of_trace

@@ -8,7 +8,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from treewright._base.jax_private import path_text
-from treewright._base.lines import counted, in_html, table
+from treewright._base.lines import counted, table
 from treewright._base.text import text
 from treewright._trees.level import reject_classes
 from treewright._trees.sizes import bytes_in
@@ -60,9 +60,9 @@ class ShardedLeaf:
     misfits: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class ShardingReport:
-    """All leaves of a tree on a mesh. `print` shows a table, in which equal layers share a line.
+    """All leaves of a tree on a mesh. It prints as a table, in which equal layers share a line.
 
     Attributes:
         mesh: The number of devices of each mesh axis.
@@ -117,8 +117,8 @@ class ShardingReport:
         )
         return "\n".join(lines)
 
-    def _repr_html_(self) -> str:
-        return in_html(str(self))
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def spec_text(spec: Iterable[Any]) -> str:

@@ -1,0 +1,32 @@
+"""How many functions and files a reader passes, from a class or a constructor call to its result."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tests.journeys import assert_passes_at_most
+from treewright import Module, pytree_dataclass, static
+
+
+class Layer(Module):
+    kernel: jax.Array
+    activation: Callable[[Any], Any] = static()
+
+
+def define() -> None:
+    @pytree_dataclass
+    class Decorated:  # pyright: ignore[reportUnusedClass]
+        kernel: jax.Array
+        activation: str = static(default="relu")
+
+
+def test_a_decorated_class_passes_few_functions_and_files() -> None:
+    assert_passes_at_most(34, 8, define)
+
+
+def test_a_node_with_a_static_lambda_passes_few_functions_and_files() -> None:
+    kernel = jnp.ones(2)
+
+    assert_passes_at_most(25, 5, lambda: Layer(kernel, lambda x: x + 1))
