@@ -344,7 +344,7 @@ FORGED: dict[str, Any] = {
 
 
 VERSIONS = {
-    "an earlier version": "has format version 4.*which was never released",
+    "an earlier version": "has format version 4.*Load it with the version that saved it, and save to_names",
     "a later version": "has format version 6.*with a newer version",
 }
 

@@ -115,7 +115,6 @@ def test_restore_waits_for_a_pending_save(name: str, tmp_path: Path, monkeypatch
 
 FAILING: dict[str, Callable[[CheckpointManager], Any]] = {
     **CALLS,
-    "all_steps": lambda manager: manager.all_steps(),
     "save": lambda manager: manager.save(3, TREE),
     "wait": lambda manager: manager.wait(),
     "close": lambda manager: manager.close(),
@@ -206,14 +205,15 @@ def test_metrics_and_items_are_restored_unchanged(tmp_path: Path) -> None:
 
 
 ITEMS: dict[str, tuple[Any, str]] = {
-    "an object": (object(), r"would change items\['a'\]\[1\], <object object> \(object\)"),
-    "a set": ({1, 2}, r"{1, 2} \(set\). Convert it to dicts with str keys, lists"),
-    "an array": (np.ones(2), r"f64.* \(ndarray\)"),
-    "a number of numpy": (np.float32(1), r"np.float32\(1.0\) \(float32\)"),
-    "a tuple": ((1, 2), r"\(1, 2\) \(tuple\)"),
-    "bytes": (b"a", r"b'a' \(bytes\)"),
-    "a tuple as a key": ({(1, 2): 3}, r"{\(1, 2\): 3} \(dict\). Convert it to dicts with str keys"),
-    "an int as a key": ({1: "a", "1": "b"}, r"\(dict\). Convert it to dicts with str keys"),
+    "an object": (object(), "can't be written as JSON: Object of type object is not JSON serializable"),
+    "a set": ({1, 2}, r"type set .*\. Convert it to dicts with str keys, lists"),
+    "an array": (np.ones(2), "type ndarray "),
+    "a number of numpy": (np.float32(1), "type float32 "),
+    "a float of numpy": (np.float64(1), r"JSON would change \{'a': \[0, np.float64\(1.0\)\]\}"),
+    "a tuple": ((1, 2), r"JSON would change \{'a': \[0, \(1, 2\)\]\}\. Convert it"),
+    "bytes": (b"a", "type bytes "),
+    "a tuple as a key": ({(1, 2): 3}, "keys must be str, int"),
+    "an int as a key": ({1: "a", "1": "b"}, r"JSON would change .*Convert it to dicts with str keys"),
     "a large int": (10**5000, "can't be written as JSON: .*digits"),
 }
 

@@ -114,14 +114,6 @@ def test_metadata_static_declares_a_static() -> None:
     assert (metadata["static"], metadata["unit"]) == (True, "m")
 
 
-@pytest.mark.parametrize("compare", [3, "content", None])
-def test_static_accepts_only_a_bool_for_compare(compare: Any) -> None:
-    with pytest.raises(
-        TypeError, match=r"static\(compare=\.\.\.\) must be True or False, got .*frozen dataclass with a __call__"
-    ):
-        static(compare=compare)
-
-
 def test_a_traceback_through_a_generated_init_shows_its_line() -> None:
     def reject(value: Any) -> Any:
         raise ValueError(value)

@@ -28,10 +28,9 @@ import optax
 import pydantic
 import pytest
 
-import treewright
 from tests.conftest import count_traces, importorskip
 from treewright import Module, Static, TrainState, freeze, static
-from treewright.errors import NodeDefinitionError, NodeInitError, StaticFieldError, StaticWarning
+from treewright.errors import NodeInitError, StaticFieldError, StaticWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -298,22 +297,6 @@ def test_all_invalid_static_fields_are_listed_in_one_error() -> None:
     ]
 
 
-@pytest.mark.parametrize("default", [[1], {"a": 1}, {1}], ids=["list", "dict", "set"])
-def test_a_mutable_static_default_is_rejected_at_class_creation(default: Any) -> None:
-    with pytest.raises(
-        NodeDefinitionError, match=r"Wrong\.sizes is static, but its default is mutable: an? \w+, "
-    ) as caught:
-
-        class Wrong(Module):
-            sizes: Any = static(default=default)
-
-    lines = re.findall(r"(?:Write|object,) (sizes: .*\))$", str(caught.value), re.MULTILINE)
-    for line, expected in zip(lines, (freeze(default), default), strict=True):
-        names: dict[str, Any] = {"treewright": treewright, "static": static, "Module": Module, "Any": Any}
-        exec(f"class Right(Module):\n    {line}\nright = Right()", names)
-        assert names["right"].sizes == expected
-
-
 # Nodes with arrays
 
 
@@ -439,22 +422,12 @@ def test_a_dict_whose_attributes_raise_key_error_is_rejected() -> None:
         Net(Attributes(a=1))
 
 
-def test_the_error_names_a_frozen_dataclass_with_an_unset_field() -> None:
+def test_a_frozen_dataclass_with_an_unset_field_is_compared_by_identity() -> None:
     @dataclasses.dataclass(frozen=True)
     class Lazy:
         width: int
         cache: Any = dataclasses.field(init=False)
 
-    with pytest.raises(
-        StaticFieldError, match=r"^Net\.setting is static but holds a \S*Lazy whose field cache has no value"
-    ):
-        Net(Lazy(1))
+    lazy = Lazy(1)
 
-
-def test_the_error_names_a_static_that_is_nested_too_deeply() -> None:
-    nested: Any = ()
-    for _ in range(sys.getrecursionlimit()):
-        nested = (nested,)
-
-    with pytest.raises(StaticFieldError, match=r"^Net\.setting is static but holds a tuple that is nested too deeply"):
-        Net(nested)
+    assert jax.tree.structure(Net(lazy)) == jax.tree.structure(Net(lazy)) != jax.tree.structure(Net(Lazy(1)))

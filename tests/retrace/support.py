@@ -42,7 +42,7 @@ def explained(*calls: Callable[[], object], **options: Any) -> list[RetraceRepor
 
 
 class Program(NamedTuple):
-    """A paragraph of a file: some code, all that is reported of it, and the code after the fix."""
+    """A paragraph of a file: some code, its complete reports, and the code after the fix."""
 
     name: str  # with the heading before it
     line: int
@@ -58,7 +58,7 @@ class Program(NamedTuple):
 
 
 def rewrite(file: Path, program: Program, reports: str) -> None:
-    """Put other reports into the file."""
+    """Replace the reports in the file."""
     text, old = file.read_text(), "".join(f"=> {line}" if line[0] != " " else line for line in _lines(program.reports))
     new = "".join(f"=> {line}" if line[0] != " " else line for line in _lines(reports))
     start = text.index(program.name.partition(": ")[2] + "\n" + program.code)

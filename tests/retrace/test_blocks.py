@@ -268,7 +268,7 @@ def test_max_traces_warns_if_only_is_misspelt() -> None:
     assert warned[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with treewright.max_traces(0, only="step"):  # it was not to be traced, and was not
+        with treewright.max_traces(0, only="step"):  # correct: it must not be traced
             call_with_lengths(jitted, 3)
 
 

@@ -1,4 +1,4 @@
-"""`python -m treewright retraces` and `pytest --retraces`: reports on programs, which run as they do under python."""
+"""`python -m treewright retraces` and `pytest --retraces`: reports on programs, which run as under python."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def program(folder: Path, text: str = COMPILING) -> str:
     return "program.py"
 
 
-# The program runs as it does by itself
+# The program runs as without the command
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

@@ -159,7 +159,7 @@ def test_a_block_that_ends_during_an_event_hides_it_from_no_other_block() -> Non
     assert len(reports) == 2
 
 
-# Settings, pmap, and what became of a call
+# Settings, pmap, and the outcome of a call
 
 
 def test_a_changed_setting_without_a_name_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

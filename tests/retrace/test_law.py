@@ -125,7 +125,7 @@ NAMES = ("x", "y", "z", "w")
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A function of some trees, two calls of it, and what came between."""
+    """A function of some trees, two calls of it, and the events in between."""
 
     arguments: dict[str, Tree]
     changed: frozenset[str]

@@ -1,6 +1,6 @@
 """Differences between processes: for each kind one process's value, the others' value, and the message.
 
-A case is a function of `odd`, which is true in one process, and the texts that the message has to hold, with `{odd}`
+A case is a function of `odd`, which is true in one process, and the texts that the message must contain, with `{odd}`
 and `{rest}` for the names of the processes.
 """
 
@@ -37,7 +37,7 @@ class Twin(Net): ...
 
 
 class Silent:
-    """Its repr shows nothing of its contents."""
+    """Its repr omits its contents."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -66,13 +66,13 @@ def mesh() -> Any:
 
 
 def spread(count: int, *names: str | None) -> Any:
-    """An abstract array that is split over so many devices."""
+    """An abstract array split over this number of devices."""
     sharding = jax.NamedSharding(jax.sharding.AbstractMesh((count,), ("data",)), untyped_jax.P(*names))
     return untyped_jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=sharding)
 
 
 def replicated(number: float) -> jax.Array:
-    """An array that says it is the same on all devices, of numbers that each process made for itself."""
+    """An array that claims to be replicated, with different numbers from each process."""
     everywhere = jax.NamedSharding(mesh(), untyped_jax.P())
     return jax.make_array_from_callback((3,), everywhere, lambda index: np.full(3, number, np.float32)[index])
 
@@ -108,7 +108,7 @@ def tree_case(odd: Callable[[], Any], rest: Callable[[], Any], *texts: str) -> C
 
 
 def program_case(function: Callable[[bool], Any], *texts: str) -> Case:
-    """A program that differs: the function that is given, of one array."""
+    """A program that differs: the function, of one array."""
 
     def check(odd: bool) -> None:
         assert_same_on_all_processes(jax.jit(function(odd)).lower(kernel()))
@@ -117,7 +117,7 @@ def program_case(function: Callable[[bool], Any], *texts: str) -> Case:
 
 
 def init_case(make: Callable[[bool], Any], *texts: str, rules: Callable[[bool], Any] = lambda _: RULES) -> Case:
-    """A state that would differ: the function that makes it, and its arguments."""
+    """A state that would differ: its init function and the arguments."""
 
     def check(odd: bool) -> None:
         function, *args = make(odd)

@@ -1,4 +1,4 @@
-"""`field(sharding=..., stack=...)`: checked when the class is made, and no part of the tree."""
+"""`field(sharding=..., stack=...)`: checked when the class is created, and not part of the tree."""
 
 from __future__ import annotations
 

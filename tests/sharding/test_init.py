@@ -1,4 +1,4 @@
-"""`sharded_init` and `abstract_state`: the values of one device, in parts; statics by identity; any mesh."""
+"""`sharded_init` and `abstract_state`: the same values as on one device; statics by identity; any mesh."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 RULES: Rules = {"in": "fsdp", "out": "tensor"}
-P: Any = PartitionSpec  # whose constructor has no annotations
+P: Any = PartitionSpec  # its constructor has no annotations
 
 
 class Linear(Module):

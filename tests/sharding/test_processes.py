@@ -136,7 +136,7 @@ def test_processes_that_end_together_get_the_same_message(count: int) -> None:
 @pytest.mark.exhaustive
 def test_an_exchange_grows_no_faster_than_the_number_of_processes() -> None:
     least = {"256": math.inf, "1024": math.inf}
-    for _ in range(3):  # the machine may do something else meanwhile
+    for _ in range(3):  # the machine may be busy
         command = [sys.executable, "benchmarks/many_processes.py", *least]
         output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
         for count, seconds in re.findall(r"(\d+) processes: ([\d.]+) s", output):
@@ -166,7 +166,7 @@ def test_a_single_process_has_nothing_to_compare() -> None:
 def test_a_job_without_coordination_service_is_told_to_initialize(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on TPU pods, where JAX counts all processes before they are connected."""
+    """As on TPU pods, JAX counts all processes before they are connected."""
     import jax
 
     from treewright import _processes

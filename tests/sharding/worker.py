@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def mismatches(names: Collection[str] = tuple(CASES)) -> dict[str, Any]:
-    """The message of each case, and after how many seconds; and that nothing is raised where nothing differs."""
+    """The message of each case, and its seconds; equal trees raise nothing."""
     me, count = jax.process_index(), jax.process_count()
     outcomes: dict[str, Any] = {}
     for name in names:
@@ -44,7 +44,7 @@ def mismatches(names: Collection[str] = tuple(CASES)) -> dict[str, Any]:
 
 
 def late() -> dict[str, Any]:
-    """The message where process 1 comes late, and then that both meet again."""
+    """The message if process 1 is late, and a second check that both reach."""
     began = time.monotonic()
     if jax.process_index() == 1:
         time.sleep(3)

@@ -15,7 +15,7 @@ STUB = ast.parse((Path(treewright.__file__).parent / "typed.pyi").read_text(enco
 FUNCTIONS = sorted({*typed.__all__} - {"Ref", "WithReplace", "hessian", "jacfwd", "jacrev"})
 # Options that JAX deprecates, ignores or keeps private
 LEFT_OUT = {"device", "backend", "concrete", "reduce_axes", "operand", "_split_transpose"}
-# What some supported JAX does not have yet.
+# Options that some supported JAX versions lack.
 NEWER = {"kind", "memory_space", "pin", "static_argnames", "sum_match", "unroll"}
 
 

@@ -1,6 +1,6 @@
 """mypy and pyright on the files in `cases/`: each error is announced by a comment on its line.
 
-An announced error that does not come is an error too. The files also run, so that what checkers accept, run time does.
+A missing announced error is a failure too. The files also run, so code that checkers accept works at run time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PYRIGHT = {
 # One cache for each process: all its runs share the parsed JAX, and two processes must not write into one cache.
 CACHE = ROOT / ".mypy_cache" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
 
-# No calls of jax.numpy: pyright finds their types only partly known, whoever calls them.
+# No calls of jax.numpy: for pyright, their types are only partly known.
 PROGRAM = """
 import jax
 from treewright import Module, TrainState, replace, static
@@ -66,7 +66,7 @@ def train(tx: Optimizer, x: jax.Array) -> Net:
     return replace(step(TrainState.create(params=Net(x), tx=tx), x).params, scale=2.0)
 """
 
-# Not a file of cases: the syntax is of 3.12, and tools here run on 3.11.
+# Not a file of cases: the syntax needs 3.12, and the tools here run on 3.11.
 PEP_695 = """
 from typing import assert_type
 
@@ -144,7 +144,7 @@ def checked(path: Path, target: str) -> tuple[str, str]:
         return of_mypy.result(), of_pyright.result()
 
 
-# For the Python that runs, `make test` has both check all cases along with everything else.
+# For the running Python, `make test` checks all cases with both, along with everything else.
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("target", [target for target in TARGETS if target != RUNNING])
 def test_checkers_report_exactly_the_annotated_errors(target: str) -> None:
@@ -169,7 +169,7 @@ def test_accepted_cases_run() -> None:
 
 
 def install_into(folder: Path, source: Path) -> Path:
-    """The Python of a new environment that sees all that this one does, with `source` installed as the package."""
+    """The Python of a new environment with all packages of this one, and `source` installed as the package."""
     venv.create(folder, with_pip=False)
     (packages,) = folder.glob("lib/python*/site-packages")
     shutil.copytree(source, packages / "treewright")

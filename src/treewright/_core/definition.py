@@ -14,7 +14,7 @@ import numpy as np
 import typing_extensions
 
 from treewright._base.functions import FrozenValue, is_generated
-from treewright._base.text import annotation_text, short_text, text_with_class
+from treewright._base.text import annotation_text, short_text
 from treewright._core.field_checks import LAYERS
 from treewright._core.fields import MISSING, options_of, specifier_in, specifier_inside
 from treewright._core.init import Docstring, make_init
@@ -172,8 +172,6 @@ def _value_problem(draft: _Draft, name: str, value: Any) -> str | None:
                 f"leaf.\n"
                 f"  Write {name}: {annotation_text(draft.annotations[name], draft.cls)} = {specifier}()"
             )
-        if type(default) in {list, dict, set} and specifier_in(value) == "static":
-            return _mutable_default(draft, name, default)
     elif isinstance(hidden, FieldView) and type(value) is not dataclasses.Field:  # `dataclasses` rejects a Field.
         call = short_text(value) if hidden.field.kind == "child" else _call_text(hidden.field.kind, value)
         line = f"{name}: {annotation_text(hidden.field.type, draft.cls)} = {call}"
@@ -190,17 +188,6 @@ def _value_problem(draft: _Draft, name: str, value: Any) -> str | None:
             f"intended."
         )
     return None
-
-
-def _mutable_default(draft: _Draft, name: str, default: Any) -> str:
-    """Why a mutable default of a static is wrong. The fix has a converter, because the field would reject the value."""
-    line = f"{name}: {annotation_text(draft.annotations[name], draft.cls)} = static("
-    factory = f"default_factory=lambda: {short_text(default)}"
-    return (
-        f"is static, but its default is mutable: {text_with_class(default)}.\n"
-        f"  Write {line}{factory}, converter=treewright.freeze)\n"
-        f"  or, to keep a mutable object, {line}{factory}, identity=True)"
-    )
 
 
 def _is_defined_in(cls: type[Any], name: str, value: Any) -> bool:

@@ -65,9 +65,6 @@ _FIXES = types.MappingProxyType(
 )
 
 
-_UNHASHABLE = "It is not hashable, so jit can't tell whether it compiled for this value."
-
-
 @dataclasses.dataclass(eq=False)
 class NoExactKeyError(TypeError):
     """A value that can't be static: its description, the consequence, and the value to pass instead, if any."""
@@ -87,7 +84,7 @@ class ArraysReachedError(NoExactKeyError):
 def problem_of(value: Any) -> NoExactKeyError:
     """Why a value can't be static."""
     description, (fix, can_freeze), can_be_child = text_with_class(value), _fix(value), True
-    consequence = _UNHASHABLE
+    consequence = "It is not hashable, so jit can't tell whether it compiled for this value."
     if isinstance(value, Tracer):
         description, fix = f"a tracer, {text(value)}", ""
         consequence = "A tracer is valid only during its trace, but a static outlives it."
@@ -138,23 +135,6 @@ def arrays_reached(node: Any, *, is_built: bool = True) -> ArraysReachedError:
         "Its arrays would be constants of the compiled program, without gradients or updates.",
         "",
         can_be_child=is_built,
-    )
-
-
-def unset_field(value: Any, name: str) -> NoExactKeyError:
-    """Why a dataclass with a field that was never assigned can't be static."""
-    cls = type(value).__qualname__
-    description = f"{with_article(cls)} whose field {name} has no value"
-    return NoExactKeyError(value, description, "jit compares it by its fields.", f"a {cls} with a {name}")
-
-
-def too_deep(value: Any) -> NoExactKeyError:
-    """Why a value that is nested deeper than Python's stack can't be static."""
-    return NoExactKeyError(
-        value,
-        f"{with_article(type(value).__name__)} that is nested too deeply",
-        "It can't be compared.",
-        "a flatter value",
     )
 
 

@@ -83,10 +83,7 @@ def options_of(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
     `{"pytree_node": False}` of `flax.struct.field`, `{"converter": f}` of `equinox.field`.
     """
     metadata = field.metadata
-    try:
-        options: Mapping[str, Any] = metadata.get(_OPTIONS_KEY, {})
-    except AttributeError:  # dataclasses accepts any mapping, even one without `get`.
-        return {}
+    options: Mapping[str, Any] = metadata.get(_OPTIONS_KEY, {})
     if "converter" in metadata and options.get("converter") is None:
         options = {**options, "converter": metadata["converter"]}
     if metadata and options.get("kind", "child") == "child":
@@ -208,12 +205,6 @@ def static(
         >>> jax.tree.leaves(Layer(2.0))
         [2.0]
     """
-    if not isinstance(compare, bool):
-        raise TypeError(
-            f"static(compare=...) must be True or False, got {compare!r}. To compare a function by the values that it "
-            f"uses, write a frozen dataclass with a __call__, or a functools.partial of a function without captured "
-            f"variables."
-        )
     return _specify("static", locals())
 
 

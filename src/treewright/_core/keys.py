@@ -53,7 +53,6 @@ from treewright._core.field_checks import (
     has_arrays,
     is_nnx,
     problem_of,
-    unset_field,
 )
 from treewright._core.kinds import DATACLASS, KINDS, NAMEDTUPLE, Kind, fields_of, kind_of
 
@@ -211,9 +210,8 @@ class KeyBuilder:
         cls = type(value)
         try:
             fields = fields_of(value)
-        except AttributeError as error:
-            self.reject(unset_field(value, str(error.name)))
-            return None
+        except AttributeError:  # a field without a value
+            return self.by_identity(value)
         for name, part in instance_attributes(value).items():
             if not is_cached_property(cls, name) and not (is_linen(cls) and name.startswith("_")):
                 fields.setdefault(name, part)

@@ -25,7 +25,6 @@ from treewright._core.field_checks import (
     has_public_attributes,
     is_user_class,
     rejection,
-    too_deep,
 )
 from treewright._core.keys import KeyBuilder, compared_by_itself, identity_key
 from treewright._core.kinds import kind_of, partial_parts, with_parts
@@ -154,8 +153,6 @@ class StaticTable:
                 keys.append(identity_key(value) if by_identity else builder.key(value))
             except NoExactKeyError as problem:
                 problems[name], builder = problem, KeyBuilder(builder.doubts)
-            except RecursionError:
-                problems[name], builder = too_deep(value), KeyBuilder(builder.doubts)
             while builder.doubts and not problems:
                 self._doubt(name, builder.doubts.pop())
         if problems:

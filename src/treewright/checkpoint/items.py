@@ -23,7 +23,7 @@ from etils import epath
 from orbax.checkpoint import future
 
 from treewright._base.lines import first_lines
-from treewright._base.text import class_name, short_text
+from treewright._base.text import short_text
 from treewright._processes import (
     agree,
     digest_of_texts,
@@ -54,6 +54,9 @@ _JSON = "metadata"  # Orbax's file name for a JSON item
 _OF_PROCESS = "process.{}"  # its items, and its blocks' digests by leaf and number
 _READ_CHUNK_BYTES = 1 << 25  # read together, however small the state
 _MAX_READ_BLOCKS = 1000  # read together: for each block read, Orbax wakes all that wait
+
+
+_JSON_VALUES = "Convert it to dicts with str keys, lists, str, int, float, bool or None, or make it a leaf of the tree."
 
 
 # Agreement between processes
@@ -150,23 +153,14 @@ def _json_of(items: Mapping[str, Any]) -> str:
         CheckpointError: If JSON would change them.
     """
     try:
-        _check_items(dict(items), "items")
-        return json.dumps(dict(items))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"save(..., items=) can't be written as JSON: {error}") from error
-
-
-def _check_items(value: Any, path: str) -> None:
-    cls = type(value)
-    children = value.items() if cls is dict else enumerate(value) if cls is list else ()
-    is_json = cls in {dict, list, str, int, float, bool, type(None)}
-    if not is_json or (cls is dict and {*map(type, value)} - {str}):
-        raise CheckpointError(
-            f"save(..., items=): JSON would change {path}, {short_text(value)} ({class_name(value)}). Convert it to "
-            f"dicts with str keys, lists, str, int, float, bool or None, or make it a leaf of the tree."
-        )
-    for key, child in children:
-        _check_items(child, f"{path}[{key!r}]")
+        text = json.dumps(dict(items))
+        is_changed = repr(json.loads(text)) != repr(dict(items))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"save(..., items=) can't be written as JSON: {error}. {_JSON_VALUES}") from error
+    if is_changed:
+        changed = {name: value for name, value in items.items() if repr(json.loads(json.dumps(value))) != repr(value)}
+        raise CheckpointError(f"save(..., items=): JSON would change {short_text(changed or items)}. {_JSON_VALUES}")
+    return text
 
 
 def entries_of(parts: Parts) -> dict[str, str]:

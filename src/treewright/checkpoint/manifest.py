@@ -196,11 +196,10 @@ def _check_version(document: Any) -> None:
     if type(version := document["version"]) is not int:
         raise ValueError(f"the version is {version!r}")
     if version != VERSION:
-        fix = "Load it with a newer version."
-        if version < VERSION:
-            fix = "Load it with the commit that saved it, which was never released, and save to_names(tree)."
+        fix = "a newer version" if version > VERSION else "the version that saved it, and save to_names(tree)"
         raise CheckpointError(
-            f"The checkpoint has format version {version}, but this Treewright reads version {VERSION}. {fix}"
+            f"The checkpoint has format version {version}, but this Treewright reads version {VERSION}. Load it with "
+            f"{fix}."
         )
 
 

@@ -32,7 +32,7 @@ import orbax.checkpoint as ocp
 
 from treewright._base.lines import counted, first_lines
 from treewright._base.text import cut_text, short_text
-from treewright._processes import process_count, process_index
+from treewright._processes import process_index
 from treewright.checkpoint.arrays import blocks_of
 from treewright.checkpoint.file import StrPath, flush_to_disk
 from treewright.checkpoint.fit import MISSING, LoadOptions, check_options, rebuild_tree
@@ -101,10 +101,13 @@ class CheckpointManager:
     """Saves and restores the steps of a training run in a folder.
 
     Steps are written atomically, even if the process is killed. `save` continues in the background after it returns; if
-    that fails, the next call raises `CheckpointError`, and the call after it works again. Use the manager in a `with`
-    block, or call `close`: on Python 3.12, a program that ends without it loses its last save and may wait for minutes,
-    because Python starts no threads at exit. Only one manager at a time, in one thread, may save into a folder; any
-    number may read. In a job of several processes, all must make the same calls; all get the same step, or all raise.
+    that fails, the next `save`, `wait` or restore raises `CheckpointError`, and the call after it works again. Use the
+    manager in a `with` block, or call `close`: a program that ends without it finishes its last save, for at most
+    `timeout_seconds`, or reports the reason in a `CheckpointWarning`. On Python 3.12.0 to 3.12.2, which start no
+    threads at exit, `save` waits for the disk outside a `with` block.
+
+    Only one manager at a time, in one thread, may save into a folder; any number may read. In a job of several
+    processes, all must make the same calls; all get the same step, or all raise.
 
     By default, all steps are kept. With `keep`, a step is deleted if neither `keep` nor `keep_every` nor `keep_best`
     selects it and it was saved under the same rules. Steps that were saved under different rules, by a different
@@ -398,13 +401,7 @@ class CheckpointManager:
 
     def all_steps(self) -> tuple[int, ...]:
         """The finished steps in order, without waiting for the pending save."""
-        if process_count() == 1 and self._pending is not None:
-            with self._as_save_error(self._pending):
-                self._saver.check_for_errors()
-            if (self.directory / str(self._pending)).exists():
-                self._wait_and_raise()
-        steps: list[int] = self._run_on_all("listing steps", lambda: steps_in(self.directory), on_first=True)
-        return tuple(step for step in steps if step != self._pending)
+        return tuple(self._run_on_all("listing steps", lambda: steps_in(self.directory), on_first=True))
 
     def latest_step(self) -> int | None:
         """The highest of `all_steps`; None if there are none."""

@@ -64,7 +64,7 @@ class Shape(Module):
     def area(self) -> float: ...
 
 
-class Square(Shape, order=True, eq=True):  # mypy wants both
+class Square(Shape, order=True, eq=True):  # mypy expects both
     def area(self) -> float:
         return self.size**2
 
@@ -120,7 +120,7 @@ def rejected() -> list[Any]:
 
 
 def rejected_classes() -> None:
-    """Never called either."""
+    """Also never called."""
 
     class Wrong(Module, kw_only=True):
         a: int = field(default="no")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]

@@ -194,7 +194,7 @@ def rejected() -> list[Any]:
 
 
 def rejected_class() -> Any:
-    """Never called either."""
+    """Also never called."""
 
     class Wrong(Base):
         @jit_method

@@ -93,7 +93,7 @@ if sys.version_info >= (3, 13):
 else:
 
     def rejected() -> Any:
-        """Never called: pyright has nothing to check these by before 3.13."""
+        """Never called: pyright can't check these before 3.13."""
         return [
             replace(layer, kernel="no"),  # type: ignore[arg-type]
             replace(layer, nope=1),  # type: ignore[call-arg]
