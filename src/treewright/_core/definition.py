@@ -15,7 +15,7 @@ import typing_extensions
 
 from treewright._base.functions import FrozenValue, is_generated
 from treewright._base.text import annotation_text, short_text
-from treewright._core.field_checks import LAYERS
+from treewright._core.field_checks import LAYERS, specifier_text
 from treewright._core.fields import MISSING, options_of, specifier_in, specifier_inside
 from treewright._core.init import Docstring, make_init
 from treewright._core.instance import FLAT_FORM, FieldView, Unfinished, replace, wrap_init
@@ -173,7 +173,7 @@ def _value_problem(draft: _Draft, name: str, value: Any) -> str | None:
                 f"  Write {name}: {annotation_text(draft.annotations[name], draft.cls)} = {specifier}()"
             )
     elif isinstance(hidden, FieldView) and type(value) is not dataclasses.Field:  # `dataclasses` rejects a Field.
-        call = short_text(value) if hidden.field.kind == "child" else _call_text(hidden.field.kind, value)
+        call = short_text(value) if hidden.field.kind == "child" else specifier_text(hidden.field.kind, value)
         line = f"{name}: {annotation_text(hidden.field.type, draft.cls)} = {call}"
         fix = f"For a new default, repeat the annotation:\n  {line}\nFor a constant, write {name}: ClassVar = ..."
         if hasattr(type(value), "__get__"):
@@ -196,11 +196,6 @@ def _is_defined_in(cls: type[Any], name: str, value: Any) -> bool:
         value = getattr(value, attribute, None) or value
     path = (getattr(value, "__module__", None), getattr(value, "__qualname__", None))
     return isinstance(value, types.FunctionType) and path == (cls.__module__, f"{cls.__qualname__}.{name}")
-
-
-def _call_text(specifier: str, default: Any) -> str:
-    """The call of a specifier as a user writes it: `static(default=3)`."""
-    return f"{specifier}({'' if default is MISSING else f'default={short_text(default)}'})"
 
 
 # 2. The fields, as `dataclasses` reads them
@@ -320,8 +315,8 @@ def _reject_lost_options(cls: type[Any], spec: FieldSpec, base: FieldSpec) -> No
     effect = "store it whole on every device" if kind == "field" else "turn it into a plain child"
     raise NodeDefinitionError(
         f"{cls.__qualname__}.{spec.name} redeclares a {kind}() field without {kind}(), which would {effect}.\n"
-        f"  Write {spec.name}: {annotation_text(spec.type, cls)} = {_call_text(kind, spec.default)}, or "
-        f"{_call_text('field', spec.default)} for a plain child."
+        f"  Write {spec.name}: {annotation_text(spec.type, cls)} = {specifier_text(kind, spec.default)}, or "
+        f"{specifier_text('field', spec.default)} for a plain child."
     )
 
 
