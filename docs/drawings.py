@@ -30,7 +30,7 @@ MORE = """
 
 
 def svg(label: str, height: float, parts: Sequence[str]) -> str:
-    """The file with these parts, `WIDTH` wide."""
+    """The SVG file of these parts, `WIDTH` wide."""
     box = f'viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label, quote=True)}"'
     style = f"  <style>{STYLE}{MORE}  </style>"
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {box}>', style, *parts, "</svg>", ""])
@@ -141,7 +141,7 @@ def mesh(title: str, shape: tuple[int, int], specs: Sequence[PartitionSpec], on:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of a jitted function: from when to when, in seconds, and why it was traced, if it was."""
+    """One call of a jitted function: its start and end, in seconds, and the cause of its trace, if any."""
 
     start: float
     end: float

@@ -101,7 +101,7 @@ class Net(Module):
 
 
 def model() -> Net:
-    """The model that is shown."""
+    """The model in the images."""
     first, second = jax.random.split(jax.random.key(0))
     return Net((Dense(64, 128, first), Dense(128, 10, second)), jnp.float32(0.5), jnp.zeros(64))
 
@@ -121,7 +121,7 @@ def draw_notebook(file: Path, colours: str) -> None:
     """Draw a notebook's output for the model, with treescope installed, and for its summary."""
     net = model()
     shown: Any = summary(net)
-    # Not compressed: a compressed tree unpacks itself when it is seen, and the picture would show "(Loading...)".
+    # Not compressed: a compressed tree unpacks only when it is visible, and the image would show "(Loading...)".
     node = treescope.render_to_html(net, compressed=False)
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
@@ -159,7 +159,7 @@ def draw_terminal(file: Path) -> None:
 
 
 def draw_site(folder: Path) -> None:
-    """Save screenshots of the site's first page on a telephone, a laptop and a large screen, light and dark."""
+    """Save screenshots of the site's first page on a phone, a laptop and a large screen, light and dark."""
     site = folder / "site"
     build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(site)]
     subprocess.run(build, check=True, cwd=ROOT)  # noqa: S603

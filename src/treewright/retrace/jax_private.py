@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import jax
 import jax.monitoring
 import numpy as np
-from jax._src import config, monitoring
+from jax._src import config, core, monitoring
 
 from treewright._base.jax_private import options_of, options_record, untyped_jax
 from treewright._contents import unwrap
@@ -199,7 +199,9 @@ def _pmapped(infer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ca
     function = cells.get("f", getattr(cells.get("wrapped_fun"), "f", None))  # `f` before JAX 0.10
     if function is None:
         return None
-    settings = {f"{name} of pmap": cells[name] for name in PMAP_SETTINGS if name in cells}
+    # Some versions of JAX name an axis without a name by an address.
+    named = [name for name in PMAP_SETTINGS if name in cells and not str(cells[name]).startswith("<axis 0x")]
+    settings = {f"{name} of pmap": cells[name] for name in named}
     statics = {"static_argnums": cells.get("static_broadcasted_tuple", ())}
     # The devices of the arrays do not count, because pmap moves the arrays.
     return dataclasses.replace(jit_call(function, args, kwargs, statics), live=False, settings=settings)
@@ -257,8 +259,8 @@ class Observer:
         kind, listeners = _KINDS.get(event), self._probes.get(threading.get_ident(), self._listeners)
         if kind is None or not listeners:
             return
-        if kind == "trace" and jax.__version_info__ < (0, 10) and _is_inner():
-            return
+        if kind == "trace" and not core.trace_state_clean():
+            return  # JAX 0.9 also sends events for traces inside another trace, `grad` or `vmap`
         observed = Event(kind, duration_secs, (str(details.get("fun_name", "")), None))
         if kind in {"trace", "lower", "compile"}:
             frames = frames_up_to_user()
@@ -316,13 +318,6 @@ class Observer:
 
 
 OBSERVER = Observer()
-
-
-def _is_inner() -> bool:
-    """Whether a trace is inside another one. JAX 0.9 sends events for these, later releases do not."""
-    stack = (frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_name == TRACE_FRAME)
-    functions = [frame.f_locals.get("fun") for frame in stack if _package(frame) == "jax"]
-    return any(function is not functions[0] for function in functions)
 
 
 # Settings on which a trace depends
