@@ -66,7 +66,6 @@ class CallHistory:
         self.name = name
         self.counts: collections.Counter[str] = collections.Counter()  # traces, recompiles, compilations
         self.numbers: Iterator[int] = itertools.count(1)  # numbers of traces, inside other traces too
-        self.forgotten = 0
         self.calls: collections.deque[PastCall] = collections.deque(maxlen=_MAX_CALLS)
 
     def calls_of(self, function: Any) -> list[PastCall]:
@@ -123,7 +122,6 @@ class _CurrentCall:
         function, history = self.reference(), self.history
         calls = history.calls_of(function)
         described = calls[0].function if calls else snapshot(function)
-        history.forgotten += len(history.calls) == _MAX_CALLS
         number = next(history.numbers) if number is None else number
         self.closest = PastCall(self.reference, described, self.signature, number, is_compiled)
         history.calls.append(self.closest)
@@ -216,8 +214,6 @@ class RetraceTracker:
     def _trace(self, event: Event, current: _CurrentCall, unseen: str = "", *, is_compiled: bool = False) -> None:
         """Record and report a trace for this call."""
         history, compared_with = current.history, None if current.closest is None else current.closest.number
-        if history.forgotten and not unseen:
-            unseen = f"compared with the last {_MAX_CALLS} traces; {history.forgotten} earlier ones are forgotten"
         current.record(is_compiled=is_compiled)
         self._report(event, history, "trace", current, compared_with=compared_with, unseen=unseen)
 
