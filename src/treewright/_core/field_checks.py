@@ -100,7 +100,7 @@ def problem_of(value: Any) -> NoExactKeyError:
         )
     elif isinstance(value, _GENERATORS) or is_nnx(type(value)):
         fix, can_be_child = IDENTITY, False
-        consequence = "It changes when it is used, but a compiled program keeps its state during the trace."
+        consequence = "It changes when it is used, but a compiled program keeps the state that it had during the trace."
     elif isinstance(value, MUTABLE):
         consequence = "jit compares statics and never copies them, so a change in place would give stale results."
     return NoExactKeyError(value, description, consequence, fix, can_freeze, can_be_child)
@@ -239,7 +239,7 @@ MAX_CHECKED_NODES = 64
 _COMMON = frozenset({tuple, dict, types.NoneType, np.ndarray, bool, int, float, complex})
 _NUMBERS = (int, float, complex)
 _SETTINGS = (str, bytes, enum.Enum, type, np.dtype)
-# Iterables such as `map` and `dict.values()`, which to JAX are leaves.
+# Iterables such as `map` and `dict.values()`, which JAX treats as leaves.
 _ITERABLES = (collections.abc.Iterator, collections.abc.Set, collections.abc.MappingView, range)
 LAYERS = frozenset({("equinox", "Module"), ("flax", "Module")})  # flax.linen's and flax.nnx's
 
