@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import jax
 
 from treewright._base.jax_private import untyped_jax
-from treewright._base.lines import common_prefix
+from treewright._base.lines import common_prefix, excerpts
 from treewright.errors import ProcessMismatchError
 
 TIMEOUT = 60.0  # seconds; JAX terminates a job after 100 s without a heartbeat of a process
@@ -163,12 +163,8 @@ def _difference_lines(groups: Sequence[Sequence[int]], known: Sequence[Mapping[s
 def _excerpts(texts: Sequence[str]) -> tuple[int, list[str]]:
     """The number of the first different line and its texts; long lines start shortly before the difference."""
     same = common_prefix(texts)
-    line = same.rfind("\n") + 1
-    is_far = len(same) - line > _MAX_WIDTH // 2
-    start = 0 if max(map(len, texts)) <= _MAX_WIDTH else len(same) - _MAX_WIDTH // 3 if is_far else line
-    shown = [text[start:].partition("\n")[0].strip() for text in texts]
-    cut = [text if len(text) <= _MAX_WIDTH else f"{text[:_MAX_WIDTH]}..." for text in shown]
-    return same.count("\n") + 1, [f"...{text}" if start > line else text for text in cut]
+    lines = [text[same.rfind("\n") + 1 :].partition("\n")[0].strip() for text in texts]
+    return same.count("\n") + 1, excerpts(lines, _MAX_WIDTH)
 
 
 def processes_text(processes: Iterable[int]) -> str:

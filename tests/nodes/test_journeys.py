@@ -17,7 +17,7 @@ class Layer(Module):
 
 def define() -> None:
     @pytree_dataclass
-    class Decorated:  # pyright: ignore[reportUnusedClass]
+    class Decorated:
         kernel: jax.Array
         activation: str = static(default="relu")
 

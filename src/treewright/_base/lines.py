@@ -1,6 +1,6 @@
-"""Parts of reports: tables, truncated lists, counts, common prefixes, meshes."""
+"""Parts of reports: tables, truncated lists, counts, common prefixes, excerpts, meshes."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 
@@ -33,6 +33,19 @@ def common_prefix(texts: Collection[str]) -> str:
     """The longest common prefix of some strings."""
     first, last = min(texts), max(texts)  # All strings between them share their common prefix.
     return next((first[:index] for index, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), first)
+
+
+def excerpts(texts: Sequence[str], width: int, *, show: Callable[[str], str] = str) -> list[str]:
+    """Texts that differ; a text longer than `width` is cut to begin shortly before the first difference."""
+    same = len(common_prefix(texts))
+    start = max(0, same - width // 3)
+    end = start + width
+    return [
+        text
+        if len(text) <= width
+        else f"{'...' if start else ''}{show(text[start:end])}{'...' if end < len(text) else ''}"
+        for text in texts
+    ]
 
 
 def mesh_text(mesh: Any) -> str:

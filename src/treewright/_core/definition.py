@@ -15,7 +15,7 @@ import typing_extensions
 
 from treewright._base.functions import FrozenValue, is_generated
 from treewright._base.text import annotation_text, short_text
-from treewright._core.field_checks import LAYERS
+from treewright._core.field_checks import LAYERS, specifier_text
 from treewright._core.fields import MISSING, options_of, specifier_in, specifier_inside
 from treewright._core.init import Docstring, make_init
 from treewright._core.instance import FLAT_FORM, FieldView, Unfinished, replace, wrap_init
@@ -25,7 +25,7 @@ from treewright._core.spec import FieldSpec, NodeSpec
 from treewright._core.statics import StaticTable
 from treewright.errors import NodeDefinitionError
 
-# These modules give each protocol an `__init__` that only calls the next one.
+# These modules define an `__init__` for each protocol that only calls the next one.
 _PLACEHOLDERS = frozenset({typing.__name__, typing_extensions.__name__})
 # The marks of `dataclasses` for fields and InitVars; private, but unchanged since Python 3.7.
 _FIELD, _INIT_VAR = getattr(dataclasses, "_FIELD"), getattr(dataclasses, "_FIELD_INITVAR")  # noqa: B009
@@ -50,7 +50,7 @@ _NEVER_OVERRIDDEN = MappingProxyType(
 
 
 class _Draft(NamedTuple):
-    """A class on its way to a node class: the user's body and the inherited attributes."""
+    """A class that is becoming a node class: the body that the user wrote, and the inherited attributes."""
 
     cls: Any
     options: Mapping[str, bool]
@@ -119,7 +119,7 @@ def _reject_class(cls: type[Any], options: Mapping[str, bool]) -> None:
 
 
 def _reject_attributes(draft: _Draft) -> None:
-    """Raise for names and values in the body that Python accepts but that don't mean what they look like."""
+    """Raise for names and values in the body that Python accepts but the user did not intend."""
     for name in draft.annotations:
         if name in {FLAT_FORM, *_NEVER_OVERRIDDEN} or (name == "replace" and draft.is_module) or _is_special(name):
             raise NodeDefinitionError(
@@ -173,7 +173,7 @@ def _value_problem(draft: _Draft, name: str, value: Any) -> str | None:
                 f"  Write {name}: {annotation_text(draft.annotations[name], draft.cls)} = {specifier}()"
             )
     elif isinstance(hidden, FieldView) and type(value) is not dataclasses.Field:  # `dataclasses` rejects a Field.
-        call = short_text(value) if hidden.field.kind == "child" else _call_text(hidden.field.kind, value)
+        call = short_text(value) if hidden.field.kind == "child" else specifier_text(hidden.field.kind, value)
         line = f"{name}: {annotation_text(hidden.field.type, draft.cls)} = {call}"
         fix = f"For a new default, repeat the annotation:\n  {line}\nFor a constant, write {name}: ClassVar = ..."
         if hasattr(type(value), "__get__"):
@@ -196,11 +196,6 @@ def _is_defined_in(cls: type[Any], name: str, value: Any) -> bool:
         value = getattr(value, attribute, None) or value
     path = (getattr(value, "__module__", None), getattr(value, "__qualname__", None))
     return isinstance(value, types.FunctionType) and path == (cls.__module__, f"{cls.__qualname__}.{name}")
-
-
-def _call_text(specifier: str, default: Any) -> str:
-    """The call of a specifier as a user writes it: `static(default=3)`."""
-    return f"{specifier}({'' if default is MISSING else f'default={short_text(default)}'})"
 
 
 # 2. The fields, as `dataclasses` reads them
@@ -320,8 +315,8 @@ def _reject_lost_options(cls: type[Any], spec: FieldSpec, base: FieldSpec) -> No
     effect = "store it whole on every device" if kind == "field" else "turn it into a plain child"
     raise NodeDefinitionError(
         f"{cls.__qualname__}.{spec.name} redeclares a {kind}() field without {kind}(), which would {effect}.\n"
-        f"  Write {spec.name}: {annotation_text(spec.type, cls)} = {_call_text(kind, spec.default)}, or "
-        f"{_call_text('field', spec.default)} for a plain child."
+        f"  Write {spec.name}: {annotation_text(spec.type, cls)} = {specifier_text(kind, spec.default)}, or "
+        f"{specifier_text('field', spec.default)} for a plain child."
     )
 
 
@@ -337,7 +332,7 @@ def _install_views(spec: NodeSpec) -> None:
 
 
 def _init_of(draft: _Draft) -> tuple[Callable[..., None], bool]:
-    """The `__init__` that Python would run, wrapped to seal the node; and whether it is a user's, to be kept."""
+    """The `__init__` that Python would run, wrapped to seal the node; and whether to keep it, as a user wrote it."""
     for base in draft.cls.__mro__[:-1]:
         init: Any = vars(base).get("__init__")
         if init is None or getattr(init, "__module__", None) in _PLACEHOLDERS:
@@ -385,6 +380,6 @@ def _install_methods(draft: _Draft, wrap_method: Callable[[Any], Any] | None) ->
 
 
 def _is_of_dataclass(cls: type[Any], name: str) -> bool:
-    """Whether a class inherits a method from a dataclass that is not a node, so that it reads different attributes."""
+    """Whether a class inherits a method from a dataclass that is not a node: it would compare or show fewer fields."""
     writer = next((base for base in cls.__mro__[1:] if name in vars(base)), object)
     return "__dataclass_params__" in vars(writer) and "__node_spec__" not in vars(writer)

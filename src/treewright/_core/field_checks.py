@@ -4,7 +4,6 @@ import collections.abc
 import dataclasses
 import enum
 import random
-import sys
 import types
 from collections.abc import Mapping, MutableMapping, MutableSequence, MutableSet
 from typing import Any
@@ -101,7 +100,7 @@ def problem_of(value: Any) -> NoExactKeyError:
         )
     elif isinstance(value, _GENERATORS) or is_nnx(type(value)):
         fix, can_be_child = IDENTITY, False
-        consequence = "It changes when it is used, but a compiled program keeps its state during the trace."
+        consequence = "It changes when it is used, but a compiled program keeps the state that it had during the trace."
     elif isinstance(value, MUTABLE):
         consequence = "jit compares statics and never copies them, so a change in place would give stale results."
     return NoExactKeyError(value, description, consequence, fix, can_freeze, can_be_child)
@@ -240,7 +239,7 @@ MAX_CHECKED_NODES = 64
 _COMMON = frozenset({tuple, dict, types.NoneType, np.ndarray, bool, int, float, complex})
 _NUMBERS = (int, float, complex)
 _SETTINGS = (str, bytes, enum.Enum, type, np.dtype)
-# Iterables such as `map` and `dict.values()`, which to JAX are leaves.
+# Iterables such as `map` and `dict.values()`, which JAX treats as leaves.
 _ITERABLES = (collections.abc.Iterator, collections.abc.Set, collections.abc.MappingView, range)
 LAYERS = frozenset({("equinox", "Module"), ("flax", "Module")})  # flax.linen's and flax.nnx's
 
@@ -296,19 +295,14 @@ def _child_problem(cls: type[Any], field: Any, value: Any) -> str | None:
 
 def _static_line(cls: type[Any], field: Any) -> str:
     """The declaration of a child as a static."""
-    option = "" if field.default is dataclasses.MISSING else f"default={_as_written(field.default, cls)}"
-    return f"{field.name}: {annotation_text(field.type, cls)} = static({option})"
+    return f"{field.name}: {annotation_text(field.type, cls)} = {specifier_text('static', field.default)}"
 
 
-def _as_written(value: Any, cls: type[Any]) -> str:
-    """A value as the module of `cls` writes it, such as `jnp.tanh`."""
-    name = function_text(value)
-    if name is None:
-        return short_text(value)
-    names = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
-    modules = [alias for alias, module in names.items() if isinstance(module, types.ModuleType)]
-    owner = next((alias for alias in modules if getattr(names[alias], name, None) is value), None)
-    return name if owner is None or names.get(name) is value else f"{owner}.{name}"
+def specifier_text(specifier: str, default: Any) -> str:
+    """The call of a specifier as a user writes it: `static(default=3)`, with dots in place of a function."""
+    if default is dataclasses.MISSING:
+        return f"{specifier}()"
+    return f"{specifier}(default={'...' if callable(default) else short_text(default)})"
 
 
 def add_static_hint(error: TypeError, node: Any) -> None:

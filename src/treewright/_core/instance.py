@@ -133,7 +133,7 @@ class FieldView(property):  # noqa: PLW1641  `__hash__` is one of the uses that 
     Tools that redefine a class, such as IPython's autoreload, copy the new class's attributes to the old one.
     """
 
-    # `dataclasses` must take it for a field and assign its `name`, which raises; otherwise it would become a default.
+    # `dataclasses` must treat it as a field and assign its `name`, which raises; otherwise it would become a default.
     __class__ = property(lambda _: dataclasses.Field)  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def __init__(self, field: FieldSpec, table: StaticTable) -> None:
@@ -306,7 +306,7 @@ def wrap_init(init: Callable[..., None]) -> Callable[..., None]:
 def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) -> object:
     """Run an `__init__`; the outermost one seals the node when it returns, or marks it as failed when it raises."""
     spec: NodeSpec = node.__node_spec__
-    try:  # Before the outermost __init__, `_node` is missing; `getattr` finds out three times faster than `except`.
+    try:  # Before the outermost __init__, `_node` is missing; `getattr` is three times faster than `except`.
         form = _read(node, FLAT_FORM) if spec.has_getattr else getattr(node, FLAT_FORM, None)
     except AttributeError:
         form = None
@@ -428,7 +428,7 @@ def check(node: Any) -> None:
 def _reject_class_assignments(spec: NodeSpec) -> None:
     """Undo an assignment to a field on the class and raise, because every instance would read the value.
 
-    Without a metaclass the assignment itself can't be seen, so the first nodes of each class look for it.
+    Without a metaclass the assignment itself can't be observed, so it is detected when the first nodes are created.
     """
     for field in spec.fields:
         value = vars(spec.cls).get(field.name)

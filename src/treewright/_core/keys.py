@@ -116,7 +116,7 @@ class KeyBuilder:
     one of its parts can change.
 
     Attributes:
-        doubts: Objects that are compared by identity and may be meant as constants; filled if given.
+        doubts: If it is a list, objects are added that are compared by identity and may be meant as constants.
         visited: Inside a function, partial or method, the objects entered so far, numbered because of cycles.
         is_open: Whether a part of that function, partial or method can change.
         code: Whose function captured the value, if any. A library's functions capture only constants.

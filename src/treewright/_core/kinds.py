@@ -1,4 +1,4 @@
-"""A table of value types: how to take a value apart.
+"""A table of value types: how to split a value into parts.
 
 Exact keys, JSON, `freeze` and the comparison of values use this table. Parts are simpler values. They are read with the
 methods of the exact class, so that overrides in a subclass are never called.
@@ -39,7 +39,7 @@ _longdouble: Any = np.longdouble  # numpy annotates it as a generic alias, which
 
 
 class Kind(NamedTuple):
-    """How to take values of a type apart.
+    """How to split the values of a type into parts.
 
     Attributes:
         name: The name in JSON.

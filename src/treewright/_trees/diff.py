@@ -19,7 +19,7 @@ from treewright._base.jax_private import (
     jax_trees,
     path_text,
 )
-from treewright._base.lines import common_prefix, counted, first_lines, mesh_text
+from treewright._base.lines import counted, excerpts, first_lines, mesh_text
 from treewright._base.text import LENGTH, cut_text, short_text
 from treewright._contents import Part, contents
 from treewright._core import NoExactKeyError, exact_key, flat_form, is_node_class, leaves_equal, spec_of
@@ -125,19 +125,6 @@ def short_texts(left: Any, right: Any) -> Sequence[str]:
     if isinstance(left, str) and isinstance(right, str):
         return excerpts((left, right), LENGTH // 2, show=repr)
     return short_text(left, with_module=True), short_text(right, with_module=True)
-
-
-def excerpts(texts: Sequence[str], width: int, *, show: Callable[[str], str] = str) -> list[str]:
-    """Texts that differ; a text longer than `width` is cut to begin shortly before the first difference."""
-    same = len(common_prefix(texts))
-    start = max(0, same - width // 3)
-    end = start + width
-    return [
-        text
-        if len(text) <= width
-        else f"{'...' if start else ''}{show(text[start:end])}{'...' if end < len(text) else ''}"
-        for text in texts
-    ]
 
 
 def shown(tree: Any) -> str:
