@@ -276,7 +276,7 @@ def test_rerunning_a_cell_during_a_save_loses_no_step(tmp_path: Path, monkeypatc
     for step, manager in enumerate(managers, start=2):
         manager.save(step, {"x": jnp.full(2, step)})
     manager = managers.pop()
-    managers.clear()  # nobody waits for the first
+    managers.clear()  # the first is still saving
     let_go.set()
     manager.wait()
     deadline = time.monotonic() + 10
