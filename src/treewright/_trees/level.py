@@ -23,7 +23,7 @@ from treewright._base.jax_private import (
     typeof,
 )
 from treewright._base.text import class_name, short_text
-from treewright._core import Statics, flat_form, is_node, is_node_class, spec_of, with_fields
+from treewright._core import flat_form, is_node, is_node_class, spec_of, with_fields
 from treewright._freeze import FrozenMapping
 
 _NUMBERS = frozenset({bool, int, float, complex})
@@ -93,7 +93,9 @@ def level_of(value: Any) -> Level | None:
     """
     kind = type(value)
     if is_node_class(kind):
-        return _node_level(kind, *flat_form(value))
+        children, statics = flat_form(value)
+        named = ((GetAttrKey(name), value) for name, value in zip(statics.names, statics.values, strict=True))
+        return Level(kind, statics, named, tuple(zip(statics.table.keys, children, strict=True)), statics.keys)
     if kind in _SEQUENCES:
         return Level(kind, None, (), tuple((SequenceKey(i), item) for i, item in enumerate(value)), ())
     if kind is dict:
@@ -108,9 +110,8 @@ def level_of(value: Any) -> Level | None:
     data = node_data(treedef)
     if data is None:
         return None
-    foreign, aux = data
     children = tuple((path[0], child) for path, child in entries)
-    return Level(foreign, aux, _named_statics(aux, [key for key, _ in children], value), children)
+    return Level(kind, data[1], _named_statics(data[1], [key for key, _ in children], value), children)
 
 
 def leaf_type_of(leaf: Any) -> LeafType:
@@ -132,11 +133,6 @@ def node_data(treedef: Any) -> tuple[type[Any], Any] | None:
     """
     data: tuple[type[Any], Any] | None = treedef.node_data()
     return data
-
-
-def _node_level(kind: type[Any], children: Iterable[Any], statics: Statics) -> Level:
-    named = ((GetAttrKey(name), value) for name, value in zip(statics.names, statics.values, strict=True))
-    return Level(kind, statics, named, tuple(zip(statics.table.keys, children, strict=True)), statics.keys)
 
 
 def _flatten_once(value: Any) -> tuple[list[tuple[Path, Any]], Any]:

@@ -55,7 +55,7 @@ class PastCall:
     function: Any  # the function's snapshot
     signature: Signature
     number: int  # the number of its trace
-    is_compiled: bool
+    is_compiled: bool = False
     limit_error: str = ""  # the error message if the trace exceeded the limit
 
 
@@ -108,23 +108,20 @@ class _CurrentCall:
     signature: Signature
     closest: PastCall | None
     differences: list[Difference]
+    of_trace: list[Difference]  # those that make JAX retrace; for the others it only recompiles
     seconds: float
     report: RetraceReport | None = None
     is_guess: bool = False  # True if sharing was inferred from signatures, not observed
 
-    @property
-    def of_trace(self) -> list[Difference]:
-        """The differences that make JAX retrace; for the others it only recompiles."""
-        return without_placement(self.differences)
-
-    def record(self, number: int | None = None, *, is_compiled: bool = False) -> None:
+    def record(self, number: int | None = None) -> PastCall:
         """Add the call to the history, so later events are compared with it; without a number, as a new trace."""
         function, history = self.reference(), self.history
         calls = history.calls_of(function)
         described = calls[0].function if calls else snapshot(function)
         number = next(history.numbers) if number is None else number
-        self.closest = PastCall(self.reference, described, self.signature, number, is_compiled)
+        self.closest = PastCall(self.reference, described, self.signature, number)
         history.calls.append(self.closest)
+        return self.closest
 
 
 class RetraceTracker:
@@ -200,22 +197,16 @@ class RetraceTracker:
         current = self._compare(event, call, sharing=call.outcome == "shared")
         if current is None:
             if call.outcome != "shared":
-                self._report(event, self._history(event), "count")
+                self._report(event, "count", self._history(event))
             return
         current.is_guess = call.outcome == "unknown" and current.closest is not None and not current.of_trace
         if call.outcome != "shared" and not current.is_guess:
-            self._trace(event, current)
+            self._report(event, "trace", current.history, current)
         elif current.closest is None:
             current.record()  # traced before the block, or inside a different function's trace
         elif current.closest.limit_error:
             raise TooManyTracesError(current.closest.limit_error)
         self._pending[event.thread] = current
-
-    def _trace(self, event: Event, current: _CurrentCall, unseen: str = "", *, is_compiled: bool = False) -> None:
-        """Record and report a trace for this call."""
-        history, compared_with = current.history, None if current.closest is None else current.closest.number
-        current.record(is_compiled=is_compiled)
-        self._report(event, history, "trace", current, compared_with=compared_with, unseen=unseen)
 
     # Compilations
 
@@ -233,13 +224,14 @@ class RetraceTracker:
         current.history.counts["compile"] += 1
         past, kind = current.closest, self._kind_of_compilation(current, call)
         if kind in {"unreported trace", "cleared caches"}:
-            is_unreported = kind == "unreported trace"
-            self._trace(event, current, _ONLY_COMPILED if is_unreported else "", is_compiled=not is_unreported)
-        elif kind == "recompile" and past is not None:
-            current.record(past.number, is_compiled=True)
-            self._report(event, current.history, "recompile", current, compared_with=past.number)
+            unseen = _ONLY_COMPILED if kind == "unreported trace" else ""
+            self._report(event, "trace", current.history, current, unseen)
+        elif kind == "recompile":
+            self._report(event, "recompile", current.history, current)
         elif kind == "first":
-            self._record_first_program(current)
+            if past is None or past.signature.batch != current.signature.batch:
+                past = current.record(None if past is None else past.number)
+            past.is_compiled = True
         self._send(current)
 
     def _kind_of_compilation(self, current: _CurrentCall, call: Call) -> Compilation:
@@ -254,15 +246,6 @@ class RetraceTracker:
             return "first"
         return "cleared caches" if current.is_guess and not current.differences else "recompile"
 
-    def _record_first_program(self, current: _CurrentCall) -> None:
-        past = current.closest
-        if past is None:
-            current.record()
-        elif past.signature.batch != current.signature.batch:
-            current.record(past.number)
-        if current.closest is not None:
-            current.closest.is_compiled = True
-
     # Both
 
     def _compare(self, event: Event, call: Call, *, sharing: bool) -> _CurrentCall | None:
@@ -276,7 +259,9 @@ class RetraceTracker:
             closest, found = history.closest(function, event.signature, sharing=sharing)
         except Exception:  # noqa: BLE001  a user's __eq__ or __hash__, or an unhashable function
             return None
-        return _CurrentCall(reference, history, event.signature, closest, found, event.seconds)
+        return _CurrentCall(
+            reference, history, event.signature, closest, found, without_placement(found), event.seconds
+        )
 
     def _history(self, event: Event) -> CallHistory:
         name, definition = event.definition
@@ -289,21 +274,22 @@ class RetraceTracker:
     def _report(
         self,
         event: Event,
-        history: CallHistory,
         kind: Literal["trace", "recompile", "count"],
+        history: CallHistory,
         current: _CurrentCall | None = None,
-        *,
-        compared_with: int | None = None,
         unseen: str = "",
     ) -> None:
-        """Create the report of a trace or a recompile; raise if it is above the limit."""
+        """Record a call, and create the report of its trace or recompile; raise if it is above the limit."""
         with self._lock:
             history.counts[kind] += 1
-            count = history.counts[kind]
-        number = history.counts["compile"] if kind == "recompile" else count
-        if kind == "trace" and current is not None and current.closest is not None:
-            number = current.closest.number
-        found = [] if current is None else current.differences if kind == "recompile" else current.of_trace
+            number = count = history.counts[kind]
+        compared_with, found = None, list[Difference]()
+        if current is not None:
+            compared_with = None if current.closest is None else current.closest.number
+            past = current.record(compared_with if kind == "recompile" else None)
+            past.is_compiled = event.kind == "compile" and not unseen
+            number = history.counts["compile"] if kind == "recompile" else past.number
+            found = current.differences if kind == "recompile" else current.of_trace
         report = RetraceReport(
             history.name, kind, number, tuple(found), compared_with, event.seconds, event.caller, unseen
         )
