@@ -132,7 +132,7 @@ def test_a_disk_error_raises_and_keeps_the_previous_file(
 
     for call in calls:
         monkeypatch.setattr(Path if call == "open" else os, call, fail)
-    with pytest.raises(CheckpointError, match=f"x could not be written, and is as it was: .*{os.strerror(number)}"):
+    with pytest.raises(CheckpointError, match=f"x could not be written and is unchanged: .*{os.strerror(number)}"):
         save(tmp_path / "x", {"a": 2})
     monkeypatch.undo()
     assert load(tmp_path / "x") == {"a": 1}

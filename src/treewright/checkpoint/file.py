@@ -88,7 +88,7 @@ def save(path: StrPath, tree: object) -> None:
         folder = Path(os.path.realpath(target)).parent
         if isinstance(error, FileNotFoundError) and not folder.is_dir():
             raise CheckpointError(f"{target} could not be written: the folder {folder} does not exist.") from error
-        raise CheckpointError(f"{target} could not be written, and is as it was: {error}") from error
+        raise CheckpointError(f"{target} could not be written and is unchanged: {error}") from error
 
 
 def _write(descriptor: int, manifest: Manifest, arrays: dict[str, Any]) -> None:

@@ -263,6 +263,7 @@ class CheckpointManager:
         if step is not None:
             try:
                 self._finish(self.directory / str(step))
+                self.wait()  # delete old steps
             except Exception as error:  # noqa: BLE001  nothing else reports it
                 text = f"The program ended before step {step} was saved in {self.directory}: {error}."
                 warn_user(f"{text} Use the manager in a `with` block, or call close().", CheckpointWarning)
