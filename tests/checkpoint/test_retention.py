@@ -92,7 +92,7 @@ def test_keep_best_rejects_a_step_without_the_metric(tmp_path: Path) -> None:
         {"loss": 1, 2: 3},
         None,
         ["loss"],
-        *({"loss": loss} for loss in ("low", np.ones(2), True, 10**400, None)),
+        *({"loss": loss} for loss in ("low", np.ones(2), True, None)),
     ]
     for metrics in invalid:
         with pytest.raises(CheckpointError, match=r"\): metrics= must be a dict of numbers by name, including 'loss'"):
