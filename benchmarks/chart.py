@@ -11,7 +11,7 @@ Kind = Literal["base", "peer", "ours"]
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar; `kind` gives its colour, and a thin line shows the range of the measured values."""
+    """One bar; `kind` selects its colour, and a thin line shows the range of the measured values."""
 
     name: str
     value: float
@@ -19,10 +19,10 @@ class Bar:
     spread: tuple[float, float]
 
 
-# Narrow enough for a telephone, on which it is drawn at two thirds of its size.
+# Narrow enough for a phone, which draws it at two thirds of its size.
 WIDTH, LEFT, RIGHT, TOP, LINE, PITCH, THICK = 580, 236, 52, 42, 20, 26, 16
-# Pine and greys, as on the site, in tones that can be read on a white page and on a dark one: an image does not always
-# know which of the two it is shown on.
+# Pine and greys, as on the site, in tones that are readable on a white page and on a dark one, because an image may
+# appear on either.
 STYLE = """
     text { font: 14px ui-sans-serif, system-ui, sans-serif; fill: #66706d }
     .title { font-weight: 600; font-size: 15px }

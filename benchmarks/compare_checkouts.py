@@ -50,7 +50,7 @@ SHARED: dict[str, tuple[str, str, str, dict[str, int]]] = {
     "step: 24 layers, loop": ("test_step", "step", "treewright.loop", {}),
     "class: Module, 4 children, a static": ("test_nodes", "class_creation", MODULE, {}),
 }
-FEW_LOOPS = {"class:": 3, "jit: a retrace": 1}  # because JAX keeps each class and each program
+FEW_LOOPS = {"class:": 3, "jit: a retrace": 1}  # JAX keeps each class and each program
 
 # Expressions for this comparison only, with the names of `names()`.
 EXPRESSIONS = {
@@ -121,7 +121,7 @@ def names() -> dict[str, Any]:
     classes = {cls.__name__: cls for cls in (Two, Checked, Inherited, Converting, OwnOne)}
     a = jax.device_put(np.float32(1))
     node = Two(a, a)
-    # Statics that no node has are forgotten.
+    # Unused statics are freed.
     kept = [Checked(a, a), Inherited(a, a, scale=a), Converting(a, [1, 2])]
     others = {"jax": jax, "treewright": treewright, "decorated": decorated, "kept": kept}
     return classes | others | {"a": a, "node": node, "other": treewright.replace(node), "tree": [Two(a, a)] * 100}
@@ -143,7 +143,7 @@ def cases() -> dict[str, Callable[[], Statement]]:
 
 
 def serve() -> None:
-    """Answer each line on stdin, the name of a case, by a line with its seconds or with why it can't be timed."""
+    """For each name of a case on stdin, print its seconds, or the reason that it can't be timed."""
     import jax  # noqa: F401 - not to be counted below
 
     began = time.perf_counter()
@@ -171,7 +171,7 @@ class Child:
     """An interpreter with one checkout."""
 
     def __init__(self, checkout: Path, cache: Path) -> None:
-        # The same cache of bytecode for both, since a checkout that can't be written would have none.
+        # One cache of bytecode for both, because a read-only checkout would have none.
         environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "PYTHONPYCACHEPREFIX": str(cache)}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         environment.setdefault("JAX_PLATFORMS", "cpu")
@@ -211,7 +211,7 @@ Samples = dict[str, tuple[list[float], list[float]]]
 def ratios(
     checkouts: tuple[Path, Path], names: list[str], *, pairs: int, rounds: int
 ) -> tuple[Samples, dict[str, str]]:
-    """Samples of both checkouts by case, and why some could not be taken."""
+    """Samples of both checkouts by case, and the reasons for missing ones."""
     samples: Samples = {name: ([], []) for name in (*IMPORTS, *names)}
     failures: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as cache:
@@ -220,7 +220,7 @@ def ratios(
         for pair in range(pairs):
             children = [Child(checkout, Path(cache)) for checkout in checkouts]
             for name in names:
-                # A step waits for XLA's threads, so that its samples spread.
+                # A step waits for XLA's threads, so its samples vary.
                 turns = range(rounds * 4 if name.startswith("step:") else rounds)
                 for turn, place in itertools.product(turns, (0, 1)):
                     which = place ^ (turn + pair) % 2  # each is the first equally often

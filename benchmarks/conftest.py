@@ -1,4 +1,4 @@
-"""Before jax is imported: these are costs on the host, and a CPU is what every machine has."""
+"""Settings before jax is imported: the benchmarks measure the host, and every machine has a CPU."""
 
 import os
 

@@ -40,7 +40,7 @@ class Way:
 
 
 def save_by_manager(folder: Path, tree: Any, step: int = 1) -> None:
-    """Save a step with a new manager of ours."""
+    """Save a step with a new `CheckpointManager`."""
     with CheckpointManager(folder) as manager:
         manager.save(step, tree)
 
@@ -70,12 +70,12 @@ WAYS = (
 
 
 def outcome(way: Way, folder: Path, like: Any, right: Any) -> str:
-    """The result of loading: right, rejected or wrong."""
+    """The result of loading: right, an error, or wrong."""
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             found = jax.tree.map(np.asarray, way.load(folder, like))
-    except Exception:  # noqa: BLE001  each is an answer
+    except Exception:  # noqa: BLE001  any exception is a result
         return "error"
     same = jax.tree.structure(found) == jax.tree.structure(right) and all(
         one.dtype == other.dtype and one.tobytes() == other.tobytes()
@@ -85,7 +85,7 @@ def outcome(way: Way, folder: Path, like: Any, right: Any) -> str:
 
 
 def data_file(folder: Path) -> Path:
-    """The largest file, which holds the arrays."""
+    """The largest file, which contains the arrays."""
     return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
 
 

@@ -53,7 +53,7 @@ def take_turns(clocks: Mapping[str, Clock], rounds: int) -> dict[str, list[float
 
 
 class _Replay:
-    """A timer for pytest-benchmark by which each round takes as long as the next sample."""
+    """A timer for pytest-benchmark that replays the samples: each round takes as long as the next one."""
 
     def __init__(self) -> None:
         self._readings: itertools.chain[float] = itertools.chain()

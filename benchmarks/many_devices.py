@@ -39,7 +39,7 @@ def state() -> dict[str, jax.Array]:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long some work takes."""
+    """The seconds that some work takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
@@ -56,7 +56,7 @@ def measured(save: Callable[[], object], wait: Callable[[], object], restore: Ca
 
 
 def by_us(tree: Any, folder: Path) -> list[float]:
-    """A step of ours."""
+    """A step saved by `CheckpointManager`."""
     with CheckpointManager(folder) as manager:
         restore = functools.partial(manager.restore, 1, like=tree)
         return measured(lambda: manager.save(1, tree), manager.wait, lambda: jax.block_until_ready(restore()))

@@ -28,10 +28,10 @@ def work(worker: int, count: int, port: int, results: Any, all_done: Any) -> Non
 
     jaxlib: Any = _jax
     local = threading.local()
-    patched: Any = _processes  # each thread stands for a process
+    patched: Any = _processes  # each thread simulates a process
     patched.process_count, patched.process_index = (lambda: count), (lambda: local.index)
     patched.coordination_client = lambda: local.client
-    kept: list[Any] = []  # the service and the clients, which would wait for each other at their end
+    kept: list[Any] = []  # otherwise the service and the clients would wait for each other at exit
     if worker == 0:
         kept.append(jaxlib.get_distributed_runtime_service(f"[::]:{port}", count, heartbeat_timeout=600))
     mine = range(worker, count, WORKERS)

@@ -1,7 +1,7 @@
 """The cost of checkpoints: one file, and steps of a training run, of 80 MiB in few large or many small arrays.
 
-Of large arrays the bytes count, of which a load reads, digests and places each once. Of small ones each array costs
-some 15 us to save and 30 us to load, for its record and digest, where safetensors has a name and nothing to compare.
+With large arrays, the time depends on the bytes: a load reads, digests and places each byte once. Each small array
+costs about 15 us to save and 30 us to load, for its record and digest; safetensors stores only a name.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class Net(Module):
 
 
 def net(count: int) -> Net:
-    """The tree that is saved."""
+    """The tree to save."""
     random = np.random.default_rng(0)
     return Net([jax.device_put(random.random((80 << 18) // count, np.float32)) for _ in range(count)])
 
 
 def flat(tree: Any) -> dict[str, np.ndarray]:
-    """The arrays by name, for libraries that know no classes."""
+    """The arrays by name, for libraries without classes."""
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def sync(path: Path) -> None:
-    """Bring a file to the disk, as `save` does and safetensors does not."""
+    """Flush a file to disk, as `save` does and safetensors does not."""
     with path.open() as file:
         os.fsync(file.fileno())
 

@@ -62,14 +62,14 @@ def test_jitted_read(name: str, children: int) -> Statement:
 def test_construction(name: str, children: int) -> Statement:
     cls = BY_CHILDREN[children]
     values: dict[str, Any] = {**dict(zip(FIELDS[cls], arrays(children), strict=True)), **dict(statics(name, cls))}
-    by_name = name in {"chex", "dict"}  # chex takes no others
+    by_name = name in {"chex", "dict"}  # chex accepts no others
     arguments = ", ".join(f"{field}={field}" if by_name else field for field in values)
-    # One node lives all the while: statics that no node holds are forgotten.
+    # One node stays alive, because unused statics are freed.
     make = getattr(peer(name), cls)
     return f"make({arguments})", {"make": make, **values, "first": make(**values)}
 
 
-# JAX keeps each class for ever, hence few.
+# few, because JAX never frees a class
 @group(*LIBRARIES, *OURS, title="make a class of 4 children and a static", loops=1, rounds=30)
 def test_class_creation(name: str) -> Statement:
     names = vars(peer(name)).copy()
@@ -101,13 +101,13 @@ class Unfrozen:
         self._rate = 0.1
 
     def scaled(self, x: Any) -> Any:
-        """A method, to be a static."""
+        """A method, for use as a static."""
         return x * self._rate
 
 
 @dataclasses.dataclass(frozen=True)
 class Frozen:
-    """A setting that is compared by its fields."""
+    """A setting compared by its fields."""
 
     width: int = 3
     rate: float = 0.1
@@ -136,7 +136,7 @@ STATIC_VALUES: dict[str, Any] = {
 @group(*STATIC_VALUES, title="construct a node whose static is")
 def test_static(name: str) -> Statement:
     make = STATIC_VALUES[name]
-    values = itertools.cycle([make() for _ in range(2000)])  # made before the clock starts
+    values = itertools.cycle([make() for _ in range(2000)])  # created before the clock starts
     child = arrays(1)[0]
     names = {"Node": Plain, "child": child, "next": next, "values": values, "first": Plain(child, make())}
     return "Node(child, next(values))", names

@@ -1,4 +1,4 @@
-"""The cost of watching for retraces: calls that hit jit's cache, and calls that trace."""
+"""The cost of observing retraces: calls that hit jit's cache, and calls that trace."""
 
 from __future__ import annotations
 

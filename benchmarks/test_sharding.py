@@ -1,4 +1,4 @@
-"""The cost of axis names on fields: plans of large states, and steps of models that carry them."""
+"""The cost of axis names on fields: plans of large states, and steps of models with names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mesh() -> jax.sharding.Mesh:
 
 
 def state_of(count: int, cls: Any = Named) -> Any:
-    """A training state whose parameters are so many arrays."""
+    """A training state with this number of parameter arrays."""
     return TrainState.create(params=[cls(jnp.ones((8, 8))) for _ in range(count)], tx=optax.adam(1e-3))
 
 

@@ -36,7 +36,7 @@ COMPILATIONS = 7  # For each step in the chart: two compilations of one program 
 
 
 def step(state: tuple[Any, Any], x: jax.Array) -> tuple[tuple[Any, Any], jax.Array]:
-    """The cheapest function that is still a training step, since the call is measured."""
+    """The cheapest training step, because the call is measured."""
     params, opt_state = state
     updates, opt_state = TX.update(jax.tree.map(lambda leaf: x * leaf, params), opt_state)
     return (optax.apply_updates(params, updates), opt_state), x
@@ -49,7 +49,7 @@ def state_of(name: str) -> tuple[Any, Any]:
 
 
 def carried(call: Function, state: Any) -> Step:
-    """A step that keeps its state, as a training loop does."""
+    """A step that stores its state, as a training loop does."""
     x = jax.device_put(np.float32(1))
 
     def stepped() -> Any:
@@ -135,7 +135,7 @@ def on_trees(name: str) -> tuple[Callable[[], Step], Callable[[], Step]]:
     return lambda: jitted(step, state_of(name)), lambda: flat(step, state_of(name))
 
 
-# Each way makes its step and the step on the flat list of its leaves.
+# For each way, its step and the step on the flat list of its leaves.
 WAYS: dict[str, tuple[Callable[[], Step], Callable[[], Step]]] = {
     BASE: on_trees("dict"),
     **{"equinox, jax.jit" if name == "equinox" else name: on_trees(name) for name in (*LIBRARIES, *OURS)},
@@ -147,7 +147,7 @@ WAYS: dict[str, tuple[Callable[[], Step], Callable[[], Step]]] = {
 }
 
 
-# Short samples that spread, since a step waits for XLA's threads.
+# Short samples that vary, because a step waits for XLA's threads.
 @group(*WAYS, *(name + FLAT for name in WAYS), title="a jitted training step of 24 layers and 649 arrays", rounds=150)
 def test_step(name: str) -> Statement:
     return "step()", {"step": WAYS[name.removesuffix(FLAT)][name.endswith(FLAT)]()}

@@ -31,7 +31,7 @@ def edited(net: Any, value: Any) -> Any:
 
 
 def where(net: Any) -> Any:
-    """The place that is changed."""
+    """The place to change."""
     return net.layers[500].query
 
 
@@ -125,7 +125,7 @@ def test_walk(name: str) -> Statement:
 
 
 class Nested(Module):
-    """Holds one that is a level less deep."""
+    """Contains one module of the level below."""
 
     inner: Any
 
@@ -146,7 +146,7 @@ def equinox_nested() -> Any:
     return EquinoxNested
 
 
-@group("equinox", "treewright.Module", title="400 nested modules with an __init__ of their own", rounds=15)
+@group("equinox", "treewright.Module", title="400 nested modules with a custom __init__", rounds=15)
 def test_nested(name: str) -> Statement:
     return "make(400)", {"make": Nested if name == "treewright.Module" else equinox_nested()}
 
@@ -164,7 +164,7 @@ class OwnInit(Module):
 
 
 class PlainOwnInit:
-    """The same, no tree to JAX."""
+    """The same, not registered with JAX."""
 
     def __init__(self, kernel: Any, bias: Any, name: str, width: int) -> None:
         self.kernel, self.bias, self.name, self.width = kernel, bias, name, width

@@ -1,6 +1,6 @@
 """Figures of the docs as SVG: curves, the tree of a model, an array on a mesh, calls along time.
 
-The colours are those of benchmarks/chart.py, which can be read on a light page and on a dark one.
+The colours, as in benchmarks/chart.py, are readable on a light page and on a dark one.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ MORE = """
 
 
 def svg(label: str, height: float, parts: Sequence[str]) -> str:
-    """The file with these parts, `WIDTH` wide."""
+    """The SVG file of these parts, `WIDTH` wide."""
     box = f'viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label, quote=True)}"'
     style = f"  <style>{STYLE}{MORE}  </style>"
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {box}>', style, *parts, "</svg>", ""])
@@ -50,7 +50,7 @@ Curve = Sequence[tuple[float, float]]
 
 
 def curves(title: str, across: str, lines: Mapping[str, Curve], below: Sequence[str] = ()) -> str:
-    """Lines over one axis, each with its name at its end; `below` is text in lines of its own."""
+    """Lines over one axis, each with its name at its end; `below` is text in separate lines."""
     left, right, top, bottom = 48, 128, 40, 230
     xs = [x for curve in lines.values() for x, _ in curve]
     ys = [y for curve in lines.values() for _, y in curve]
@@ -78,7 +78,7 @@ def curves(title: str, across: str, lines: Mapping[str, Curve], below: Sequence[
     return svg(title, bottom + 30 + (18 * len(below) + 10 if below else 0), parts)
 
 
-Row = tuple[int, str, str, str]  # depth, name, what it is, the class of its colour
+Row = tuple[int, str, str, str]  # depth, name, description, the class of its colour
 
 
 def rows(name: str, value: Any, depth: int, kind: str = "ta") -> Iterator[Row]:
@@ -113,7 +113,7 @@ def tree(title: str, name: str, node: Module) -> str:
 
 
 def mesh(title: str, shape: tuple[int, int], specs: Sequence[PartitionSpec], on: Mesh) -> str:
-    """One array beside itself under several specs; each part has the devices that hold it."""
+    """One array under several specs, side by side; each part names the devices that hold it."""
     gap, top = 24, 74
     width = (WIDTH - 16 - gap * (len(specs) - 1)) / len(specs)
     height = 120.0
@@ -141,7 +141,7 @@ def mesh(title: str, shape: tuple[int, int], specs: Sequence[PartitionSpec], on:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of a jitted function: from when to when, in seconds, and why it was traced, if it was."""
+    """One call of a jitted function: its start and end, in seconds, and the cause of its trace, if any."""
 
     start: float
     end: float

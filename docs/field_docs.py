@@ -1,4 +1,4 @@
-"""For the reference: what `doc=` says of a field is its docstring; the specifier and private defaults are not shown."""
+"""For the reference: `doc=` is the field's docstring; the specifier and private defaults are not shown."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ class FieldDocs(griffe.Extension):
     """Both are read from the source; nothing is imported."""
 
     def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
-        """Give the attribute its docstring, and leave out how it is declared."""
+        """Add the docstring to the attribute, and omit its declaration."""
         if not isinstance(attr.value, griffe.ExprCall):
             return
         for argument in attr.value.arguments:

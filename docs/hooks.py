@@ -1,4 +1,4 @@
-"""For mkdocs: pages from outside of docs/, names in guides that link to the reference, and what search leaves out."""
+"""For mkdocs: pages from outside docs/, links from names in guides to the reference, and text that search skips."""
 
 import ast
 import posixpath
@@ -11,7 +11,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 
-# Files outside of docs/ that are pages of the site, by the page's place in it.
+# Files outside docs/ that are pages of the site, by the page's place in it.
 PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -28,7 +28,7 @@ LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#]+)(?P<h
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages from outside of docs/, and each example's source."""
+    """Add the pages from outside docs/, and each example's source."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     for source, page in PROGRAMS.items():
@@ -42,7 +42,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
 
     The words of `searches` in mkdocs.yml become the page's tags, which only the search looks at.
 
-    A picture with a dark twin beside it, `x.png` and `x-dark.png`, is shown as the one that fits.
+    If an image has a dark twin, as `x.png` and `x-dark.png`, the page shows the one that fits.
     """
     here = page.file.src_uri
     if words := config["extra"]["searches"].get(here):

@@ -101,13 +101,13 @@ class Net(Module):
 
 
 def model() -> Net:
-    """The model that is shown."""
+    """The model in the images."""
     first, second = jax.random.split(jax.random.key(0))
     return Net((Dense(64, 128, first), Dense(128, 10, second)), jnp.float32(0.5), jnp.zeros(64))
 
 
 def take_screenshot(page: str, file: Path, width: int, height: int, *options: str) -> None:
-    """Save what a Chromium shows of a page. With an old profile, a Chromium that runs already would open the page."""
+    """Save a screenshot of a page in Chromium. With an old profile, a running Chromium would open the page."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         sys.exit(f"no Chromium is installed, which draws {file.name}")
@@ -118,10 +118,10 @@ def take_screenshot(page: str, file: Path, width: int, height: int, *options: st
 
 
 def draw_notebook(file: Path, colours: str) -> None:
-    """Draw what a notebook shows for the model, with treescope installed, and for its summary."""
+    """Draw a notebook's output for the model, with treescope installed, and for its summary."""
     net = model()
     shown: Any = summary(net)
-    # Not compressed: a compressed tree unpacks itself when it is seen, and the picture would show "(Loading...)".
+    # Not compressed: a compressed tree unpacks only when it is visible, and the image would show "(Loading...)".
     node = treescope.render_to_html(net, compressed=False)
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
@@ -131,7 +131,7 @@ def draw_notebook(file: Path, colours: str) -> None:
 
 
 def crop(file: Path) -> None:
-    """Cut off what is empty below the last line."""
+    """Crop the empty space below the last line."""
     picture = Image.open(file).convert("RGB")
     empty = Image.new("RGB", picture.size, picture.getpixel((0, 0)))
     *_, bottom = ImageChops.difference(picture, empty).getbbox() or (0, 0, 0, picture.height)
@@ -159,7 +159,7 @@ def draw_terminal(file: Path) -> None:
 
 
 def draw_site(folder: Path) -> None:
-    """Save screenshots of the site's first page on a telephone, a laptop and a large screen, light and dark."""
+    """Save screenshots of the site's first page on a phone, a laptop and a large screen, light and dark."""
     site = folder / "site"
     build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(site)]
     subprocess.run(build, check=True, cwd=ROOT)  # noqa: S603
@@ -195,7 +195,7 @@ def draw_first_model(file: Path) -> None:
 
 
 def draw_language_model(file: Path) -> None:
-    """Draw the loss of each step, and what the model writes after 0, 75 and 150 steps."""
+    """Draw the loss of each step, and samples of the model after 0, 75 and 150 steps."""
     page = tutorial("language-model")
     samples = []
     for steps in (0, 75, page.STEPS):
@@ -266,7 +266,7 @@ def gradient(layers: Layers, x: jax.Array) -> Layers:
 
 
 def draw_timeline(file: Path) -> None:
-    """Draw sixty calls, of which three trace and compile; the causes are those of the reports."""
+    """Draw sixty calls, of which three trace and compile, with the causes from the reports."""
     kernels, reports = tuple(jnp.eye(256) for _ in range(12)), list[str]()
     batches = [jnp.ones((size, 256)) for size in 40 * [512] + [300] + 9 * [512]]
     calls = [(Layers(kernels), batch) for batch in batches] + 10 * [(Layers(kernels, "gelu"), batches[0])]

@@ -1,6 +1,6 @@
 """Train a small network on handwritten digits, draw its curves, and count how often `jit` traces.
 
-Run `make demo`, or `python examples/digits.py --help` where `pip install ".[examples]"` has been done.
+Run `make demo`, or `pip install ".[examples]"` and `python examples/digits.py --help`.
 """
 
 import argparse
@@ -83,24 +83,24 @@ class Images:
     def __len__(self) -> int:
         return len(self.digits)
 
-    def chosen(self, places: np.ndarray) -> "Images":
-        """Those at these places."""
+    def select(self, places: np.ndarray) -> "Images":
+        """The images and digits at these indices."""
         return Images(self.pixels[places], self.digits[places])
 
     def batches(self, size: int, random: np.random.Generator) -> Iterator["Images"]:
         """All images once, in random order. A smaller batch at the end is dropped: its shape would trace again."""
         order = random.permutation(len(self))
         for start in range(0, len(self) - size + 1, size):
-            yield self.chosen(order[start : start + size])
+            yield self.select(order[start : start + size])
 
 
 def train_and_test_images(seed: int) -> tuple[Images, Images]:
-    """Four fifths of the 1797 images to learn from, one fifth to test with; `seed` decides which."""
+    """Four fifths of the 1797 images for training and one fifth for testing, chosen by `seed`."""
     pixels, digits = load_digits(return_X_y=True)
     images = Images(np.asarray(pixels / 16, np.float32), np.asarray(digits, np.int32))
     order = np.random.default_rng(seed).permutation(len(images))
     tested = len(images) // 5
-    return images.chosen(order[tested:]), images.chosen(order[:tested])
+    return images.select(order[tested:]), images.select(order[:tested])
 
 
 # Training
@@ -147,7 +147,7 @@ class Curve:
     accuracy: list[float] = field(default_factory=list[float])
 
     def add(self, model: MLP) -> None:
-        """One more point."""
+        """The curves with one more point."""
         loss, accuracy = scores(model, self.images.pixels, self.images.digits)
         self.loss.append(float(loss))
         self.accuracy.append(float(accuracy))
@@ -157,19 +157,19 @@ class Progress(Module):
     """The checkpoint of an epoch: everything needed to resume, and the settings that must not change."""
 
     state: TrainState[MLP]
-    points: np.ndarray  # f64[MOST_EPOCHS + 1, 4], the two curves; NaN where they have not come yet
+    points: np.ndarray  # f64[MOST_EPOCHS + 1, 4], the two curves; NaN for later epochs
     seed: int = static()
     batch_size: int = static()
     learning_rate: float = static()
 
     def after_epoch(self, epoch: int, state: TrainState[MLP], curves: Sequence[Curve]) -> "Progress":
-        """With one more point of each curve."""
+        """The progress with one more point on each curve."""
         points = self.points.copy()
         points[epoch] = [value for curve in curves for value in (curve.loss[-1], curve.accuracy[-1])]
         return replace(self, state=state, points=points)
 
     def curves(self, epoch: int, *images: Images) -> list[Curve]:
-        """The curves up to this epoch, on each set of images."""
+        """The two curves up to this epoch."""
         columns = self.points[: epoch + 1].T.tolist()
         return [Curve(each, columns[2 * i], columns[2 * i + 1]) for i, each in enumerate(images)]
 
@@ -182,7 +182,7 @@ def run_epoch(step: TrainingStep, state: TrainState[MLP], batches: Iterable[Imag
 
 
 def with_activation(state: TrainState[MLP], activation: Activation) -> TrainState[MLP]:
-    """The state with a different activation in its model and in the optimiser's means, which are models too."""
+    """The state with a different activation in its model and in the optimiser's moments, which are models too."""
 
     def is_model(node: object) -> bool:
         return isinstance(node, MLP)
@@ -199,20 +199,20 @@ Corner = Literal["upper left", "upper right", "lower right"]
 
 
 def parameter_table(model: MLP) -> str:
-    """How many parameters stand where."""
+    """The number of parameters in each layer."""
     found = jax.tree_util.tree_leaves_with_path(model)
     rows = [(f"model{jax.tree_util.keystr(path)}", str(leaf.shape), f"{leaf.size:,}") for path, leaf in found]
     rows.append(("all parameters", "", f"{sum(leaf.size for _, leaf in found):,}"))
     return "\n".join(f"  {place:24}{shape:>12}{count:>10}" for place, shape, count in rows)
 
 
-def counted(count: int, noun: str) -> str:
+def count_text(count: int, noun: str) -> str:
     """`1 trace`, `2 traces`."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def text_curve(values: Sequence[float]) -> str:
-    """The values as bars, one for each, in a logarithmic scale from the least to the largest."""
+    """One bar per value, on a logarithmic scale from the smallest to the largest."""
     logs = [math.log(value) for value in values]
     span = max(logs) - min(logs) or 1
     bars = "".join("▁▂▃▄▅▆▇█"[round(7 * (log - min(logs)) / span)] for log in logs)
@@ -221,7 +221,7 @@ def text_curve(values: Sequence[float]) -> str:
 
 def draw(train: Curve, test: Curve, path: Path) -> None:
     """Save a picture of both curves."""
-    # Here, since the demo over 8 devices starts processes that draw nothing.
+    # Imported here, because the processes of the demo on 8 devices draw nothing.
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter, StrMethodFormatter
@@ -241,7 +241,7 @@ def draw(train: Curve, test: Curve, path: Path) -> None:
     if test.accuracy[-1] < 0.95:
         right.set_ylim(0, 1.02)
         draw_lines(right, train.accuracy, test.accuracy, legend="upper left")
-    else:  # The climb from a tenth, which is guessing, is short; the last per cent are worth seeing.
+    else:  # The climb from a tenth, which is guessing, is short; the last percent are the interesting part.
         right.set_ylim(0.9, 1.004)
         draw_lines(right, train.accuracy, test.accuracy, legend="lower right")
     figure.savefig(path)
@@ -276,8 +276,8 @@ class Settings:
     resume: bool
 
 
-def whole_number(least: int, most: int) -> Callable[[str], int]:
-    """A reader of whole numbers within limits."""
+def integer(least: int, most: int) -> Callable[[str], int]:
+    """A parser of integers within limits."""
 
     def read(text: str) -> int:
         try:
@@ -285,7 +285,7 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
         except ValueError:
             value = least - 1
         if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"takes a whole number from {least} to {most}, got {text!r}")
+            raise argparse.ArgumentTypeError(f"must be an integer from {least} to {most}, got {text!r}")
         return value
 
     return read
@@ -298,7 +298,7 @@ def rate(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"takes a number above 0 and at most 1, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a number above 0 and at most 1, got {text!r}")
     return value
 
 
@@ -309,13 +309,13 @@ def argument_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    size = whole_number(1, 4096)
+    size = integer(1, 4096)
     add = parser.add_argument
-    add("--epochs", metavar="N", type=whole_number(1, MOST_EPOCHS), default=30, help="how often each image is seen")
+    add("--epochs", metavar="N", type=integer(1, MOST_EPOCHS), default=30, help="how often each image is seen")
     add("--hidden", metavar="N", type=size, nargs="+", default=[128, 64], help="widths of the hidden layers")
     add("--batch-size", metavar="N", type=size, default=32, help="images in one update")
     add("--learning-rate", metavar="X", type=rate, default=1e-3, help="of the optimiser, AdamW")
-    add("--seed", metavar="N", type=whole_number(0, 2**32 - 1), default=0, help="for the split and the training")
+    add("--seed", metavar="N", type=integer(0, 2**32 - 1), default=0, help="for the split and the training")
     add(
         "--output", metavar="FOLDER", type=Path, default=Path("output"), help="where the picture and the checkpoints go"
     )
@@ -324,13 +324,13 @@ def argument_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train, and tell about it. Bad arguments end the program with code 2 before anything is trained."""
+    """Train, and print the progress. Bad arguments end the program with code 2 before training starts."""
     parser = argument_parser()
     settings = Settings(**vars(parser.parse_args(argv)))
     train, test = train_and_test_images(settings.seed)
     if settings.batch_size > len(train):
         parser.error(
-            f"argument --batch-size: takes at most the {len(train)} training images, got {settings.batch_size}"
+            f"argument --batch-size: must be at most the {len(train)} training images, got {settings.batch_size}"
         )
     try:
         settings.output.mkdir(parents=True, exist_ok=True)
@@ -346,7 +346,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(settings: Settings, train: Images, test: Images) -> None:
-    """Train and draw, then change the activation and change it back."""
+    """Train and draw, then change the activation and restore it."""
     model = MLP([PIXELS, *settings.hidden, CLASSES], jax.random.key(settings.seed))
     state: TrainState[MLP] = TrainState.create(params=model, tx=optax.adamw(settings.learning_rate))
     print(f"learning from {len(train)} images, testing with {len(test)}, by a network with these parameters:")
@@ -359,12 +359,12 @@ def run(settings: Settings, train: Images, test: Images) -> None:
         draw(learned, tested, settings.output / PICTURE)
         print(f"loss on unseen images: {text_curve(tested.loss)}")
         print(f"test accuracy: {tested.accuracy[-1]:.4f}")
-        print(f"training step: {step.calls} calls, {counted(step.traces, 'trace')}")
+        print(f"training step: {step.calls} calls, {count_text(step.traces, 'trace')}")
         for name, activation in (("with gelu now", jax.nn.gelu), ("with relu again", jax.nn.relu)):
             calls, traces = step.calls, step.traces
             batches = train.batches(settings.batch_size, np.random.default_rng(settings.seed))
             state = run_epoch(step, with_activation(state, activation), batches)
-            print(f"{name}: {step.calls - calls} calls, {counted(step.traces - traces, 'retrace')}")
+            print(f"{name}: {step.calls - calls} calls, {count_text(step.traces - traces, 'retrace')}")
             print(*reports, sep="\n", end="\n" * bool(reports))
             reports.clear()
     print(f"\ncurves of loss and accuracy: {settings.output / PICTURE}")
@@ -402,8 +402,8 @@ def trained(
                     curve.add(state.params)
                 progress = progress.after_epoch(epoch + 1, state, curves)
                 checkpoints.save(epoch + 1, progress)
-                shown = {"loss": f"{curves[0].loss[-1]:.3f}", "test_accuracy": f"{curves[1].accuracy[-1]:.3f}"}
-                bar.set_postfix(shown, refresh=False)
+                metrics = {"loss": f"{curves[0].loss[-1]:.3f}", "test_accuracy": f"{curves[1].accuracy[-1]:.3f}"}
+                bar.set_postfix(metrics, refresh=False)
     return progress.state, curves
 
 

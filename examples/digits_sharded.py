@@ -36,7 +36,7 @@ BATCH = 32
 AXES = ("data", "fsdp", "tensor")
 LAYOUTS = ("data", "fully-sharded", "tensor")
 
-# The model says what its axes are, the rules what that means on a mesh. An axis of one device splits nothing, so one
+# The model names its axes; the rules map the names to a mesh. An axis of one device splits nothing, so one
 # set of rules serves all three layouts, and a laptop without any.
 RULES: Rules = MappingProxyType({"embed": "fsdp", "pixels": "fsdp", "hidden": "tensor", "classes": None})
 
@@ -70,7 +70,7 @@ class Linear(Module):
 
 
 class MLP(Module):
-    """Three linear layers; the values between the first two are split as their kernels are."""
+    """Three linear layers; the values between the first two are split like their kernels."""
 
     first: Linear
     second: Linear
@@ -120,14 +120,14 @@ def train(
 
 
 def putting(mesh: Mesh) -> Callable[[np.ndarray], jax.Array]:
-    """A function that turns a batch into an array over the mesh. Each process passes the images of its devices."""
+    """A function that turns a batch into an array on the mesh. Each process passes the images of its devices."""
     spec: Callable[..., PartitionSpec] = PartitionSpec  # whose constructor has no annotations
     sharding = NamedSharding(mesh, spec(("data", "fsdp")))
-    return lambda whole: jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+    return lambda batch: jax.make_array_from_callback(batch.shape, sharding, lambda index: batch[index])
 
 
-def whole(tree: object) -> list[np.ndarray]:
-    """All leaves as numpy arrays, gathered from all processes that have parts of them."""
+def numpy_leaves(tree: object) -> list[np.ndarray]:
+    """All leaves as numpy arrays, gathered from the processes that store parts of them."""
     leaves: list[jax.Array] = jax.tree.leaves(tree)
     return [
         np.asarray(leaf if leaf.is_fully_addressable else multihost_utils.process_allgather(leaf, tiled=True))
@@ -136,8 +136,8 @@ def whole(tree: object) -> list[np.ndarray]:
 
 
 def largest_difference(left: object, right: object) -> float:
-    """Between the leaves of two trees."""
-    return max(float(np.max(np.abs(a - b))) for a, b in zip(whole(left), whole(right), strict=True))
+    """The largest difference between the leaves of two trees."""
+    return max(float(np.max(np.abs(a - b))) for a, b in zip(numpy_leaves(left), numpy_leaves(right), strict=True))
 
 
 def restore(layout: str, folder: Path) -> None:
@@ -148,31 +148,31 @@ def restore(layout: str, folder: Path) -> None:
     with CheckpointManager(folder / layout) as manager:
         state = manager.restore(like=target)
     steps = int(state.step)
-    alone = train(update, make_state(key), batches_of(steps), jnp.asarray)
+    reference = train(update, make_state(key), batches_of(steps), jnp.asarray)
     places = jax.tree.map(lambda leaf, like: leaf.sharding.is_equivalent_to(like.sharding, leaf.ndim), state, target)
     if jax.process_index() == 0:
         print(f"\n{layout}: restored step {steps} on {jax.device_count()} devices")
-    difference = largest_difference(state.params, alone.params)
+    difference = largest_difference(state.params, reference.params)
     if jax.process_index() == 0:
         print(f"every leaf where it belongs: {all(jax.tree.leaves(places))}")
         print(f"largest difference to one device: {difference:.1e}")
 
 
 def batches_of(steps: int) -> list[Images]:
-    """The batches of so many steps, the same in each process."""
+    """The batches of this number of steps, the same in each process."""
     images, _ = train_and_test_images(seed=0)
     epoch = list(images.batches(BATCH, np.random.default_rng(0)))
     return [epoch[number % len(epoch)] for number in range(steps)]
 
 
 def train_in(layout: str, steps: int, folder: Path | None) -> None:
-    """Train over all devices, and on one; print what differs."""
+    """Train on all devices, and on one; print the differences."""
     mesh = mesh_of(layout, jax.device_count())
     say = print if jax.process_index() == 0 else lambda *_: None
     key = jax.random.key(0)
     batches = batches_of(steps)
 
-    # Before anything is computed: a process with other settings would train a different model, or wait forever.
+    # Before anything is computed: a process with different settings would train a different model, or wait forever.
     target = abstract_state(make_state, key, mesh=mesh, rules=RULES)
     assert_same_on_all_processes(target)
     say(f"\n{layout}: {steps} steps on {jax.device_count()} devices in {jax.process_count()} processes")
@@ -185,18 +185,18 @@ def train_in(layout: str, steps: int, folder: Path | None) -> None:
         assert_same_on_all_processes(lowered)
         state = train(lowered.compile(), state, batches, put)
 
-    alone = train(update, make_state(key), batches, jnp.asarray)
+    reference = train(update, make_state(key), batches, jnp.asarray)
     if folder is not None:
         with CheckpointManager(folder / layout) as manager:
             manager.save(steps, state)
-    say(f"largest difference to one device: {largest_difference(state.params, alone.params):.1e}")
+    say(f"largest difference to one device: {largest_difference(state.params, reference.params):.1e}")
 
 
 # The command line
 
 
 def work(layout: str, settings: argparse.Namespace) -> None:
-    """Train in a layout, or restore the state that a run saved."""
+    """Train in a layout, or restore a saved state."""
     if settings.restore is None:
         train_in(layout, settings.steps, settings.save)
     else:

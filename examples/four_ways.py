@@ -75,11 +75,11 @@ jax.tree_util.register_pytree_node(
 
 
 class Unflattens:
-    """The way back for classes without `aux_data`."""
+    """Unflatten, for classes without `aux_data`."""
 
     @classmethod
     def tree_unflatten(cls, _: None, children: tuple[Any, ...]) -> Any:
-        """An instance of the class itself."""
+        """Build an instance of the class."""
         return cls(*children)
 
 
@@ -137,7 +137,7 @@ class ClassDense:
 
     @classmethod
     def tree_unflatten(cls, activation: Any, children: tuple[Any, ...]) -> "ClassDense":
-        """The way back."""
+        """Unflatten."""
         (weight,) = children
         return cls(weight, activation)
 
@@ -229,7 +229,7 @@ WAYS = (
 )
 
 
-# What all of them do
+# The same results
 
 
 def trained(way: Way) -> float:
@@ -253,7 +253,7 @@ def trained(way: Way) -> float:
 
 
 def scanned(way: Way) -> float:
-    """The area of a box that a scan lets grow ten times."""
+    """The area of a box that grows ten times in a scan."""
     box = way.box(jnp.zeros(2), jnp.ones(2))
     grown, _ = jax.lax.scan(lambda box, _: (way.box(box.corner - 0.1, box.size * 1.1), None), box, length=10)
     return float(jnp.prod(grown.size))
@@ -282,7 +282,7 @@ RESULTS: tuple[tuple[str, Callable[[Way], object]], ...] = (
 )
 
 
-# What some of them get wrong. Each gives a few words: what happened
+# Mistakes of some of them. Each function returns its result in a few words
 
 
 def shared_trace(way: Way) -> str:
@@ -300,7 +300,7 @@ def stale_list(way: Way) -> str:
         dense = way.dense(jnp.ones(1), scales)
         apply(dense)
     except TypeError:
-        return "refused"
+        return "rejected"
     scales.append(3.0)
     return "right" if float(apply(dense)) == 5 else "the old result"
 
@@ -321,7 +321,7 @@ def retraces(way: Way) -> str:
 
 
 def assigned(way: Way) -> str:
-    """Can a field be changed behind the back of whoever holds the object?"""
+    """Can a field of the object be changed by force?"""
     box = way.box(1, 2)
     try:
         object.__setattr__(box, "size", 3)
@@ -331,7 +331,7 @@ def assigned(way: Way) -> str:
 
 
 def compared(way: Way) -> str:
-    """`==` of two equal boxes that hold arrays."""
+    """`==` of two equal boxes of arrays."""
     first, second = (way.box(jnp.zeros(2), jnp.ones(2)) for _ in range(2))
     try:
         return str(first == second)
@@ -340,13 +340,13 @@ def compared(way: Way) -> str:
 
 
 def named_path(way: Way) -> str:
-    """How JAX names the place of a child."""
+    """JAX's name for the path of a child."""
     (path, _), *_ = jax.tree_util.tree_leaves_with_path(way.box(1, 2))
     return jax.tree_util.keystr(path)
 
 
 def inherited(way: Way) -> str:
-    """A subclass that nobody registered."""
+    """A subclass without a registration."""
     subclass = type("Sub", (way.box,), {})
     leaves = len(jax.tree.leaves(subclass(1, 2)))
     return "a node" if leaves == 2 else "one opaque leaf"
@@ -376,7 +376,7 @@ WRONGS: tuple[tuple[str, Callable[[Way], str]], ...] = (
 
 def main() -> int:
     """Two tables: equal results, and mistakes."""
-    for title, rows in (("The same results", RESULTS), ("What each gets wrong", WRONGS)):
+    for title, rows in (("The same results", RESULTS), ("Mistakes of each", WRONGS)):
         print(f"\n{title}")
         print(f"{'':28}" + "".join(f"{way.name:28}" for way in WAYS))
         for name, function in rows:

@@ -1,7 +1,7 @@
 """Layers to copy: each a few lines, for one example, that `jax.vmap` maps over a batch.
 
-Take what you need into your own program and change it. `docs/layers-to-copy.md` shows them; a test compares each with
-the numbers of equinox's.
+Copy the layers that you need into your own program and change them. `docs/layers-to-copy.md` shows them; a test
+compares each with the numbers of equinox's.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ class Embedding(Module):
 
 
 class Conv(Module):
-    """`f32[height, width, outputs]` from `f32[height, width, inputs]`; `size` is that of the window."""
+    """`f32[height, width, outputs]` from `f32[height, width, inputs]`; `size` is the window's size."""
 
     kernel: jax.Array
     bias: jax.Array
@@ -159,17 +159,17 @@ class Attention(Module):
     def __call__(self, x: jax.Array, *, causal: bool = False) -> jax.Array:
         projected = (jax.vmap(layer)(x) for layer in (self.query, self.key, self.value))
         query, key, value = (y.reshape(len(x), self.heads, -1) for y in projected)
-        seen = jax.nn.dot_product_attention(query, key, value, is_causal=causal)
-        return jax.vmap(self.output)(seen.reshape(x.shape))
+        attended = jax.nn.dot_product_attention(query, key, value, is_causal=causal)
+        return jax.vmap(self.output)(attended.reshape(x.shape))
 
 
 class Dropout(Module):
-    """Zeros in place of a part of `x`, the rest scaled up; without a key, `x` as it is."""
+    """Replace a part of `x` by zeros and scale the rest; without a key, return `x`."""
 
     rate: float = static(default=0.1)
 
     def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
         if key is None or self.rate == 0:
             return x
-        kept = random.bernoulli(key, 1 - self.rate, x.shape)
-        return jnp.where(kept, x / (1 - self.rate), 0)
+        mask = random.bernoulli(key, 1 - self.rate, x.shape)
+        return jnp.where(mask, x / (1 - self.rate), 0)

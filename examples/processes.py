@@ -23,7 +23,7 @@ import jax
 
 CHECKOUT = Path(__file__).parents[1]
 PLACE = "EXAMPLE_PROCESS"  # in the environment of each: coordinator, number of processes, its own number
-HEARTBEAT = 10  # seconds without a sign of life after which a process is taken for dead
+HEARTBEAT = 10  # seconds without a sign of life until a process counts as dead
 
 
 class ProcessesFailedError(RuntimeError):
@@ -140,7 +140,7 @@ def joined() -> Generator[None]:
 
 
 def _fail(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-    """End at once. Python would wait for the other processes, which wait for this one, for minutes."""
+    """Exit immediately. Python would wait minutes for the other processes, which wait for this one."""
     traceback.print_exception(kind, error, where)
     sys.stderr.flush()
     sys.stdout.flush()

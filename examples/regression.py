@@ -1,6 +1,6 @@
 """A network learns x squared from 256 noisy points: 1-128-128-1, with optax and `TrainState`, and a picture of the fit.
 
-Run `python examples/regression.py` where `pip install ".[examples]"` has been done.
+Run `pip install ".[examples]"`, then `python examples/regression.py`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from treewright import Module, TrainState, loop, pytree_dataclass, static
 Activation = Callable[[jax.Array], jax.Array]
 
 PICTURE = "regression.png"
-EDGE = 2.0  # the points lie between -EDGE and EDGE
+EDGE = 2.0  # the points are between -EDGE and EDGE
 
 
 class Dense(Module):
@@ -59,7 +59,7 @@ class Curve(Module):
 
 @pytree_dataclass
 class Points:
-    """Places on the line, and a noisy x squared at each."""
+    """Points on the line, each with a noisy x squared."""
 
     x: jax.Array
     y: jax.Array
@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{x:>6.1f}{x * x:>12.2f}{float(state.params(jnp.asarray(x))):>12.2f}")
     inside = jnp.linspace(-EDGE, EDGE, 100)
     error = jnp.sqrt(loss_of(state.params, Points(inside, inside**2)))
-    print(f"loss: {losses[0]:.3f} at first, {losses[-1]:.3f} at last; the noise alone makes 0.04")
+    print(f"loss: {losses[0]:.3f} at first, {losses[-1]:.3f} at last; the noise contributes 0.04")
     print(f"root mean square distance from x squared: {error:.4f}")
     print(f"traces of the training step: {traces}")
     settings.output.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """A residual network with batch norm and dropout on handwritten digits: a step with statistics and random keys.
 
-Run `python -m examples.residual` where `pip install ".[examples]"` has been done.
+Run `pip install ".[examples]"`, then `python -m examples.residual`.
 """
 
 import argparse
@@ -41,10 +41,10 @@ class Block(Module):
     rate: float = static()
 
     def __call__(self, x: jax.Array, key: jax.Array | None) -> tuple[jax.Array, "Block"]:
-        """`f32[batch, width]`, and the block with new statistics. It trains if it is given a key."""
+        """`f32[batch, width]`, and the block with new statistics. With a key it trains."""
         y, norm = self.norm(x @ self.kernel, train=key is not None)
-        kept = 1 if key is None else jax.random.bernoulli(key, 1 - self.rate, y.shape) / (1 - self.rate)
-        return x + kept * jax.nn.relu(y), replace(self, norm=norm)
+        mask = 1 if key is None else jax.random.bernoulli(key, 1 - self.rate, y.shape) / (1 - self.rate)
+        return x + mask * jax.nn.relu(y), replace(self, norm=norm)
 
 
 class Net(Module):
@@ -62,7 +62,7 @@ class Net(Module):
         self.last = jax.random.normal(last, (width, CLASSES)) / jnp.sqrt(width)
 
     def __call__(self, x: jax.Array, keys: jax.Array | None = None) -> tuple[jax.Array, "Net"]:
-        """`f32[batch, 10]` from `f32[batch, 64]`, and the network as it is then. To train, each block needs a key."""
+        """`f32[batch, 10]` from `f32[batch, 64]`, and the updated network. To train, pass a key for each block."""
         x, blocks = jax.lax.scan(lambda x, each: each[0](x, each[1]), x @ self.first, (self.blocks, keys))
         return x @ self.last, replace(self, blocks=blocks)
 
@@ -97,7 +97,7 @@ def step(state: State, x: jax.Array, y: jax.Array) -> tuple[State, jax.Array]:
 
 @jax.jit
 def accuracy(net: Net, x: jax.Array, y: jax.Array) -> jax.Array:
-    """The share of images whose digit the network finds."""
+    """The accuracy of the network on the images."""
     return jnp.mean(jnp.argmax(net(x)[0], axis=1) == y)
 
 
@@ -115,7 +115,7 @@ def trained(state: State, images: Images, epochs: int) -> tuple[State, list[floa
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, and print how many of the unseen images the network gets right."""
+    """Train, and print the accuracy on the unseen images."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=64, help="of the residual blocks (64)")
     parser.add_argument("--depth", type=int, default=20, help="how many blocks there are (20)")

@@ -39,7 +39,7 @@ class Bodies:
 
 @pytree_dataclass
 class Clock:
-    """When it is."""
+    """The time."""
 
     time: jax.Array  # f32[]
     ticks: jax.Array  # i32[]
@@ -47,7 +47,7 @@ class Clock:
 
 @pytree_dataclass
 class World:
-    """All that a step takes and gives back."""
+    """The input and output of a step."""
 
     bodies: Bodies
     clock: Clock
@@ -57,7 +57,7 @@ class World:
 
 
 class Simulation(Module):
-    """How the world moves; a method of it, `run`, is what `jit` compiles."""
+    """The laws of motion; `jit` compiles the method `run`."""
 
     method: Method = static()
     ticks: int = static(default=1000)
@@ -82,7 +82,7 @@ class Simulation(Module):
         return World(bodies, Clock(world.clock.time + self.tick, world.clock.ticks + 1))
 
     def run(self, world: World) -> tuple[World, World]:
-        """The last world, and all worlds on the way as one with a leading axis."""
+        """The last world, and all worlds on the way, stacked."""
 
         def step(world: World, _: None) -> tuple[World, World]:
             world = self.step(world)
@@ -97,14 +97,14 @@ def pull(bodies: Bodies) -> jax.Array:
     def on_one(place: jax.Array) -> jax.Array:
         way = bodies.place - place[None, :]
         cubed = jnp.sum(way**2, axis=1) ** 1.5
-        weight = jnp.where(cubed > 0, bodies.mass / jnp.where(cubed > 0, cubed, 1), 0)  # nothing pulls itself
+        weight = jnp.where(cubed > 0, bodies.mass / jnp.where(cubed > 0, cubed, 1), 0)  # no body attracts itself
         return weight @ way
 
     return jax.vmap(on_one)(bodies.place)
 
 
 def energy(bodies: Bodies) -> jax.Array:
-    """Kinetic and potential energy, which no law of nature lets change."""
+    """Kinetic and potential energy, whose sum is constant in nature."""
     kinetic = 0.5 * jnp.sum(bodies.mass * jnp.sum(bodies.speed**2, axis=1))
     pairs = ((0, 1), (0, 2), (1, 2))
     distances = [jnp.linalg.norm(bodies.place[i] - bodies.place[j]) for i, j in pairs]
@@ -121,7 +121,7 @@ def eight() -> World:
 
 
 def ensemble(world: World, count: int, spread: float, key: jax.Array) -> World:
-    """Worlds that differ a little, as one world with a leading axis on each leaf."""
+    """Slightly different worlds, as one world with a leading axis on each leaf."""
 
     def moved(key: jax.Array) -> World:
         place = world.bodies.place + spread * jax.random.normal(key, world.bodies.place.shape)
@@ -147,19 +147,19 @@ class CountedRuns:
 
 
 def drift(way: World) -> float:
-    """The largest change of the energy along the way, as a part of the energy at its start."""
+    """The largest change of the energy, relative to the energy at the start."""
     energies = np.asarray(jax.vmap(energy)(way.bodies))
     return float(np.max(np.abs(energies / energies[0] - 1)))
 
 
-def apart(way: World) -> np.ndarray:
-    """How far the ensemble is apart, `f32[ticks]`: the standard deviation of the first body's place."""
+def spread_of(way: World) -> np.ndarray:
+    """The spread of the ensemble, `f32[ticks]`: the standard deviation of the first body's position."""
     place = np.asarray(way.bodies.place)[:, :, 0]
     return np.asarray(np.sqrt(place.var(axis=0).sum(axis=-1)))
 
 
 def draw(one: World, many: World, path: Path) -> None:
-    """The eight, and some of the ensemble."""
+    """Draw the figure eight, and some of the ensemble."""
     figure = Figure(figsize=(9, 2.4), dpi=150, layout="constrained")
     left, right = figure.subplots(1, 2)
     left.set_title("Three bodies, one eight", loc="left", fontweight="bold")
@@ -187,8 +187,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(world)
     print(f"{'method':>10}{'ticks':>8}{'energy drift':>15}{'return to the start':>22}")
     way = world
-    tried: tuple[tuple[Method, int], ...] = (("euler", 1000), ("euler", 4000), ("leapfrog", 1000), ("leapfrog", 4000))
-    for method, ticks in tried:
+    methods: tuple[tuple[Method, int], ...] = (("euler", 1000), ("euler", 4000), ("leapfrog", 1000), ("leapfrog", 4000))
+    for method, ticks in methods:
         last, way = runs.of_one(Simulation(method, ticks), world)
         missed = float(jnp.linalg.norm(last.bodies.place - world.bodies.place))
         print(f"{method:>10}{ticks:>8}{drift(way):>15.1e}{missed:>22.1e}")
@@ -199,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     starts = ensemble(world, settings.members, 1e-3, jax.random.key(settings.seed))
     simulation = Simulation("leapfrog", 1000 * settings.periods, settings.periods)
     _, ways = runs.of_many(simulation, starts)
-    spread = apart(ways)
+    spread = spread_of(ways)
     for period in range(1, settings.periods + 1):
         print(f"{settings.members} worlds after {period} periods: {spread[1000 * period - 1]:.4f} apart")
     settings.output.mkdir(parents=True, exist_ok=True)

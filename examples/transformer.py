@@ -45,14 +45,14 @@ class Text:
     def of_python(cls) -> "Text":
         """The text of Python's documentation."""
         licence = LICENCE.read_text(encoding="utf-8") if LICENCE.exists() else ""
-        mixed = np.random.default_rng(0).permutation(sorted(topics))  # so that the end is like the beginning
+        mixed = np.random.default_rng(0).permutation(sorted(topics))  # so that the end resembles the beginning
         text = "\n\n".join([licence, *(topics[name] for name in mixed)])
         alphabet = "".join(sorted(set(text)))
         places = {character: place for place, character in enumerate(alphabet)}
         return cls(np.asarray([places[character] for character in text], np.int32), alphabet)
 
     def split(self, tested: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
-        """The beginning to learn from, and an end to test with."""
+        """The beginning for training, and the end for testing."""
         border = int(len(self.numbers) * (1 - tested))
         return self.numbers[:border], self.numbers[border:]
 
@@ -62,7 +62,7 @@ class Text:
 
 
 def pieces(numbers: np.ndarray, count: int, length: int, random: np.random.Generator) -> np.ndarray:
-    """Random pieces of a text, `i32[count, length + 1]`: each but the last character has a next one."""
+    """Random pieces of a text, `i32[count, length + 1]`; each character but the last has a successor."""
     starts = random.integers(0, len(numbers) - length - 1, count)
     return np.stack([numbers[start : start + length + 1] for start in starts])
 
@@ -84,7 +84,7 @@ def rotated(x: jax.Array, rotation: jax.Array) -> jax.Array:
 
 
 class Block(Module):
-    """One layer: look at what came before, then think about it."""
+    """One layer: causal attention, then an MLP."""
 
     attention_scale: jax.Array
     attention_kernel: jax.Array  # f32[width, 3 * width]: queries, keys, values
@@ -112,8 +112,8 @@ class Block(Module):
         projected = normalised(x, self.attention_scale) @ self.attention_kernel
         query, key, value = jnp.split(projected.reshape(len(x), self.heads, -1), 3, axis=-1)
         query, key = rotated(query, rotation), rotated(key, rotation)
-        seen = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-        x += seen.reshape(x.shape) @ self.output_kernel
+        attended = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+        x += attended.reshape(x.shape) @ self.output_kernel
         return x + jax.nn.gelu(normalised(x, self.thought_scale) @ self.up_kernel) @ self.down_kernel
 
 
@@ -137,7 +137,7 @@ class Transformer(Module):
         self.compute = jnp.bfloat16
 
     def __call__(self, characters: jax.Array) -> jax.Array:
-        """`f32[time, characters]` from `i32[time]`: what may come next, at each place."""
+        """`f32[time, characters]` from `i32[time]`: logits of the next character at each position."""
         embedding, blocks, scale = tree_map(
             lambda leaf: leaf.astype(self.compute), (self.embedding, self.blocks, self.scale)
         )
@@ -160,7 +160,7 @@ def loss_of(model: Transformer, texts: jax.Array) -> jax.Array:
 
 
 def kernels(model: Transformer) -> Transformer:
-    """True for what weight decay makes smaller: the fields whose names end in `kernel`."""
+    """True for the fields with weight decay, whose names end in `kernel`."""
     return spec_like(model, default=False, where={lambda path, _: path.endswith("kernel"): True})
 
 
@@ -180,9 +180,9 @@ def update(state: TrainState[Transformer], texts: jax.Array) -> tuple[TrainState
 def written(model: Transformer, prompt: jax.Array, keys: jax.Array, temperature: float) -> jax.Array:
     """One more character for each key, `i32[count]`; the model always sees as many as `prompt` has."""
 
-    def write(seen: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        character = jax.random.categorical(key, model(seen)[-1] / temperature).astype(seen.dtype)
-        return jnp.append(seen[1:], character), character
+    def write(context: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        character = jax.random.categorical(key, model(context)[-1] / temperature).astype(context.dtype)
+        return jnp.append(context[1:], character), character
 
     _, characters = jax.lax.scan(write, prompt, keys)
     return characters
@@ -192,7 +192,7 @@ def written(model: Transformer, prompt: jax.Array, keys: jax.Array, temperature:
 
 
 def unseen_loss(model: Transformer, numbers: np.ndarray, context: int) -> float:
-    """The loss on pieces of a text that was not learnt from, always the same ones."""
+    """The loss on fixed pieces of the unseen text."""
     texts = pieces(numbers, 64, context, np.random.default_rng(0))
     return float(jax.jit(loss_of)(model, jnp.asarray(texts)))
 
@@ -205,7 +205,7 @@ def show_model(model: Transformer) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train, tell the loss, and write."""
+    """Train, print the loss, and generate text."""
     parser = argparse.ArgumentParser(description="A transformer on Python's own documentation.")
     parser.add_argument("--steps", type=int, default=400, help="updates of the parameters")
     parser.add_argument("--width", type=int, default=64, help="of the layers")

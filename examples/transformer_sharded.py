@@ -41,7 +41,7 @@ from treewright.typed import remat, tree_map, value_and_grad
 
 VOCABULARY, CONTEXT, BATCH = 128, 32, 8
 
-# The model. What its axes are called is all that it says of devices.
+# The model. The names of its axes are its only connection to devices.
 
 
 def kernel(key: jax.Array, *shape: int, inputs: int) -> jax.Array:
@@ -56,7 +56,7 @@ def normalised(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 class Block(Module):
-    """One layer: attention, and experts, each of which answers as far as the router listens to it."""
+    """One layer: attention, and experts weighted by a router."""
 
     attention_scale: jax.Array = field(sharding=("embed",))
     projections: jax.Array = field(sharding=("embed", None, "heads", None))  # queries, keys, values
@@ -143,7 +143,7 @@ def loss_of(model: Decoder, texts: jax.Array) -> jax.Array:
 
 
 def decayed(model: Decoder) -> Decoder:
-    """True for what weight decay makes smaller: all but the scales."""
+    """True for the fields with weight decay: all but the scales."""
     return spec_like(model, default=True, where={lambda path, _: path.endswith("scale"): False})
 
 
@@ -186,12 +186,15 @@ LAYOUTS = tuple(KEPT)
 
 @contextlib.contextmanager
 def laid_out(layout: str) -> Generator[tuple[Mesh, Rules]]:
-    """All devices of all processes as a mesh, with the rules by which the state is kept; both set for the block."""
+    """All devices of all processes as a mesh, with the storage rules of the state; both set for the block."""
     devices = jax.device_count()
     shape = (min(2, devices), max(1, devices // 2))
-    mesh, kept = jax.make_mesh(shape, BOTH, axis_types=(AxisType.Auto,) * 2), {**NAMES, **KEPT[layout]}
-    with jax.set_mesh(mesh), use_rules({**NAMES, "batch": None, "sequence": None, **USED[layout]}, storage_rules=kept):
-        yield mesh, kept
+    mesh, storage = jax.make_mesh(shape, BOTH, axis_types=(AxisType.Auto,) * 2), {**NAMES, **KEPT[layout]}
+    with (
+        jax.set_mesh(mesh),
+        use_rules({**NAMES, "batch": None, "sequence": None, **USED[layout]}, storage_rules=storage),
+    ):
+        yield mesh, storage
 
 
 # The program
@@ -213,29 +216,29 @@ def trained(update: Any, state: TrainState[Decoder], texts: Sequence[Any]) -> tu
 
 
 @functools.cache
-def alone(compute: str, steps: int) -> list[float]:
-    """The losses of one device, on which the rules mean nothing."""
+def losses_on_one_device(compute: str, steps: int) -> list[float]:
+    """The losses of one device, without rules."""
     state = jax.jit(make_state, static_argnums=1)(jax.random.key(0), jnp.dtype(compute))
     return trained(jax.jit(step), state, batches(steps))[1]
 
 
 def everywhere(text: np.ndarray, mesh: Mesh) -> jax.Array:
     """A text on every device of all processes."""
-    whole: Any = PartitionSpec  # whose constructor has no annotations
-    return jax.make_array_from_callback(text.shape, NamedSharding(mesh, whole()), lambda index: text[index])
+    spec: Any = PartitionSpec  # its constructor has no annotations
+    return jax.make_array_from_callback(text.shape, NamedSharding(mesh, spec()), lambda index: text[index])
 
 
 def work(layout: str, settings: argparse.Namespace) -> None:
-    """Train in a layout, from the start or from a checkpoint; print what differs from one device."""
+    """Train in a layout, from the start or from a checkpoint; print the differences from one device."""
     say = print if jax.process_index() == 0 else lambda *_: None
     key, compute = jax.random.key(0), jnp.dtype(settings.compute)
-    with laid_out(layout) as (mesh, kept):
+    with laid_out(layout) as (mesh, storage):
         first = 0
         if settings.restore is None:
-            state = sharded_init(make_state, key, compute, mesh=mesh, rules=kept)
+            state = sharded_init(make_state, key, compute, mesh=mesh, rules=storage)
         else:
             with CheckpointManager(settings.restore) as manager:
-                state = manager.restore(like=abstract_state(make_state, key, compute, mesh=mesh, rules=kept))
+                state = manager.restore(like=abstract_state(make_state, key, compute, mesh=mesh, rules=storage))
             first = int(state.step)
         texts = [everywhere(text, mesh) for text in batches(settings.steps, first)]
         lowered = jax.jit(step, donate_argnums=0).lower(state, texts[0])
@@ -243,14 +246,14 @@ def work(layout: str, settings: argparse.Namespace) -> None:
         say(f"\n{layout}: steps {first} to {first + settings.steps} in {jax.process_count()} processes")
         compiled = lowered.compile()
         if settings.report:
-            say(sharding_report(state, mesh, kept))
+            say(sharding_report(state, mesh, storage))
             say(compiled.memory_analysis())
         state, losses = trained(compiled, state, texts)
         if settings.save is not None:
             with CheckpointManager(settings.save) as manager:
                 manager.save(first + settings.steps, state)
     if jax.process_index() == 0:
-        expected = alone(settings.compute, first + settings.steps)
+        expected = losses_on_one_device(settings.compute, first + settings.steps)
         difference = max(abs(one - other) for one, other in zip(losses, expected[first:], strict=True))
         say(f"loss {losses[0]:.3f} to {losses[-1]:.3f}, at most {difference:.1e} from one device")
 
@@ -259,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Start the processes, or be one of them."""
     parser = options(__doc__, LAYOUTS, steps=10)
     add = parser.add_argument
-    add("--compute", choices=("bfloat16", "float32"), default="bfloat16", help="the dtype in which the layers compute")
+    add("--compute", choices=("bfloat16", "float32"), default="bfloat16", help="the dtype of the layers' computations")
     add("--report", action="store_true", help="print the sharding, and the memory of the compiled step")
     add("--save", metavar="FOLDER", type=Path, help="save the last step there; for one layout")
     add("--restore", metavar="FOLDER", type=Path, help="resume from the state that a run in any layout saved there")

@@ -98,7 +98,7 @@ def with_momentum(params: T, grads: T, velocity: T, rate: float = 0.1, keep: flo
 
 @jax.jit
 def clipped_by_leaf(grads: T, most: float) -> T:
-    """Each leaf that is longer than `most` is shortened to it; the others stay."""
+    """Shorten each leaf that is longer than `most`; keep the others."""
     return tree_map(lambda grad: grad * jnp.minimum(1, most / (jnp.linalg.norm(grad.ravel()) + 1e-12)), grads)
 
 
@@ -114,7 +114,7 @@ def with_noise(tree: T, key: jax.Array, scale: float) -> T:
 
 @jax.jit
 def decayed(params: T, factor: float) -> T:
-    """Each leaf times `factor`, but for those in a field named `bias`."""
+    """Each leaf times `factor`, except in fields named `bias`."""
 
     def decay(path: tuple[object, ...], leaf: jax.Array) -> jax.Array:
         return leaf if path[-1] == jax.tree_util.GetAttrKey("bias") else factor * leaf
@@ -137,7 +137,7 @@ def transposed(trees: Sequence[T]) -> T:
 
 
 def list_of_trees(tree: T, length: int) -> list[T]:
-    """The way back: a list of trees, from a tree whose leaves are lists."""
+    """The inverse: a list of trees, from a tree whose leaves are lists."""
     inner = jax.tree.structure(tree, is_leaf=lambda node: isinstance(node, list))
     trees: list[T] = jax.tree.transpose(inner, jax.tree.structure([0] * length), tree)
     return trees
@@ -177,7 +177,7 @@ def show_arithmetic(net: Net, grads: Net) -> None:
 
 
 def show_structure(net: Net, batch: Batch) -> None:
-    """Containers that hold our nodes, lists of trees, and what happens when structures differ."""
+    """Containers of nodes, lists of trees, and errors for different structures."""
     nested: dict[str, Any] = {"ensemble": [net.layers["hidden"], None], "data": (batch, 3)}
     show("leaves of nested containers", [jnp.shape(leaf) for leaf in jax.tree.leaves(nested)])
     show("their structure", jax.tree.structure(nested))
@@ -191,11 +191,11 @@ def show_structure(net: Net, batch: Batch) -> None:
     try:
         jax.tree.map(operator.add, net, at(net, "layers['hidden']").set(None))
     except ValueError as error:
-        show("another structure", error)
+        show("a different structure", error)
     try:
         jax.tree.map(operator.add, layers[0], layers[0].replace(activation=jax.nn.relu))
     except ValueError as error:
-        show("another static", error)
+        show("a different static", error)
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUM_CPU_DEVICES"] = "4"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
-# Most programs here run once, so compiling has to be cheap: without most optimisations (a third of the time of the
+# Most programs here run once, so compilation must be cheap: without most optimisations (a third of the time of the
 # docs), and with XLA's older emitters, which take half as long with JAX 0.10. Newer versions ignore the option.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters")
@@ -58,7 +58,7 @@ def count_traces(function: Callable[P, R]) -> CountedTraces[P, R]:
 def trace_counts(make: Callable[[Any, Any], Any], *settings: Any) -> list[int]:
     """How often one jitted function has been traced after its call with each of the settings.
 
-    `make(x, setting)` gives a node with a child `x`.
+    `make(x, setting)` returns a node with a child `x`.
     """
     import jax
     import jax.numpy as jnp
@@ -77,15 +77,15 @@ def one_line(value: object) -> str:
 
 
 def skip_before_jax(*release: int) -> None:
-    """Skip a test that repeats words or names which JAX has had only since a release."""
+    """Skip a test that depends on messages or names that JAX has only since a release."""
     import jax
 
     if jax.__version_info__ < release:
-        pytest.skip(f"repeats what JAX says since {'.'.join(map(str, release))}")
+        pytest.skip(f"repeats a message of JAX since {'.'.join(map(str, release))}")
 
 
 def importorskip(name: str, *modules: str) -> Any:
-    """A package whose modules are imported; the file is skipped where it is not installed."""
+    """A package, with these modules imported; if it is not installed, the file is skipped."""
     for module in (name, *modules):
         pytest.importorskip(module)
     return importlib.import_module(name)

@@ -39,7 +39,7 @@ def main() -> None:
             done += 1
 
     signal.signal(signal.SIGALRM, interrupt)
-    gc.disable()  # JAX looks after its memory whenever Python does, and an interrupt would be lost there
+    gc.disable()  # JAX's hook in the garbage collector would swallow an interrupt
     for delay in itertools.islice(itertools.cycle(range(100, 800, 13)), 100):
         with contextlib.suppress(Interrupt):
             run_for(delay * 1e-6)

@@ -1,6 +1,6 @@
 """Every Python block of README.md and docs/ runs, and prints the block below it.
 
-The blocks of one page share their names and run in order. A ```text block holds the output of the Python block directly
+The blocks of one page share their names and run in order. A ```text block is the output of the Python block directly
 above it; if that raises, its last line is `ErrorName: message`. `...` stands for anything, line breaks are free.
 """
 
@@ -48,21 +48,21 @@ class Block:
     text: str
     line: int
     title: str | None
-    directly_above: str  # what stands between this block and the one before
+    directly_above: str  # the text between this block and the one before
 
 
 def blocks_of(page: str) -> list[Block]:
-    found: list[Block] = []
+    blocks: list[Block] = []
     end = 0
     for match in FENCED.finditer(page):
         line = page.count("\n", 0, match.start()) + 1
-        found.append(Block(match["language"], match["text"], line, match["title"], page[end : match.start()]))
+        blocks.append(Block(match["language"], match["text"], line, match["title"], page[end : match.start()]))
         end = match.end()
-    return found
+    return blocks
 
 
 def unchecked_blocks(page: str) -> Iterator[str]:
-    """Blocks that no test would look at, and output of no Python block."""
+    """Blocks that no test would check, and output without a Python block."""
     before = ""
     for block in blocks_of(page):
         if block.language not in LANGUAGES:
@@ -93,25 +93,25 @@ def same_output(expected: str, printed: str) -> bool:
 def wrong_output(page: str, filename: str, *, exhaustive: bool = False) -> Iterator[str]:
     """Runs the Python blocks of a page as one module; yields output that the page does not show."""
     module = types.ModuleType("page")
-    # With a loader, without which Python 3.15 warns whenever a traceback passes through the module.
+    # With a loader, because Python 3.15 warns if a traceback passes through a module without one.
     module.__loader__ = importlib.machinery.SourceFileLoader("page", filename)
     module.__spec__ = importlib.machinery.ModuleSpec("page", module.__loader__)
     sys.modules["page"] = module
     try:
-        for block, below in pairwise([*blocks_of(page), Block("", "", 0, None, "")]):
+        for block, following in pairwise([*blocks_of(page), Block("", "", 0, None, "")]):
             if block.language != "python" or (EXHAUSTIVE.search(block.text) and not exhaustive):
                 continue
-            promises = below.language == "text"
-            printed = output_of(block, vars(module), filename, may_raise=promises)
-            expected = below.text if promises else ""
+            has_output = following.language == "text"
+            printed = output_of(block, vars(module), filename, may_raise=has_output)
+            expected = following.text if has_output else ""
             if not same_output(expected, printed):
-                yield f"{filename}:{block.line} prints\n{printed}where the page says\n{expected or 'nothing'}"
+                yield f"{filename}:{block.line} prints\n{printed}but the page shows\n{expected or 'nothing'}"
     finally:
         del sys.modules["page"]
 
 
 def headings(page: str) -> set[str]:
-    """The names by which links reach the headings of a page."""
+    """The anchors of a page's headings."""
     titles = re.findall(r"^#+ (.+)$", FENCED.sub("", page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 

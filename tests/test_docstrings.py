@@ -9,7 +9,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,6 @@ NAMESPACE = {
     "__name__": "docstring",
     "jax": jax,
     "jnp": jnp,
-    "Annotated": Annotated,
     "Callable": Callable,
     "Iterable": Iterable,
     "Protocol": Protocol,
@@ -37,9 +36,9 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def defined_in(module: Any) -> list[str]:
-    """The classes and functions that the file of a module defines, whatever `__module__` they are shown under."""
+    """The classes and functions defined in the file of a module, whatever their `__module__`."""
     statements = ast.parse(inspect.getsource(module)).body
-    return sorted({one.name for one in statements if isinstance(one, ast.FunctionDef | ast.ClassDef)})
+    return sorted({statement.name for statement in statements if isinstance(statement, ast.FunctionDef | ast.ClassDef)})
 
 
 def examples_of(value: Any, name: str, *, recurse: bool) -> list[doctest.DocTest]:
@@ -48,12 +47,12 @@ def examples_of(value: Any, name: str, *, recurse: bool) -> list[doctest.DocTest
 
 
 def examples_in_docstrings() -> Iterator[doctest.DocTest]:
-    """Those of every module, private ones too."""
+    """The examples of every module, private ones too."""
     for name in ["treewright", *(module.name for module in pkgutil.walk_packages(treewright.__path__, "treewright."))]:
         module = importlib.import_module(name)
         yield from examples_of(module, name, recurse=False)
         for inner in defined_in(module):
-            if hasattr(module, inner):  # what only checkers see is not there
+            if hasattr(module, inner):  # names that exist only for checkers
                 yield from examples_of(getattr(module, inner), f"{name}.{inner}", recurse=True)
 
 
@@ -73,12 +72,9 @@ def test_docstring_examples_print_their_output(name: str) -> None:
     assert not results.failed, "".join(report)
 
 
-# Annotations and JAX's own functions can't have docstrings of ours: the guide shows each.
-IN_THE_GUIDE = [
-    "treewright.AsArray",
-    *(name for name in PUBLIC if name.startswith("treewright.typed.")),
-]
-# What a function takes or gives is shown where that function is.
+# JAX's own functions can't have our docstrings: the guide has an example of each.
+IN_THE_GUIDE = [name for name in PUBLIC if name.startswith("treewright.typed.")]
+# Types of arguments and results appear in the example of their function.
 SHOWN_ELSEWHERE = {
     f"treewright.sharding.{name}"
     for name in ("Collective", "ProgramArray", "ProgramReport", "Rules", "ShardedLeaf", "ShardingReport")

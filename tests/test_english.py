@@ -17,7 +17,7 @@ MESSAGES = ("tests/slips/*.txt", "tests/retrace/*.txt")
 HIGHEST = {
     r"\banew\b": 0,
     r'"""What ': 0,
-    r"\b(inside|outside) of\b": 6,
+    r"\b(inside|outside) of\b": 3,
     r"(?<!there )\b(is|are) no (?!longer\b|more\b|fewer\b|less\b)\w+": 1,  # "there is no step" is fine
     r"\btells? of\b": 0,
     r"\bhas met\b": 0,
@@ -26,15 +26,21 @@ HIGHEST = {
     r"\b(made|make|makes|making) again\b": 0,
     r"\bthat (is|are) there\b": 0,
     r"\S\x20\x20# (of|which|by|else|as) ": 2,
-    r"\bwhat (a|an|the|is|it|they|you|jax|was|has|can|this|each|one)\b": 59,
-    r"\banother\b": 96,
-    r"\bbesides?\b": 12,
-    r"\balone\b": 33,
-    r"\bof (its|their|your) own\b": 27,
-    r"\b(that|those) of\b": 28,
+    r"\bwhat (a|an|the|is|it|they|you|jax|was|has|can|this|each|one)\b": 23,
+    r"\banother\b": 50,
+    r"\bbesides?\b": 1,
+    r"\balone\b": 9,
+    r"\bof (its|their|your) own\b": 6,
+    r"\b(that|those) of\b": 13,
     r"\ball the same\b": 0,
-    r"\bat once\b": 5,
+    r"\bat once\b": 0,
     r"\bcom(e|es|ing) (back|out)\b": 1,
+    r"\brefus(e|es|ed|ing|al|als)\b": 0,
+    r"\b(cures?|cured|remedy|remedies)\b": 2,
+    r"\b(is|are|has|have) to be\b": 0,
+    r"\b(from|for|by|with|in|on) which\b": 25,
+    r"\b(nobody|told|hears? of)\b": 2,
+    r"\bof (ours|yours|theirs)\b": 3,
     r"\bdef test_(what|it|where|one|that)_": 0,
 }
 
@@ -58,8 +64,15 @@ def places(pattern: str) -> list[str]:
     ]
 
 
+def test_changelog_entries_have_at_most_two_lines() -> None:
+    entries = re.findall(r"^- .*(?:\n  .*)*", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert len(entries) > 200
+    assert [entry for entry in entries if entry.count("\n") > 1] == []
+
+
 @pytest.mark.parametrize("pattern", HIGHEST)
-def test_phrase_is_no_more_frequent_than_before(pattern: str) -> None:
+def test_a_phrase_is_no_more_frequent_than_before(pattern: str) -> None:
     matches = places(pattern)
 
     assert len(matches) <= HIGHEST[pattern], "Rewrite the new one:\n" + "\n".join(matches)

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     import pytest
 
 
-def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+def info_lines(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     assert main(["info"]) == 0
     lines = capsys.readouterr().out.splitlines()
     return {name: value.strip() for name, _, value in (line.partition(" ") for line in lines)}
 
 
 def test_info_prints_versions(capsys: pytest.CaptureFixture[str]) -> None:
-    info = printed(capsys)
+    info = info_lines(capsys)
 
     assert info["Python"].startswith(f"{platform.python_version()} (CPython) on ")
     assert {name: info[name] for name in ("treewright", "jax", "jaxlib", "numpy", "optax")} == {
@@ -32,11 +32,11 @@ def test_info_prints_versions(capsys: pytest.CaptureFixture[str]) -> None:
 def test_info_lists_missing_packages(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", [])  # where importlib.metadata looks
 
-    assert printed(capsys)["flax"] == "not installed"
+    assert info_lines(capsys)["flax"] == "not installed"
 
 
 def test_info_counts_devices_of_each_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(capsys)["devices"] == "4 x cpu (cpu); process 0 of 1"
+    assert info_lines(capsys)["devices"] == "4 x cpu (cpu); process 0 of 1"
 
 
 def test_info_prints_why_there_are_no_devices(
@@ -47,14 +47,14 @@ def test_info_prints_why_there_are_no_devices(
 
     monkeypatch.setattr(jax, "devices", no_devices)
 
-    assert printed(capsys)["devices"] == "none: Unable to initialize backend 'cuda'"
+    assert info_lines(capsys)["devices"] == "none: Unable to initialize backend 'cuda'"
 
 
 def test_info_lists_options_of_jax_and_xla(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x")
     monkeypatch.setenv("JAX_ENABLE_X64", "1")
 
-    options = printed(capsys)["options"]
+    options = info_lines(capsys)["options"]
 
     assert "JAX_ENABLE_X64=1" in options
     assert "XLA_FLAGS=--xla_dump_to=x" in options

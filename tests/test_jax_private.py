@@ -18,7 +18,7 @@ from treewright import _processes as _jax_processes
 from treewright._trees import level
 from treewright.checkpoint import fit
 
-# Untyped and young
+# Untyped and recent
 
 
 @pytest.mark.slow
@@ -104,14 +104,14 @@ class _WithoutInternals:
     device_put = staticmethod(jax.device_put)
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_arrays_are_placed_as_device_put_places_them(*, is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not is_there:
+@pytest.mark.parametrize("exists", [True, False])
+def test_arrays_are_placed_as_device_put_places_them(*, exists: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not exists:
         monkeypatch.setattr(fit, "untyped_jax", _WithoutInternals())
     untyped: Any = jax
-    one, mesh = jax.devices()[-1], jax.make_mesh((2,), ("x",))
+    device, mesh = jax.devices()[-1], jax.make_mesh((2,), ("x",))
     shardings: list[Any] = [
-        *(None, jax.sharding.SingleDeviceSharding(one)),
+        *(None, jax.sharding.SingleDeviceSharding(device)),
         *(jax.sharding.NamedSharding(mesh, untyped.P("x")), jax.sharding.NamedSharding(mesh, untyped.P())),
     ]
     for dtype in ("float32", "bfloat16", "int4", "bool"):
@@ -121,11 +121,11 @@ def test_arrays_are_placed_as_device_put_places_them(*, is_there: bool, monkeypa
             expected: list[Any] = [
                 jax.numpy.asarray(array) if sharding is None else array for array in [*arrays, arrays[0]]
             ]
-            for found, array in zip(placed, expected, strict=True):
-                assert found.sharding == (array.sharding if sharding is None else sharding)
-                assert found.committed == (sharding is not None)
-                assert not found.weak_type
-                assert found.dtype == array.dtype
-                assert np.asarray(found).tobytes() == np.asarray(array).tobytes()
-    with jax.default_device(one):
-        assert {array.device for array in fit.device_put([np.ones(2)] * 2, [None] * 2)} == {one}
+            for result, array in zip(placed, expected, strict=True):
+                assert result.sharding == (array.sharding if sharding is None else sharding)
+                assert result.committed == (sharding is not None)
+                assert not result.weak_type
+                assert result.dtype == array.dtype
+                assert np.asarray(result).tobytes() == np.asarray(array).tobytes()
+    with jax.default_device(device):
+        assert {array.device for array in fit.device_put([np.ones(2)] * 2, [None] * 2)} == {device}

@@ -1,4 +1,4 @@
-"""The contract with jit's cache, one rule for each test: which changes retrace, and which never do.
+"""The rules of jit's cache, one for each test: which changes retrace, and which never do.
 
 Each call gets a new node, so that no value is equal only because it is the same object; calls differ only in their
 statics.
@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 
 def total(node: Any) -> Any:
-    """The sum of all that is floating."""
+    """The sum of all floats."""
     return sum(jnp.sum(leaf * 1.0) for leaf in jax.tree.leaves(node))
 
 
-# The nodes: each function gives one for a setting.
+# The nodes: each function returns one for a setting.
 
 
 @pytree_dataclass
@@ -83,7 +83,9 @@ NODES: dict[str, Callable[[Any], Any]] = {
     "pytree_dataclass": lambda setting: Decorated(jnp.ones(2), setting),
     "Module": lambda setting: Plain(jnp.ones(2), setting),
     "TrainState": state,
-    "TrainState with another optimizer": lambda setting: State.create(params={"w": jnp.ones(2)}, tx=optax.sgd(setting)),
+    "TrainState with a different optimiser": lambda setting: State.create(
+        params={"w": jnp.ones(2)}, tx=optax.sgd(setting)
+    ),
     "nested": lambda setting: Nested([Plain(jnp.ones(2)), {"head": Decorated(jnp.ones(2), setting)}]),
     "generic": lambda setting: Boxed(jnp.ones(2), setting),
     "inherited": lambda setting: Inherited(jnp.ones(2), setting, jnp.ones(3)),
@@ -92,37 +94,37 @@ NODES: dict[str, Callable[[Any], Any]] = {
 # The ways of calling: each returns a function of a node that runs `counted` on its argument under jit.
 
 
-def scanned(counted: Any) -> Any:
+def under_scan(counted: Any) -> Any:
     return jax.jit(lambda node: jax.lax.scan(lambda carry, _: (carry, counted(carry)), node, None, length=2)[1])
 
 
-def differentiated(counted: Any) -> Any:
+def under_grad(counted: Any) -> Any:
     return jax.jit(jax.grad(counted, allow_int=True))
 
 
-def mapped(counted: Any) -> Any:
+def under_vmap(counted: Any) -> Any:
     jitted = jax.jit(jax.vmap(counted))
     return lambda node: jitted(jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), node))
 
 
-def lowered(counted: Any) -> Any:
+def under_lowering(counted: Any) -> Any:
     jitted = jax.jit(counted)
     return lambda node: jitted.lower(node).compile()(node)
 
 
-def jitted_again(counted: Any) -> Any:
+def under_nested_jit(counted: Any) -> Any:
     inner = jax.jit(counted)
     return jax.jit(lambda node: inner(node) + inner(node))
 
 
 WAYS: dict[str, Callable[[Any], Any]] = {
     "jit": jax.jit,
-    "jit of grad": differentiated,
+    "jit of grad": under_grad,
     "grad of jit": lambda counted: jax.grad(jax.jit(counted), allow_int=True),
-    "jit of vmap": mapped,
-    "jit of scan": scanned,
-    "jit in jit": jitted_again,
-    "lower and compile": lowered,
+    "jit of vmap": under_vmap,
+    "jit of scan": under_scan,
+    "jit in jit": under_nested_jit,
+    "lower and compile": under_lowering,
 }
 
 each_node = pytest.mark.parametrize("make", NODES.values(), ids=NODES)
@@ -131,12 +133,12 @@ each_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 def traces_of(call: Any, counted: CountedTraces[Any, Any], *nodes: Any) -> list[bool]:
     """Whether each call traced."""
-    found: list[bool] = []
+    retraced: list[bool] = []
     for node in nodes:
         before = counted.count
         call(node)
-        found.append(counted.count > before)
-    return found
+        retraced.append(counted.count > before)
+    return retraced
 
 
 # The contract
@@ -177,7 +179,7 @@ def descend(updates: Any, state: Any, params: Any = None) -> Any:
     return jax.tree.map(lambda update: -0.1 * update, updates), state
 
 
-# optax's own optimizers are made of local functions, which nothing can pickle.
+# optax's own optimisers consist of local functions, which pickle can't write.
 PICKLABLE: dict[str, Callable[[Any], Any]] = {name: make for name, make in NODES.items() if "TrainState" not in name}
 PICKLABLE["TrainState"] = lambda setting: State.create(
     params=Plain(jnp.ones(2), setting), tx=optax.GradientTransformation(no_state, descend)

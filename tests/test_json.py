@@ -1,4 +1,4 @@
-"""Statics as JSON: exact forms that round-trip in a fixed order, and descriptions with digests for the rest."""
+"""Statics as JSON: exact forms in a fixed order, and descriptions with digests for the rest."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ import optax
 import pytest
 
 from treewright import Module, static
-from treewright._json import decode, description_of, encode, encoded_text, portable_text
-from treewright.errors import StaticSerializationError
+from treewright._json import description_of, encode, encoded_text, portable_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,26 +49,6 @@ class Local(Module):
 
 def table_schedule(table: Any) -> Callable[[Any], Any]:
     return lambda count: table[count]
-
-
-VALUES = {
-    "scalars": (1, True, 1.5, -0.0, None, "a"),
-    "a large int": 10**700,
-    "a set": frozenset({3, 1, 2}),
-    "a list and a dict of another library": [1, {"a": (2,)}],
-    "a partial": functools.partial(jax.nn.gelu, approximate=True),
-    "a spec": SPEC("x", None, ("y", "z"), SPEC.UNCONSTRAINED),
-    "a dataclass": Config((1, 2)),
-    "a dtype": np.dtype(">f4"),
-}
-
-
-@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
-def test_json_round_trips_static_values(value: Any) -> None:
-    back = decode(json.loads(json.dumps(encode(value))))
-
-    assert type(back) is type(value)
-    assert repr(back) == repr(value)
 
 
 @pytest.mark.slow
@@ -127,7 +106,7 @@ def test_descriptions_differ_for_different_values_or_code(first: Callable[[], An
     assert (kind, len(text) <= 120) == ("described", True)
     assert description_of(first()) == ["described", text, digest, settings]
     assert description_of(second())[2] != digest
-    assert encode(first(), describe=True) != encode(second(), describe=True)
+    assert encode(first()) != encode(second())
 
 
 def test_a_description_of_repeated_parts_is_small() -> None:
@@ -149,45 +128,23 @@ def test_process_local_statics_are_omitted_from_texts() -> None:
     assert portable_text(Local("a", "one")) == portable_text(Local("a", "two")) != portable_text(Local("b", "one"))
 
 
-def test_encoded_values_are_shown_as_source_code() -> None:
-    assert (
-        encoded_text(encode((1, Config((2,)), np.float32(0.5))))
-        == "(1, tests.test_json.Config(sizes=(2,)), np.float32(0.5))"
-    )
-
-
-REFUSED: dict[str, tuple[Any, str]] = {
-    "no form": ({}, r"^\{\} is not an encoded static\.$"),
-    "an unknown kind": (["pickle", "gASV"], r"^'pickle' is not a kind of static value that this version of Treewright"),
-    "a description": (["described", "<lambda>", ""], r"^It was saved as a description only, "),
-    "a name that is nowhere": (
-        ["name", "os:nowhere"],
-        r"^os:nowhere was not found, but .*\. Import os before reading the program\.$",
-    ),
-    "a class that is none": (
-        ["dataclass", ["name", "builtins:print"]],
-        r"^\['dataclass', \['name', 'builtins:print'\], \.\.\.\] can't be read: print is not a frozen",
-    ),
-    "other fields": (
-        ["namedtuple", ["name", "optax:EmptyState"], 1],
-        r"can't be read: EmptyState has different fields now",
-    ),
-    "fields that a dataclass has no longer": (
-        ["dataclass", ["name", "tests.test_json:Config"], ["tuple", "size", 1]],
-        r"can't be read: Config has different fields now\.$",
-    ),
-    "a node without its statics": (
-        ["node", ["name", "tests.test_json:Local"], ["tuple"]],
-        r"can't be read: the fields of Local have changed\.$",
-    ),
-    "a call as a named tuple": (["namedtuple", ["name", "optax:adam"], "x"], r"is not a named tuple"),
-    "a call as a node": (["node", ["name", "optax:adam"], ["tuple"]], r"is not a node"),
-    "a module as an enum": (["enum", ["name", "optax:losses"], "x"], r"is not an enum"),
-    "parts that do not fit": (["slice"], r"^\['slice', \.\.\.\] can't be read: "),
+TEXTS: dict[str, Any] = {
+    "(1, True, 1.5, -0.0, None, 'a')": (1, True, 1.5, -0.0, None, "a"),
+    "(nan, -inf)": (float("nan"), -float("inf")),
+    "(1,)": (1,),
+    "tests.test_json.Config(sizes=(2,))": Config((2,)),
+    "np.float32(0.5)": np.float32(0.5),
+    "dtype('>f4')": np.dtype(">f4"),
+    "partial(print, (), (('end', ''),))": functools.partial(print, end=""),
+    "PartitionSpec('x', None, ('y', 'z'))": SPEC("x", None, ("y", "z")),
 }
 
 
-@pytest.mark.parametrize(("form", "message"), REFUSED.values(), ids=REFUSED)
-def test_forged_json_is_rejected(form: Any, message: str) -> None:
-    with pytest.raises(StaticSerializationError, match=message):
-        decode(form)
+@pytest.mark.parametrize(("text", "value"), TEXTS.items())
+def test_encoded_values_are_shown_as_source_code(text: str, value: Any) -> None:
+    assert encoded_text(json.loads(json.dumps(encode(value)))) == text
+
+
+@pytest.mark.parametrize("forged", [{}, [], [[]], ["scalar", ["dtype", "O"], ["bytes", "00"]], ["scalar", [], "x"]])
+def test_forged_json_has_a_text(forged: Any) -> None:
+    assert isinstance(encoded_text(forged), str)

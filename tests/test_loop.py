@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 ROOT = Path(__file__).parents[1]
-P: Any = PartitionSpec  # whose constructor has no annotations
+P: Any = PartitionSpec  # its constructor has no annotations
 
 
 class Net(Module):
@@ -60,7 +60,7 @@ def training_step(state: Any, x: Any) -> tuple[Any, Any]:
 
 
 def doubled(state: Any, x: Any) -> tuple[Any, Any]:
-    """For any tree of numbers: its floats grow by `x`, the rest stays, as a buffer does."""
+    """For any tree of numbers: floats grow by `x`, the rest does not change, as with buffers."""
     grown = jax.tree.map(lambda leaf: leaf + x if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, state)
     return grown, sum(jnp.sum(leaf) for leaf in jax.tree.leaves(grown) if jnp.issubdtype(leaf.dtype, jnp.number))
 
@@ -75,16 +75,16 @@ def count(state: Any, *_: Any) -> tuple[Any, Any]:
 
 
 def compilations(run: Callable[[], object]) -> list[str]:
-    """The programs that were compiled meanwhile, without JAX's own."""
+    """The programs that a function compiles, without JAX's own."""
     programs: list[str] = []
 
-    def hear(event: str, duration_secs: float, **details: str | int) -> None:
+    def record_event(event: str, duration_secs: float, **details: str | int) -> None:
         if event.endswith("backend_compile_duration"):
             programs.append(str(details.get("fun_name")))
 
-    jax.monitoring.register_event_duration_secs_listener(hear)
+    jax.monitoring.register_event_duration_secs_listener(record_event)
     run()
-    jax.monitoring.unregister_event_duration_listener(hear)
+    jax.monitoring.unregister_event_duration_listener(record_event)
     return [name for name in programs if name in {"jit(count)", "jit(doubled)", "jit(<lambda>)", "jit(step)"}]
 
 
@@ -197,7 +197,7 @@ def test_an_output_that_aliases_the_state_survives_the_next_call() -> None:
 
 @jax.tree_util.register_pytree_node_class
 class Fragile:
-    """An output that JAX can't put together while `broken`: an error that comes when the step has been computed."""
+    """An output that JAX can't unflatten while `broken`: the error comes after the step has been computed."""
 
     broken = False
 
@@ -220,25 +220,25 @@ def test_a_call_that_fails_after_computing_loses_the_donated_state(
     def step(state: Any) -> tuple[Any, Any]:
         return {"n": state["n"] + 1, "x": [state["x"][0] + 1]}, Fragile(state["n"])
 
-    run, kept = (loop(step, {"n": jnp.zeros(()), "x": [jnp.zeros(2)]}, donate=donate) for donate in (True, False))
-    for each in (run, kept):
+    run, undonated = (loop(step, {"n": jnp.zeros(()), "x": [jnp.zeros(2)]}, donate=donate) for donate in (True, False))
+    for each in (run, undonated):
         each()
         monkeypatch.setattr(Fragile, "broken", True)
         with pytest.raises(ValueError, match="bad luck"):
             each()
         monkeypatch.setattr(Fragile, "broken", False)
 
-    assert float(kept.state["n"]) == 1.0
+    assert float(undonated.state["n"]) == 1.0
     with pytest.raises(DonatedStateError, match=r"loop\(step\) is gone: state\['n'\] was donated to a"):
         _ = run.state
-    run.state = kept.state
+    run.state = undonated.state
     run()
     assert float(run.state["n"]) == 2.0
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no such timer")
 def test_an_interrupt_loses_no_state() -> None:
-    # In a process of its own: an interrupt that comes while coverage holds its lock would leave it locked.
+    # In a separate process: an interrupt during coverage's lock would leave it locked.
     plain = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
     command = [sys.executable, "-m", "tests.interrupt_loop"]
     result = subprocess.run(command, cwd=ROOT, env=plain, capture_output=True, text=True, timeout=120, check=False)
@@ -248,19 +248,19 @@ def test_an_interrupt_loses_no_state() -> None:
 
 # Results of steps
 
-REFUSED: dict[str, tuple[Any, str]] = {
+REJECTED: dict[str, tuple[Any, str]] = {
     "a leaf more": (lambda s, x: ({**s, "c": x}, x), r"state['c'] (added): float32[]"),
     "a leaf less": (lambda s, x: ({"a": s["a"]}, x), r"state['net'] (removed): Net("),
-    "another shape": (lambda s, x: ({**s, "a": s["a"][:1]}, x), "state['a'] (shape): float32[2] -> float32[1]"),
-    "another dtype": (lambda s, x: ({**s, "a": s["a"] > 0}, x), "state['a'] (dtype): float32[2] -> bool[2]"),
-    "another static": (
+    "a different shape": (lambda s, x: ({**s, "a": s["a"][:1]}, x), "state['a'] (shape): float32[2] -> float32[1]"),
+    "a different dtype": (lambda s, x: ({**s, "a": s["a"] > 0}, x), "state['a'] (dtype): float32[2] -> bool[2]"),
+    "a different static": (
         lambda s, x: ({**s, "net": replace(s["net"], activation="sin")}, x),
         "state['net'].activation (static): 'tanh' -> 'sin'",
     ),
     "None for a leaf": (lambda s, x: ({**s, "a": None}, x), "state['a'] (class): float32[2] -> None"),
     "a text": (lambda s, x: ({**s, "a": "no"}, x), "state['a'] (class): float32[2] -> 'no'"),
-    "another class": (lambda s, x: ((s["a"], s["net"]), x), "state (class): dict"),
-    "the state alone": (lambda s, x: s, "got {'a': f32[2](traced), 'net': Net("),
+    "a different class": (lambda s, x: ((s["a"], s["net"]), x), "state (class): dict"),
+    "only the state": (lambda s, x: s, "got {'a': f32[2](traced), 'net': Net("),
     "three": (
         lambda s, x: (s, x, x),
         "must return a pair, (state, output), got (",
@@ -269,9 +269,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REJECTED)
 def test_a_step_that_changes_the_state_type_is_rejected_by_path(name: str) -> None:
-    step, message = REFUSED[name]
+    step, message = REJECTED[name]
     state: Any = {"a": jnp.ones(2), "net": net()}
     run = loop(step, state)
 
@@ -372,14 +372,14 @@ def mesh_of(kind: Any) -> Any:
 def test_leaves_keep_their_shardings_with_one_program(kind: Any) -> None:
     mesh = mesh_of(kind)
     with jax.set_mesh(mesh):
-        split, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
-        state = {"split": jax.device_put(jnp.ones(8), split), "n": jnp.zeros((), jnp.int32), "whole": jnp.zeros(8)}
-        run = loop(count, jax.device_put(state, {"split": split, "n": None, "whole": whole}))
+        split, replicated = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+        state = {"split": jax.device_put(jnp.ones(8), split), "n": jnp.zeros((), jnp.int32), "replicated": jnp.zeros(8)}
+        run = loop(count, jax.device_put(state, {"split": split, "n": None, "replicated": replicated}))
 
         compiled = compilations(lambda: [run() for _ in range(3)])
 
     shardings = {name: leaf.sharding.is_equivalent_to(split, 1) for name, leaf in run.state.items() if name != "n"}
-    assert shardings == {"split": True, "whole": False}
+    assert shardings == {"split": True, "replicated": False}
     assert compiled == ["jit(count)"]
 
 

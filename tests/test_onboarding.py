@@ -38,7 +38,7 @@ except ValueError as error:
 """
 
 
-def printed(*arguments: str, **environment: str) -> str:
+def output_of(*arguments: str, **environment: str) -> str:
     command = [sys.executable, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **environment}).stdout
 
@@ -55,7 +55,7 @@ def test_help_starts_with_a_working_example(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_help_lists_the_public_names_by_topic() -> None:
     listed = (treewright.__doc__ or "").split("By topic")[1]
-    results = {"Difference", "RetraceReport"}  # what functions give, which nobody looks for by name
+    results = {"Difference", "RetraceReport"}  # results of functions, which users do not look up by name
 
     assert [name for name in treewright.__all__ if name not in results and name not in listed] == []
 
@@ -68,7 +68,7 @@ def test_completion_offers_only_public_names(module: str) -> None:
 
 
 def test_the_version_is_printed() -> None:
-    assert printed("-m", "treewright", "--version") == f"treewright {treewright.__version__}\n"
+    assert output_of("-m", "treewright", "--version") == f"treewright {treewright.__version__}\n"
 
 
 def test_the_error_for_a_missing_package_has_a_working_install_command() -> None:
@@ -78,8 +78,8 @@ def test_the_error_for_a_missing_package_has_a_working_install_command() -> None
     )
 
 
-@pytest.mark.parametrize(("filtering", "shown"), [("auto", False), ("off", True)])
-def test_tracebacks_hide_internal_frames(filtering: str, shown: bool) -> None:
-    frames = printed("-c", FAILING, JAX_TRACEBACK_FILTERING=filtering)
+@pytest.mark.parametrize(("filtering", "visible"), [("auto", False), ("off", True)])
+def test_tracebacks_hide_internal_frames(filtering: str, visible: bool) -> None:
+    frames = output_of("-c", FAILING, JAX_TRACEBACK_FILTERING=filtering)
 
-    assert ("treewright" in frames.replace("treewright-", "")) == shown
+    assert ("treewright" in frames.replace("treewright-", "")) == visible

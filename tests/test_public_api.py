@@ -21,11 +21,11 @@ SNAPSHOT = Path(__file__).parent / "snapshots" / "public_api.txt"
 
 def interface_of(name: str, value: Any) -> list[str]:
     if typing.get_origin(value) is not None:
-        return [f"{name} (an annotation)"]  # how Python shows the rest changes with its releases
+        return [f"{name} (an annotation)"]  # Python's display of the rest differs between releases
     if isinstance(value, type) and issubclass(value, Exception):
         return [f"{name}({value.__base__.__name__})"]  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
     if not str(getattr(value, "__module__", "")).startswith("treewright"):
-        return [f"{name} (of JAX's)"]  # whose parameters change with its releases
+        return [f"{name} (of JAX's)"]  # its parameters differ between releases
     lines = [f"{name}{_parameters(value)}"]
     if isinstance(value, type):
         inherited = {name for base in (np.ndarray, dict) if issubclass(value, base) for name in dir(base)}
@@ -47,8 +47,8 @@ def _parameters(value: Any) -> str:
 
 def test_the_public_api_matches_the_snapshot() -> None:
     lines = [line for name, value in public_names().items() for line in interface_of(name, value)]
-    found = "".join(f"{line.replace('treewright.', '')}\n" for line in lines)
+    interface = "".join(f"{line.replace('treewright.', '')}\n" for line in lines)
 
     if os.environ.get("UPDATE_SNAPSHOTS"):
-        SNAPSHOT.write_text(found, encoding="utf-8")
-    assert found == SNAPSHOT.read_text(encoding="utf-8"), f"{SNAPSHOT} differs; UPDATE_SNAPSHOTS=1 rewrites it"
+        SNAPSHOT.write_text(interface, encoding="utf-8")
+    assert interface == SNAPSHOT.read_text(encoding="utf-8"), f"{SNAPSHOT} differs; UPDATE_SNAPSHOTS=1 rewrites it"

@@ -31,7 +31,7 @@ MUTABLE_STATE = {
         "_trees.why.code_effects",
         "retrace.jax_private._names_of_settings",
     ),
-    *("retrace.jax_private.can_read_batches", "retrace.jax_private.can_read_calls"),
+    "retrace.jax_private.can_read_calls",
     "retrace.jax_private.can_observe_compilations",
 }
 PUBLIC = {"treewright.checkpoint", "treewright.sharding", "treewright.testing"}
@@ -62,9 +62,11 @@ def test_no_file_is_longer_than_600_lines() -> None:
 
 def private_imports(path: Path) -> set[str]:
     """The private modules of the package that a file imports."""
-    found = re.findall(r"^\s*(?:from (\S+) )?import ([\w.]+(?:, \w+)*)", path.read_text(encoding="utf-8"), re.MULTILINE)
-    names = {module or name for module, name in found}
-    for module, listed in found:
+    imports = re.findall(
+        r"^\s*(?:from (\S+) )?import ([\w.]+(?:, \w+)*)", path.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    names = {module or name for module, name in imports}
+    for module, listed in imports:
         public = importlib.import_module(module).__all__ if module in {"treewright", *PUBLIC} else ()
         names |= {f"{module}.{name}" for name in listed.split(", ") if name not in public}
     return names & ({f"treewright.{name}" for name in modules()} - PUBLIC - NAMED_IN_DOCS)
@@ -77,7 +79,7 @@ def test_few_test_files_import_private_modules() -> None:
 
 
 def mutable_names(code: ast.Module) -> Iterator[str]:
-    """Names that a module binds to something mutable, that it declares `global`, and functions with a cache."""
+    """Names of mutable values in a module, names that it declares `global`, and functions with a cache."""
     for node in code.body:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             value, targets = node.value, node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -86,7 +88,9 @@ def mutable_names(code: ast.Module) -> Iterator[str]:
             made_by = getattr(callee, "attr", getattr(callee, "id", ""))
             if isinstance(value, ast.List | ast.Dict | ast.Set) or MUTABLE.match(made_by):
                 yield from map(ast.unparse, targets)
-        elif isinstance(node, ast.FunctionDef) and any("cache" in ast.unparse(one) for one in node.decorator_list):
+        elif isinstance(node, ast.FunctionDef) and any(
+            "cache" in ast.unparse(decorator) for decorator in node.decorator_list
+        ):
             yield node.name
     yield from (name for node in ast.walk(code) if isinstance(node, ast.Global) for name in node.names)
 

@@ -3,9 +3,8 @@
 A row is a few lines of code; `UPDATE_SNAPSHOTS=1 pytest tests/test_slips.py` writes the message below it, after `=>`.
 Rows are separated by an empty line. Each `=>` begins a line of the message, and long lines are wrapped below it.
 
-A message that shows a line to write is a promise, so its row has the corrected program, after `fixed:`: it contains the
-line that is shown (where the message has dots, anything), nothing is said when it runs, and its last line asserts that
-it does what the user wanted.
+If a message shows a line to write, its row has the corrected program, after `fixed:`. The program contains that line
+(dots in the message stand for anything), prints nothing, and asserts the user's intention in its last line.
 """
 
 import ast
@@ -83,34 +82,34 @@ class Row:
     """A row of a table: the code, the message, and the corrected program."""
 
     code: str
-    said: str
+    message: str
     fixed: str = ""
 
     def __str__(self) -> str:
-        return f"{self.code}\n{self.said}"
+        return f"{self.code}\n{self.message}"
 
 
 def rows_of(table: Path) -> list[Row]:
-    """The rows; a comment, which begins with `#`, is one without anything said."""
+    """The rows; a comment, which begins with `#`, is a row without a message."""
     rows: list[Row] = []
     for block in table.read_text(encoding="utf-8").strip().split("\n\n"):
         slip, _, fixed = block.partition("\nfixed:\n")
-        code, arrow, said = slip.partition("\n=>")
-        rows.append(Row(code, f"=>{said}" if arrow else "", fixed))
+        code, arrow, message = slip.partition("\n=>")
+        rows.append(Row(code, f"=>{message}" if arrow else "", fixed))
     return rows
 
 
-# A sentence that tells users what to write begins so, and goes on with a call or an assignment.
+# A sentence with a fix begins with one of these verbs, and contains a call or an assignment.
 IMPERATIVE = re.compile(
     r"\b(Write|Use|Call|Pass|Declare|Make|Give|Drop|Add|Take|Adopt|Convert|Average|Jit|Assign|Wrap|Define)\b"
     r"[^.]*?(\w\(|=)"
 )
 
 
-def shown_lines(said: str) -> list[str]:
-    """The lines of Python that a message shows, each on a line of its own."""
+def shown_lines(message: str) -> list[str]:
+    """The lines of Python in a message that are on separate lines."""
     lines: list[str] = []
-    for line in re.sub(r"\n   (?! )", " ", said).splitlines():
+    for line in re.sub(r"\n   (?! )", " ", message).splitlines():
         code = line.removeprefix("=>   ").partition(", or ")[0].removeprefix("Write ")
         with contextlib.suppress(SyntaxError):
             statements = ast.parse(code).body if line.startswith("=>   ") else []
@@ -146,11 +145,11 @@ def run(code: str, folder: Path) -> tuple[str, BaseException | None]:
                 exec(compile(code, "<slip>", "exec"), vars(module))
         except Exception as raised:  # noqa: BLE001  any exception is the message
             error = raised
-    said = [printed.getvalue().rstrip()] if printed.getvalue() else []
-    said += [f"{one.category.__name__}: {one.message}" for one in caught]
+    lines = [printed.getvalue().rstrip()] if printed.getvalue() else []
+    lines += [f"{warning.category.__name__}: {warning.message}" for warning in caught]
     if error is not None:
-        said += [f"{type(error).__name__}: {error}", *(note for note in notes_of(error) if not note.startswith("---"))]
-    return without_accidents("\n".join(said), folder), error
+        lines += [f"{type(error).__name__}: {error}", *(note for note in notes_of(error) if not note.startswith("---"))]
+    return normalised_text("\n".join(lines), folder), error
 
 
 def notes_of(error: BaseException) -> list[str]:
@@ -158,20 +157,21 @@ def notes_of(error: BaseException) -> list[str]:
     return notes
 
 
-def without_accidents(text: str, folder: Path) -> str:
+def normalised_text(text: str, folder: Path) -> str:
     """Without parts that differ between runs or versions of Python."""
     text = text.replace(str(folder), "FOLDER").replace("slips.", "")
     text = re.sub(r"cannot use '\w+' as a dict key \((.*)\)", r"\1", text, flags=re.DOTALL)  # from 3.14 on
     text = text.replace("collections.abc.Callable[[jax.Array], jax.Array]", "...")  # the form since 3.14
     text = re.sub(r"(?<=/en/latest/)\d+/", "", text)  # in links of JAX 0.12
-    # Key paths of JAX 0.12 are names in older ones.
+    # Key paths of JAX 0.12 are plain names in older versions.
     text = re.sub(r"^ {4}(\['\w+'\] ?)+$", lambda line: re.sub(r"\['|'\]", "", line[0]), text, flags=re.MULTILINE)
+    text = text.replace(" and no __dict__ for setting new attributes", "")  # from 3.14 on
     text = re.sub(r"\. Did you mean '\w+'\?$", "", text)  # Python's guess, from 3.13 on
     text = re.sub(r"(?<=trace, )[\d.e-]+ s", "... s", text)
     return re.sub(r"0x[0-9a-f]+", "0x...", text)
 
 
-def laid_out(text: str) -> str:
+def table_text(text: str) -> str:
     """The message as in a table."""
     lines = [textwrap.wrap(line, WIDTH, break_on_hyphens=False) or [""] for line in text.splitlines()]
     return "\n".join("\n   ".join(["=> " + line[0], *line[1:]]).rstrip() for line in lines)
@@ -182,65 +182,63 @@ def test_each_mistake_produces_the_message_in_the_table(table: Path, tmp_path_fa
     skip_before_jax(0, 10, 2)
     if table.stem == "steps":
         pytest.importorskip("orbax.checkpoint")
-    rows, found = rows_of(table), list[str]()
+    rows, text = rows_of(table), list[str]()
     for row in rows:
         if row.code.startswith("#"):
-            found.append(row.code)
+            text.append(row.code)
             continue
-        said, error = run(row.code, tmp_path_factory.mktemp("slip"))
-        assert said, f"nothing is said to\n{row.code}"
-        assert error is None or raised_on_purpose(error), f"crashed inside Treewright:\n{row.code}\n{said}"
-        found.append(f"{row.code}\n{laid_out(said)}" + (f"\nfixed:\n{row.fixed}" if row.fixed else ""))
-    compare(table, "\n\n".join(found) + "\n")
+        message, error = run(row.code, tmp_path_factory.mktemp("slip"))
+        assert message, f"no message for\n{row.code}"
+        assert error is None or raised_on_purpose(error), f"crashed inside Treewright:\n{row.code}\n{message}"
+        text.append(f"{row.code}\n{table_text(message)}" + (f"\nfixed:\n{row.fixed}" if row.fixed else ""))
+    compare(table, "\n\n".join(text) + "\n")
 
 
-def compare(table: Path, found: str) -> None:
+def compare(table: Path, text: str) -> None:
     if os.environ.get("UPDATE_SNAPSHOTS"):
-        table.write_text(found, encoding="utf-8")
+        table.write_text(text, encoding="utf-8")
     expected = table.read_text(encoding="utf-8")
-    if sys.version_info >= (3, 13):  # where the guess is Python's, and left out above
-        expected = re.sub(r"(?m)(unexpected keyword argument '\w+') \(did you mean \w+\?\)$", r"\1", expected)
-    assert found == expected, f"{table} differs; UPDATE_SNAPSHOTS=1 rewrites it"
+    assert text == expected, f"{table} differs; UPDATE_SNAPSHOTS=1 rewrites it"
 
 
-CURED = [(table, row) for table in TABLES for row in rows_of(table) if shown_lines(row.said) or row.fixed]
+FIXED = [(table, row) for table in TABLES for row in rows_of(table) if shown_lines(row.message) or row.fixed]
 
 
 @pytest.mark.parametrize(
-    ("table", "row"), CURED, ids=[f"{table.stem}: {row.code.splitlines()[-1]}"[:60] for table, row in CURED]
+    ("table", "row"), FIXED, ids=[f"{table.stem}: {row.code.splitlines()[-1]}"[:60] for table, row in FIXED]
 )
 def test_the_line_in_a_message_fixes_the_mistake(table: Path, row: Row, tmp_path: Path) -> None:
     skip_before_jax(0, 10, 2)
     if table.stem == "steps":
         pytest.importorskip("orbax.checkpoint")
     assert row.fixed, f"{table.name}: this message shows a line, so its row needs a corrected program\n{row}"
-    missing = [line for line in shown_lines(row.said) if not contains_line(row.fixed, line)]
+    missing = [line for line in shown_lines(row.message) if not contains_line(row.fixed, line)]
     assert not missing, f"the corrected program lacks the line in the message, {missing}"
     assert isinstance(ast.parse(row.fixed).body[-1], ast.Assert), "its last line must assert the intended result"
 
-    said, error = run(row.fixed, tmp_path)
+    message, error = run(row.fixed, tmp_path)
 
-    assert (said, error) == ("", None)
+    assert (message, error) == ("", None)
 
 
 def test_a_message_with_a_fix_has_a_corrected_program() -> None:
     rows = [(table.stem, row) for table in TABLES for row in rows_of(table)]
 
     without = [
-        f"{stem}: {row}" for stem, row in rows if IMPERATIVE.search(row.said.replace("\n   ", " ")) and not row.fixed
+        f"{stem}: {row}" for stem, row in rows if IMPERATIVE.search(row.message.replace("\n   ", " ")) and not row.fixed
     ]
 
     assert not without, "\n\n".join(without)
 
 
 def raised_on_purpose(error: BaseException) -> bool:
-    """Whether the last line that ran was not one of ours, or is a `raise`."""
+    """Whether the last line that ran is in the user's code, or is a `raise`."""
     if isinstance(error, TypeError) and re.search(r"\(\) (takes|missing|got an unexpected)", str(error)):
-        return True  # a function of the user's, which Treewright called as it should
+        return True  # a user's function, which Treewright called correctly
     if type(error).__module__ == errors.__name__:
         return True  # our frames are left out of errors that pass through jit
     if any(note.startswith("Raised by the ") for note in notes_of(error)):
-        return True  # a converter or default factory of the user's, which the note names
+        return True  # a user's converter or default factory, which the note names
     frame = traceback.extract_tb(error.__traceback__)[-1]
     if not Path(frame.filename).is_relative_to(PACKAGE):
         return True
@@ -265,23 +263,24 @@ def internal_names() -> set[str]:
         if not name.endswith("__main__"):
             classes = inspect.getmembers(importlib.import_module(name), inspect.isclass)
             names |= {cls.__name__ for _, cls in classes if cls.__module__ == name}
-    known = {name for module in PUBLIC for name in dir(importlib.import_module(module))}
-    # A class of one plain word, such as `Place` or `Call`, can't be told from the word.
+    public = {name for module in PUBLIC for name in dir(importlib.import_module(module))}
+    # A class of one plain word, such as `Place` or `Call`, looks like the word.
     telling = re.compile(r"_\w+|[A-Z][a-z]+([A-Z]\w*)+|treewright\.\w+")
-    return {name for name in names - known if telling.fullmatch(name)} | {"ArrayImpl", "PyTreeDef(", "Recorder"}
+    foreign = {"ArrayImpl", "a JitTracer", "a DynamicJaxprTracer", "PyTreeDef("}
+    return {name for name in names - public if telling.fullmatch(name)} | foreign | {"Recorder"}
 
 
 PUBLIC = ("treewright", "treewright.errors", "treewright.checkpoint", "treewright.sharding", "treewright.testing")
 MESSAGES = [*TABLES, *(Path(__file__).parent / "snapshots").glob("*messages.txt")]
 
 
-def named_in(text: str, names: Iterable[str]) -> list[str]:
+def mentioned_names(text: str, names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if re.search(rf"(?<!\w){re.escape(name)}", text))
 
 
 @pytest.mark.parametrize("path", MESSAGES, ids=lambda path: path.stem)
 def test_messages_mention_no_internal_names(path: Path) -> None:
-    # What Python and JAX say alone is theirs: of an array that is called, and the like.
-    said = [line for line in path.read_text(encoding="utf-8").splitlines() if "jaxlib._jax." not in line]
+    # Messages that come only from Python or JAX are not ours, for example about a called array.
+    message = [line for line in path.read_text(encoding="utf-8").splitlines() if "jaxlib._jax." not in line]
 
-    assert named_in("\n".join(said), internal_names()) == []
+    assert mentioned_names("\n".join(message), internal_names()) == []

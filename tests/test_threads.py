@@ -23,7 +23,7 @@ def test_eight_threads_see_no_wrong_state(turns: int) -> None:
 
 
 def python_without_gil() -> str | None:
-    """A Python on the path that runs without the GIL and has JAX; None where there is none."""
+    """A Python on the path without the GIL and with JAX; None if there is none."""
     for name in filter(None, map(shutil.which, NAMES)):
         ask = "import sys, jax, typing_extensions; sys.exit(sys._is_gil_enabled())"
         if subprocess.run([name, "-c", ask], capture_output=True, check=False).returncode == 0:

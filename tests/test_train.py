@@ -74,12 +74,12 @@ def test_the_step_is_always_a_strong_int32() -> None:
     assert is_step(state.step, 0)
     assert is_step(training_step(state).step, 1)
     assert is_step(jax.jit(training_step)(state).step, 1)
-    constructor: Any = TrainState  # annotated for arrays, and takes any number
+    constructor: Any = TrainState  # annotated for arrays, but accepts any number
     for step in (3, np.int64(3), np.array(3), jnp.asarray(3), jnp.array(3, jnp.int8)):
         assert is_step(state.replace(step=step).step, 3)
         assert is_step(replace(state, step=step).step, 3)
-        made = constructor(step=step, apply_fn=None, params=1, tx=optax.sgd(0.1), opt_state=())
-        assert is_step(made.step, 3)
+        created = constructor(step=step, apply_fn=None, params=1, tx=optax.sgd(0.1), opt_state=())
+        assert is_step(created.step, 3)
 
 
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
@@ -155,9 +155,7 @@ def test_the_constructor_initialises_the_optimiser_state() -> None:
 
     assert state == created
     assert state.replace(opt_state=()).opt_state == ()
-    with pytest.raises(
-        TypeError, match=r"^TrainState\.create\(params=\.\.\.\) needs an instance, but got the class Net"
-    ):
+    with pytest.raises(TypeError, match=r"^TrainState\.create\(\) needs an instance, but got the class Net"):
         TrainState(params=Net, tx=tx)
 
 
@@ -213,7 +211,7 @@ WRONG_GRADIENTS: dict[str, tuple[Any, Any, str]] = {
         {"w": jnp.ones(3)},
         r"differs in shape.*float32\[2,3\] -> float32\[3\]",
     ),
-    "another scalar for each example": ({"w": jnp.ones(())}, {"w": jnp.ones(8)}, r"for each example.*-> float32\[8\]"),
+    "one scalar for each example": ({"w": jnp.ones(())}, {"w": jnp.ones(8)}, r"for each example.*-> float32\[8\]"),
     "complex numbers": ({"w": jnp.ones(3)}, {"w": jnp.ones(3, C64)}, r"dtypes.*\(dtype\): float32\[3\] -> complex64"),
     "a mask": (
         {"w": jnp.ones(3)},
@@ -378,7 +376,7 @@ class OurState(TrainState[Any]):
 
 
 def flax_program(state_class: Any) -> tuple[list[float], Any]:
-    """Trains with batch statistics and dropout, as flax's guides write it."""
+    """Trains with batch statistics and dropout, as in flax's guides."""
     pytest.importorskip("flax")
     model = Block()
     key = jax.random.key(0)
@@ -438,7 +436,7 @@ def test_fields_outside_flax_trees_are_static() -> None:
 
 
 def test_an_optimiser_with_a_mutated_closure_stays_equal() -> None:
-    # cosine_decay_schedule makes a float of its number of steps when it is first called.
+    # At its first call, cosine_decay_schedule converts its number of steps to a float.
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, 20)
     state = TrainState.create(params={"w": jnp.ones(2)}, tx=optax.adam(schedule))
 

@@ -1,4 +1,4 @@
-"""Every place that names versions of Python, JAX or Treewright names the same ones, and the lock covers each Python."""
+"""All files name the same versions of Python, JAX and Treewright, and the lock covers each Python."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ PROJECT: dict[str, Any] = PYPROJECT["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 MARK = "Programming Language :: Python :: "
 
-PYTHONS = [one.removeprefix(MARK) for one in PROJECT["classifiers"] if one.startswith(MARK)]
-WITHOUT_ALL_WHEELS = ["3.15"]  # `make test` and CI take a Python on which nothing is skipped
+PYTHONS = [classifier.removeprefix(MARK) for classifier in PROJECT["classifiers"] if classifier.startswith(MARK)]
+WITHOUT_ALL_WHEELS = ["3.15"]  # `make test` and CI need a Python that skips no test
 TESTED = [python for python in PYTHONS if python not in WITHOUT_ALL_WHEELS]
-(JAX,) = [one.partition(">=")[2] for one in PROJECT["dependencies"] if one.startswith("jax>=")]
+(JAX,) = [dependency.partition(">=")[2] for dependency in PROJECT["dependencies"] if dependency.startswith("jax>=")]
 
 # Where JAX has wheels: `sys_platform` and `platform_machine`.
 SYSTEMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")]
@@ -90,7 +90,7 @@ def test_ci_runs_each_python_with_the_locked_jax_and_the_oldest_jax_once() -> No
 
     assert matrix["python"] == TESTED
     assert matrix["jax"] == [""]
-    assert [version.parse(one["jax"]) for one in matrix["include"]] == [version.parse(JAX)]
+    assert [version.parse(job["jax"]) for job in matrix["include"]] == [version.parse(JAX)]
     assert workflows()["newest.yml"]["jobs"]["test"]["strategy"]["matrix"]["python"] == TESTED
 
 
@@ -132,10 +132,11 @@ LOCKED = [Requirement(line) for line in text("constraints.txt").splitlines() if 
 
 
 def requirements(*extras: str) -> list[Requirement]:
-    """Requirements of the package and some extras, without markers, including those of extras they name."""
-    needed = [Requirement(one) for extra in extras for one in EXTRAS[extra]]
-    ours = {extra for one in needed if one.name == PROJECT["name"] for extra in one.extras} - set(extras)
-    return requirements(*extras, *sorted(ours)) if ours else [one for one in needed if one.name != PROJECT["name"]]
+    """Requirements of the package and some extras, without markers, also from extras that they name."""
+    needed = [Requirement(line) for extra in extras for line in EXTRAS[extra]]
+    own = [requirement for requirement in needed if requirement.name == PROJECT["name"]]
+    added = {extra for requirement in own for extra in requirement.extras} - set(extras)
+    return requirements(*extras, *sorted(added)) if added else [each for each in needed if each not in own]
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids="-".join)
@@ -144,29 +145,32 @@ def test_the_lock_has_one_version_within_the_range_of_each_requirement(python: s
     place = {"python_version": python, "python_full_version": f"{python}.0"}
     place |= dict(zip(("sys_platform", "platform_machine"), system, strict=True))
     pins: dict[str, list[str]] = {}
-    for one in LOCKED:
-        if one.marker is None or one.marker.evaluate(place):
-            pins.setdefault(one.name, []).append(str(one.specifier).removeprefix("=="))
+    for requirement in LOCKED:
+        if requirement.marker is None or requirement.marker.evaluate(place):
+            pins.setdefault(requirement.name, []).append(str(requirement.specifier).removeprefix("=="))
     (mlxtend,) = re.findall(r"'(.*)'", makefile_value("MLXTEND"))
-    always = [Requirement(one) for one in (*PROJECT["dependencies"], *PYPROJECT["build-system"]["requires"], mlxtend)]
+    always = map(Requirement, (*PROJECT["dependencies"], *PYPROJECT["build-system"]["requires"], mlxtend))
     needed = [*always, *requirements("exhaustive"), *requirements("bench")]
 
     assert {name: versions for name, versions in pins.items() if len(versions) > 1} == {}
-    for one in needed:
-        if one.marker is None or one.marker.evaluate(place):
-            (pin,) = pins[canonicalize_name(one.name)]
-            assert one.specifier.contains(pin), one
+    for requirement in needed:
+        if requirement.marker is None or requirement.marker.evaluate(place):
+            (pin,) = pins[canonicalize_name(requirement.name)]
+            assert requirement.specifier.contains(pin), requirement
 
 
 def test_the_lock_contains_only_pinned_packages() -> None:
     assert len(LOCKED) > 100
-    assert [str(one) for one in LOCKED if one.url or not re.fullmatch(r"==[\w.+]+", str(one.specifier))] == []
+    assert [str(pin) for pin in LOCKED if pin.url or not re.fullmatch(r"==[\w.+]+", str(pin.specifier))] == []
 
 
 def test_installing_the_package_ignores_the_lock() -> None:
-    installed = [*PROJECT["dependencies"], *(one for extra in ("train", "checkpoint", "move") for one in EXTRAS[extra])]
+    installed = [
+        *PROJECT["dependencies"],
+        *(line for extra in ("train", "checkpoint", "move") for line in EXTRAS[extra]),
+    ]
 
-    assert {one.operator for text in installed for one in Requirement(text).specifier} == {">="}
+    assert {bound.operator for line in installed for bound in Requirement(line).specifier} == {">="}
     assert PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["src/treewright"]}
 
 

@@ -1,6 +1,6 @@
-"""Eight threads that use all tables and caches concurrently; raises if one of them sees a wrong state.
+"""Eight threads that use all tables and caches concurrently; raises if a thread sees a wrong state.
 
-`tests/test_threads.py` runs it, and where there is a Python without the GIL, it runs this file as a program there.
+`tests/test_threads.py` runs it, and if there is a Python without the GIL, runs this file as a program with it.
 """
 
 import pickle
@@ -40,15 +40,15 @@ def statics_of(node: Any) -> object:
 
 
 def check_interning(number: int, turn: int, together: Callable[[object], list[object]]) -> None:
-    """Equal statics that all threads make at the same moment are one object."""
-    made = Layer(float(number), turn % 50, f"turn {turn}", (float(turn), turn))
+    """Equal statics that all threads create together are one object."""
+    layer = Layer(float(number), turn % 50, f"turn {turn}", (float(turn), turn))
 
-    assert len(set(map(id, together(statics_of(made))))) == 1, "equal statics are several objects"
-    assert statics_of(replace(made, width=turn % 50)) is statics_of(made)
+    assert len(set(map(id, together(statics_of(layer))))) == 1, "equal statics are several objects"
+    assert statics_of(replace(layer, width=turn % 50)) is statics_of(layer)
 
 
 def check_forgetting(number: int, turn: int) -> None:
-    """Statics that nobody else holds are forgotten while other threads intern equal ones."""
+    """Unused statics are freed while other threads intern equal ones."""
     for _ in range(20):
         first, second = Layer(1, turn % 2), Layer(2, turn % 2)
         assert statics_of(first) is statics_of(second)
@@ -57,19 +57,19 @@ def check_forgetting(number: int, turn: int) -> None:
 
 def check_pickling(number: int, turn: int) -> None:
     net = Net(Layer(jnp.full(2, number), turn % 3), jnp.tanh)
-    again = pickle.loads(pickle.dumps(net))
+    restored = pickle.loads(pickle.dumps(net))
 
-    assert again == net
-    assert statics_of(again.layer) is statics_of(net.layer)
+    assert restored == net
+    assert statics_of(restored.layer) is statics_of(net.layer)
 
 
 def check_class_creation(number: int, turn: int) -> None:
-    """A class that is made now, whose instances go through `jit`."""
+    """A new class, whose instances pass through `jit`."""
     body = {"__annotations__": {"x": Any, "size": int}, "size": static(default=turn), "__module__": __name__}
-    made: Any = types.new_class(f"Made{number}", (Module,), exec_body=lambda names: names.update(body))
+    cls: Any = types.new_class(f"Made{number}", (Module,), exec_body=lambda names: names.update(body))
     plain: Any = pytree_dataclass(type("Plain", (), {"__annotations__": {"x": Any}}))
 
-    assert jax.tree.map(lambda x: x + 1, made(number)) == made(number + 1, turn)
+    assert jax.tree.map(lambda x: x + 1, cls(number)) == cls(number + 1, turn)
     assert jax.tree.leaves(plain(number)) == [number]
 
 
@@ -79,7 +79,7 @@ def shared(net: Net, x: jax.Array) -> jax.Array:
 
 
 def check_jit(number: int, turn: int) -> None:
-    """One jitted function for all threads, and one of this thread's own."""
+    """A jitted function shared by all threads, and one for this thread."""
     net = Net(Layer(jnp.ones(2), 1 + (turn + number) % 4), jnp.abs)
 
     assert shared(net, jnp.full(2, 3.0)).tolist() == [3.0 * net.layer.width] * 2
@@ -87,34 +87,34 @@ def check_jit(number: int, turn: int) -> None:
 
 
 def check_retraces(number: int, turn: int) -> None:
-    """Each thread's block hears of its own retrace, whatever the others trace meanwhile."""
+    """Each thread's block reports only its own retrace."""
     reports: list[Any] = []
     name = f"double_{number}_{turn}"
-    code = (lambda x: x * 2).__code__.replace(co_name=name, co_qualname=name)  # retraces are told apart by the code
+    code = (lambda x: x * 2).__code__.replace(co_name=name, co_qualname=name)  # retraces are distinguished by the code
 
     double = jax.jit(types.FunctionType(code, globals(), name))
     with explain_retraces(on_report=reports.append):
         for size in (2, 3):
             double(jnp.ones(size))
 
-    lines = [f"{one.function}: {one.differences[0]}" for one in reports if one.differences]
+    lines = [f"{report.function}: {report.differences[0]}" for report in reports if report.differences]
     assert f"{name}: x (shape): float32[2] -> float32[3]; axis 0: 2 -> 3" in lines, lines
 
 
 def run(turns: int) -> int:
-    """Do it all in eight threads, and give the number of turns that went well."""
+    """Run all checks in eight threads; returns the number of successful turns."""
     barrier = threading.Barrier(THREADS)
-    shown: list[object] = [None] * THREADS
+    values: list[object] = [None] * THREADS
     failures: list[BaseException] = []
 
     def thread(number: int) -> int:
         def together(value: object) -> list[object]:
             barrier.wait(60)
-            shown[number] = value
+            values[number] = value
             barrier.wait(60)
-            seen = list(shown)
+            snapshot = list(values)
             barrier.wait(60)
-            return seen
+            return snapshot
 
         try:
             for turn in range(turns):
@@ -123,7 +123,7 @@ def run(turns: int) -> int:
                     check(number, turn)
         except BaseException as error:  # noqa: BLE001  raised below
             failures.append(error)
-            barrier.abort()  # Otherwise the others would wait.
+            barrier.abort()  # Otherwise the other threads would wait.
         return turns
 
     interval = sys.getswitchinterval()

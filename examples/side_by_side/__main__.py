@@ -18,7 +18,7 @@ PEERS = {
     "reinforcement-learning": "flax",
     "lora": "equinox",
 }
-# Classes of ours that the other library brings.
+# Classes in our programs that the other library provides.
 BROUGHT = {"first-model": {"Linear", "MLP"}, "lora": {"Linear", "Net"}, "reinforcement-learning": {"Network"}}
 
 BLOCK = re.compile(r"(?P<aside><!-- aside -->\n\n)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -54,7 +54,7 @@ def count(program: str) -> int:
 
 
 def counts(tutorial: str) -> tuple[int, int, int]:
-    """Lines of code here, how many of them are layers that the other library brings, and lines there."""
+    """Lines of code here, the number of them in layers that the other library provides, and lines there."""
     ours = program_of((TUTORIALS / f"{tutorial}.md").read_text(encoding="utf-8"))
     classes = [node for node in ast.parse(ours).body if isinstance(node, ast.ClassDef)]
     brought = [node for node in classes if node.name in BROUGHT.get(tutorial, ())]
@@ -66,7 +66,7 @@ def table() -> str:
     """The lines of code of the tutorials, as their first page shows them."""
     rows = [(name, *counts(name), PEERS[name]) for name in PEERS]
     lines = [f"| {name} | {ours} | {layers} | {theirs}, {library} |" for name, ours, layers, theirs, library in rows]
-    head = "| program | treewright | of these, layers that the other brings | the other |"
+    head = "| program | treewright | of these, layers that the other provides | the other |"
     return "\n".join([head, "|---|---:|---:|---:|", *lines])
 
 

@@ -17,7 +17,7 @@
 By topic, each with `help(treewright.NAME)`:
 
     classes        Module, pytree_dataclass
-    fields         static, buffer, field, AsArray, Converted, Converter
+    fields         static, buffer, field
     statics        Static, freeze, FrozenMapping, FrozenArray, StaticValue
     changed copies replace, at, edit
     trees          partition, combine, trainable, spec_like, stack, unstack, node_at, split_key_like
@@ -34,9 +34,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Adopted",
-    "AsArray",
-    "Converted",
-    "Converter",
     "Difference",
     "FrozenArray",
     "FrozenMapping",
@@ -84,7 +81,7 @@ TYPE_CHECKING: bool = False
 if TYPE_CHECKING:
     from treewright import checkpoint, errors, sharding, testing, typed
     from treewright._adopt import Adopted, Static, adopt
-    from treewright._core.fields import AsArray, Converted, Converter, StaticValue, buffer, field, static
+    from treewright._core.fields import StaticValue, buffer, field, static
     from treewright._core.module import Module, pytree_dataclass, replace
     from treewright._freeze import FrozenArray, FrozenMapping, freeze
     from treewright._loop import loop
@@ -107,10 +104,10 @@ else:
         from importlib import import_module
 
         homes = {
-            "_export": ("Module", "pytree_dataclass"),
             "_loop": ("loop",),
-            "_core.fields": ("AsArray", "Converted", "Converter", "StaticValue", "buffer", "field", "static"),
+            "_core.fields": ("StaticValue", "buffer", "field", "static"),
             "_core.instance": ("replace",),
+            "_core.module": ("Module", "pytree_dataclass"),
             "_trees.at": ("at",),
             "_trees.diff": ("Difference", "allclose", "diff"),
             "_trees.edit": ("edit",),

@@ -8,7 +8,7 @@ from treewright import __version__
 
 COMMANDS = MappingProxyType(
     {
-        "checkpoint": ("treewright.checkpoint.command", "list, verify and compare checkpoints"),
+        "checkpoint": ("treewright.checkpoint.command", "list and verify checkpoints"),
         "info": ("treewright._info", "print versions, devices and options, for an issue"),
         "move": ("treewright.move.command", "rewrite programs written for flax.struct, equinox and others"),
         "retraces": ("treewright.retrace.command", "run a program and report what JAX compiled, and why it recompiled"),

@@ -207,7 +207,7 @@ def freeze(value: Any) -> Any:
     cls: Any = type(value)
     if cls in BY_EQUALITY:
         return value
-    _refuse_part_of_model(value)
+    _reject_part_of_model(value)
     if cls in _PLAIN_ARRAYS and not value.dtype.hasobject:
         return frozen_array(value.dtype, value.shape, value.tobytes())
     if isinstance(value, bytearray):
@@ -228,7 +228,7 @@ def freeze(value: Any) -> Any:
     return value
 
 
-def _refuse_part_of_model(value: Any) -> None:
+def _reject_part_of_model(value: Any) -> None:
     is_node = is_node_class(type(value)) and bool(jax.tree.leaves(value))
     if is_node or isinstance(value, jax.Array):
         description = "a node with children" if is_node else "a JAX array, which may be part of a model"

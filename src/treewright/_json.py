@@ -1,4 +1,4 @@
-"""Encode statics as JSON: exactly, to decode them again, or as descriptions with digests.
+"""Encode statics as JSON, to compare them between programs: exactly, or as descriptions with digests.
 
 An encoded static is a plain scalar, or a list of the name of a kind and its encoded parts:
 `["tuple", 1, ["complex", 0.5, 2.0]]`. `treewright._core.kinds` has the table of kinds. Classes and
@@ -7,21 +7,12 @@ set.
 """
 
 import contextlib
-import datetime as dt
-import decimal
-import enum
-import fractions
-import functools
 import hashlib
 import json
 import math
-import operator
-import pathlib
 import re
 import types
-import typing
-import zoneinfo
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -29,24 +20,18 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._base import functions as inspected
-from treewright._base.functions import import_path, lookup_imported
+from treewright._base.functions import import_path
 from treewright._base.jax_private import DictKey, numbers_of
 from treewright._base.text import cut_text, shape_text
-from treewright._base.text import text as text_of
 from treewright._contents import contents
 from treewright._core import (
-    FAMILIES,
-    KINDS,
     Kind,
     flat_form,
-    from_flat_form,
     is_node,
     is_node_class,
     kind_of,
     spec_of,
 )
-from treewright._freeze import FrozenMapping, frozen_array
-from treewright.errors import StaticSerializationError
 
 EncodedStatic = Any  # str, int, float, bool, None, or a list of a kind's name and its parts
 _PLAIN = frozenset({str, int, bool, float, types.NoneType})
@@ -67,76 +52,15 @@ def _node_parts(node: Any) -> tuple[Any, ...]:
     return (type(node), tuple(zip(statics.names, statics.values, strict=True)), *children)
 
 
-def _make_node(cls: Any, statics: tuple[tuple[str, Any], ...], *children: Any) -> Any:
-    spec, values = spec_of(cls), dict(statics)
-    if {*values} != {*spec.table.names} or len(children) != len(spec.children):
-        raise ValueError(f"the fields of {cls.__qualname__} have changed")
-    return from_flat_form(cls, (children, spec.table.intern(tuple(values[name] for name in spec.table.names))))
-
-
-_NODE = Kind("node", _node_parts, make=_make_node)
+_NODE = Kind("node", _node_parts)
 _CONTAINERS: Mapping[type[Any], Kind] = types.MappingProxyType(
     {
-        list: Kind("list", list, make=lambda *items: list(items)),
-        dict: Kind("dict", dict.items, make=lambda *items: dict(items)),
-        set: Kind("set", set, make=lambda *items: set(items)),
+        list: Kind("list", list),
+        dict: Kind("dict", dict.items),
+        set: Kind("set", set),
     }
 )
-
-# How to rebuild values from their parts
-
-_MAX_PATTERN = 10_000  # characters of a regular expression that is rebuilt from its parts
-_sharding: Any = jax.sharding
-
-
-def _make_dtype(name: str) -> Any:
-    if not re.fullmatch(r"[<>|=]?\w+(\[\w+\])?", name):  # np.dtype would also parse structured dtypes.
-        raise ValueError(f"{name!r} is not a dtype of a static array")
-    return np.dtype(name)
-
-
-def _make_pattern(pattern: Any, flags: int) -> re.Pattern[Any]:
-    if len(pattern) > _MAX_PATTERN or flags & re.DEBUG:
-        raise ValueError("a regular expression that is too long or has re.DEBUG")
-    return re.compile(pattern, flags)
-
-
-def _make_mesh(make: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda sizes, names, kinds: make(sizes, names, tuple(_sharding.AxisType[kind] for kind in kinds))
-
-
-_MAKERS: Mapping[str, Callable[..., Any]] = types.MappingProxyType(
-    {
-        **{cls.__name__: cls for cls in (float, complex, str, slice, range, decimal.Decimal, fractions.Fraction)},
-        **{cls.__name__: cls for cls in (dt.time, dt.datetime, dt.timedelta, dt.timezone, zoneinfo.ZoneInfo)},
-        **{cls.__name__: cls for cls in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path()))},
-        "int": lambda digits: int(digits, 16),
-        "bytes": bytes.fromhex,
-        "date": dt.date.fromisoformat,
-        "partial": lambda function, args, keywords: functools.partial(function, *args, **dict(keywords)),
-        "Pattern": _make_pattern,
-        "GenericAlias": lambda cls, *args: types.GenericAlias(cls, args),
-        "Optional": lambda *args: typing.Union[args],  # noqa: UP007
-        "Union": lambda *args: functools.reduce(operator.or_, args),
-        "UNCONSTRAINED": lambda: _sharding.PartitionSpec.UNCONSTRAINED,
-        "PartitionSpec": _sharding.PartitionSpec,
-        "Mesh": _make_mesh(jax.make_mesh),
-        "AbstractMesh": _make_mesh(_sharding.AbstractMesh),
-        "NamedSharding": lambda mesh, spec, memory: _sharding.NamedSharding(mesh, spec, memory_kind=memory),
-        "enum": lambda cls, value: cls(value) if issubclass(cls, enum.Flag) else cls.__members__[value],
-        "dtype": _make_dtype,
-        "scalar": lambda dtype, data: np.frombuffer(data, dtype)[0],
-        "FrozenArray": frozen_array,
-        **{
-            kind.name: kind.make
-            for kind in (*KINDS.values(), *FAMILIES, *_CONTAINERS.values(), FrozenMapping._kind_, _NODE)
-            if kind.make is not None
-        },
-    }
-)
-OF_CLASS = types.MappingProxyType(  # kinds whose first part is a class
-    {"enum": "an enum", "namedtuple": "a named tuple", "dataclass": "a frozen dataclass", "node": "a node"}
-)
+OF_CLASS = frozenset({"enum", "namedtuple", "dataclass", "node"})  # kinds whose first part is a class
 
 
 def _kind_of(cls: type[Any]) -> Kind | None:
@@ -146,16 +70,8 @@ def _kind_of(cls: type[Any]) -> Kind | None:
 # Writing
 
 
-def encode(value: Any, *, describe: bool = False) -> EncodedStatic:
-    """Encode a static value.
-
-    Args:
-        value: The value.
-        describe: Whether to describe parts without an exact encoding: `["described", text, digest, settings]`.
-
-    Raises:
-        StaticSerializationError: If a part has no exact encoding and `describe` is False.
-    """
+def encode(value: Any) -> EncodedStatic:
+    """Encode a value. Parts without an exact encoding are described: `["described", text, digest, settings]`."""
     cls = type(value)
     is_plain = math.isfinite(value) if cls is float else cls is not int or abs(value) < _MAX_INT
     if cls in _PLAIN and is_plain:
@@ -163,17 +79,10 @@ def encode(value: Any, *, describe: bool = False) -> EncodedStatic:
     kind = _kind_of(cls)
     parts = None if kind is None or (kind.name in OF_CLASS and import_path(cls) is None) else kind.parts(value)
     if kind is not None and parts is not None:
-        encoded = [encode(part, describe=describe) for part in parts]
+        encoded = list(map(encode, parts))
         return [kind.name, *(sorted(encoded, key=json.dumps) if isinstance(value, set | frozenset) else encoded)]
     path = import_path(value)
-    if path is not None:
-        return ["name", ":".join(path)]
-    if describe:
-        return description_of(value)
-    raise StaticSerializationError(
-        f"{value!r} can't be named in an exported program: it is not an importable function, class, enum, "
-        f"simple dtype, number, string, tuple, frozen dataclass or node. Define it at the top level of a module."
-    )
+    return description_of(value) if path is None else ["name", ":".join(path)]
 
 
 # Describing
@@ -313,54 +222,6 @@ def _digest(content: str | bytes, length: int = 12) -> str:
     return hashlib.sha256(data).hexdigest()[:length]
 
 
-# Reading
-
-
-def _lookup(name: str) -> Any:
-    """The class or function of this name, if its module is already imported."""
-    module, _, qualname = name.partition(":")
-    value = lookup_imported(module, qualname)
-    if value is None:
-        raise StaticSerializationError(
-            f"{name} was not found, but the program has it as a static. Import {module} before reading the program."
-        )
-    return value
-
-
-def decode(encoded: EncodedStatic) -> Any:
-    """Decode a static of an exported program. Imports nothing, and runs no code of a user's class.
-
-    Raises:
-        StaticSerializationError: If it can't be decoded, names an unknown class, or is a description.
-    """
-    if type(encoded) in _PLAIN:
-        return encoded
-    if type(encoded) is not list or not encoded or type(encoded[0]) is not str:
-        raise StaticSerializationError(f"{cut_text(repr(encoded))} is not an encoded static.")
-    name, *parts = encoded
-    if name == "described":
-        raise StaticSerializationError(f"It was saved as a description only, {cut_text(str(parts[:1]))}.")
-    if name != "name" and name not in _MAKERS:
-        raise StaticSerializationError(
-            f"{cut_text(repr(name))} is not a kind of static value that this version of Treewright knows."
-        )
-    try:
-        if name == "name":
-            return _lookup(str(parts[0]))
-        values = [decode(part) for part in parts]
-        if name in OF_CLASS:
-            cls = values[0]
-            kind = _kind_of(cls) if isinstance(cls, type) else None
-            if kind is None or kind.name != name:
-                raise ValueError(f"{getattr(cls, '__qualname__', type(cls).__name__)} is not {OF_CLASS[name]}")
-        return _MAKERS[name](*values)
-    except (StaticSerializationError, RecursionError):
-        raise
-    except Exception as error:  # a forged file can cause any error
-        start = ", ".join(map(repr, encoded[:2]))
-        raise StaticSerializationError(f"[{cut_text(start)}, ...] can't be read: {cut_text(str(error))}.") from error
-
-
 # For messages
 
 _MAX_LEVELS = 50  # nesting depth of a message
@@ -375,14 +236,11 @@ def encoded_text(encoded: EncodedStatic, levels: int = _MAX_LEVELS) -> str:
             return f"{text} #{digest[:8]}"  # different descriptions may have the same text
         case ["name", str(name)]:
             return name.replace(":", ".").removeprefix("builtins.")
-        case (
-            ["float" | "int" | "bytes" | "date", str()]
-            | ["complex", float(), float()]
-            | ["time" | "datetime", ["bytes", str()]]
-            | ["scalar", ["dtype", str()], ["bytes", str()]]
-        ):
-            with contextlib.suppress(StaticSerializationError, ValueError):
-                return text_of(decode(encoded))
+        case ["float", str(number)]:
+            return number
+        case ["scalar", ["dtype", str(dtype)], ["bytes", str(data)]]:
+            with contextlib.suppress(Exception):
+                return repr(np.frombuffer(bytes.fromhex(data), dtype)[0])
         case ["tuple", *parts]:
             return f"({', '.join([encoded_text(part, levels - 1) for part in parts])}{',' * (len(parts) == 1)})"
         case ["node", cls, ["tuple", *statics], *parts]:

@@ -1,7 +1,7 @@
 """`loop`: a jitted training step whose state stays flat between calls."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import jax
@@ -10,7 +10,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from treewright._base.functions import set_public_module
-from treewright._base.jax_private import is_ref, jax_trees, path_text, untyped_jax
+from treewright._base.jax_private import Path, is_ref, jax_trees, path_text, untyped_jax
 from treewright._base.lines import first_lines
 from treewright._base.text import short_text
 from treewright._contents import unwrap
@@ -99,7 +99,12 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
         0.995 0.005
     """
 
+    # Assigning to a misspelt `run.state` raises.
+    __slots__ = ("__weakref__", "_donate", "_flat", "_name", "_program", "_step", "_structures", "_trace")
+
     def __init__(self, step: Callable[Concatenate[S, P], tuple[S, R]], state: S, *, donate: bool = True) -> None:
+        if not callable(step):
+            raise TypeError(f"loop(step, state) needs a function, step(state, *inputs), got {short_text(step)}.")
         self._name: str = getattr(unwrap(step), "__name__", type(step).__qualname__)
         self._step = _with_flat_result(step, self._name)
         self._donate = donate
@@ -113,19 +118,13 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
         A state with the same structure, shapes, dtypes and shardings needs no new program.
         """
         tree: S = self._flat.tree
-        for path, leaf in jax_trees.tree_leaves_with_path(tree):
-            if not isinstance(leaf, Tracer) and leaf.is_deleted():
-                raise DonatedStateError(
-                    f"The state of loop({self._name}) is gone: {path_text(path, 'state')} was donated to a call that "
-                    f"failed, or to a different function. Assign a state to continue from, such as the last "
-                    f"checkpoint: run.state = load(...). With loop(..., donate=False), the previous state survives a "
-                    f"failed step."
-                )
+        self._reject_deleted(jax_trees.tree_leaves_with_path(tree))
         return tree
 
     @state.setter
     def state(self, state: S) -> None:
         entries, treedef = jax_trees.tree_flatten_with_path(state)
+        self._reject_deleted(entries)
         leaves: list[jax.Array] = []
         memories: set[Any] = set()
         for path, leaf in entries:
@@ -167,8 +166,19 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
         result[0] = (leaves, None)
         return output  # type: ignore[no-any-return]
 
+    def _reject_deleted(self, entries: Iterable[tuple[Path, Any]]) -> None:
+        for path, leaf in entries:
+            if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted():
+                raise DonatedStateError(
+                    f"The state of loop({self._name}) is gone: {path_text(path, 'state')} was donated to a call that "
+                    f"failed, or to a different loop or function. To begin two loops with one state, copy it: "
+                    f"jax.tree.map(jnp.copy, state). Otherwise assign a state to continue from, such as the last "
+                    f"checkpoint: run.state = load(...). With loop(..., donate=False), the previous state survives a "
+                    f"failed step."
+                )
+
     def _reject_donated(self, inputs: tuple[Any, Any], error: Exception) -> None:
-        """Raise an error that names an input that this call or an earlier one donated."""
+        """Raise an error that names an array that this call or an earlier one donated."""
         tree = self._flat.tree
         own = {memory_of(leaf): path for path, leaf in jax_trees.tree_leaves_with_path(tree)} if self._donate else {}
         arrays = [entry for entry in jax_trees.tree_leaves_with_path(inputs) if isinstance(entry[1], jax.Array)]
@@ -186,6 +196,8 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
                     f"{name} of this call of loop({self._name}) is {path_text(own[memory_of(leaf)], 'state')}, which "
                     f"the call donates. Read it from the state in the step, or pass a copy: jnp.copy(...)."
                 ) from error
+        if "has been deleted" in str(error):  # before the step ran
+            self._reject_deleted(jax_trees.tree_leaves_with_path(tree))
 
     def _make_program(self, inputs: Any, keywords: Any) -> Any:
         """The jitted step; the leaves are first moved to the devices where it will return them."""

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import jax
 
 from treewright._base.jax_private import untyped_jax
-from treewright._base.lines import common_prefix
+from treewright._base.lines import common_prefix, excerpts
 from treewright.errors import ProcessMismatchError
 
 TIMEOUT = 60.0  # seconds; JAX terminates a job after 100 s without a heartbeat of a process
@@ -107,7 +107,7 @@ def compare(texts: Mapping[str, str], *, name: str, timeout: float = TIMEOUT) ->
         ProcessMismatchError: In every process, with the same message: each path with different texts, and the texts.
     """
     representatives = agree(digest_of_texts(texts), representatives_of, name=name, timeout=timeout)
-    refuse_differences(texts, representatives, name=name, timeout=timeout)
+    raise_differences(texts, representatives, name=name, timeout=timeout)
 
 
 def digest_of_texts(texts: Mapping[str, str]) -> str:
@@ -120,14 +120,14 @@ def representatives_of(digests: Iterable[str]) -> list[int]:
     return [processes[0] for processes in _groups(digests).values()][:_MAX_GROUPS]
 
 
-def refuse_differences(texts: Mapping[str, str], representatives: Sequence[int], *, name: str, timeout: float) -> None:
+def raise_differences(texts: Mapping[str, str], representatives: Sequence[int], *, name: str, timeout: float) -> None:
     """Raise the error of `compare` if there are several representatives. Only these send their texts."""
     if len(representatives) > 1:
         sent = dict(texts) if process_index() in representatives else None
-        agree([digest_of_texts(texts), sent], _refuse_groups, name=f"the comparison in {name}", timeout=timeout)
+        agree([digest_of_texts(texts), sent], _raise_groups, name=f"the comparison in {name}", timeout=timeout)
 
 
-def _refuse_groups(messages: Sequence[tuple[str, Any]]) -> None:
+def _raise_groups(messages: Sequence[tuple[str, Any]]) -> None:
     groups = list(_groups(digest for digest, _ in messages).values())
     known = [sent for _, sent in messages if sent is not None]
     raise ProcessMismatchError("\n".join(_difference_lines(groups, known)))
@@ -163,12 +163,8 @@ def _difference_lines(groups: Sequence[Sequence[int]], known: Sequence[Mapping[s
 def _excerpts(texts: Sequence[str]) -> tuple[int, list[str]]:
     """The number of the first different line and its texts; long lines start shortly before the difference."""
     same = common_prefix(texts)
-    line = same.rfind("\n") + 1
-    is_far = len(same) - line > _MAX_WIDTH // 2
-    start = 0 if max(map(len, texts)) <= _MAX_WIDTH else len(same) - _MAX_WIDTH // 3 if is_far else line
-    shown = [text[start:].partition("\n")[0].strip() for text in texts]
-    cut = [text if len(text) <= _MAX_WIDTH else f"{text[:_MAX_WIDTH]}..." for text in shown]
-    return same.count("\n") + 1, [f"...{text}" if start > line else text for text in cut]
+    lines = [text[same.rfind("\n") + 1 :].partition("\n")[0].strip() for text in texts]
+    return same.count("\n") + 1, excerpts(lines, _MAX_WIDTH)
 
 
 def processes_text(processes: Iterable[int]) -> str:

@@ -4,7 +4,7 @@ The types are in `train.pyi`.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 
 import jax
@@ -14,10 +14,9 @@ from typing_extensions import TypeVar
 
 from treewright._base.jax_private import jax_trees, path_text, untyped_jax
 from treewright._base.lines import first_lines
-from treewright._base.text import Verbatim, did_you_mean, short_text
-from treewright._core import StaticValue, field, is_node, spec_of, static
-from treewright._export import Module
-from treewright._trees.level import leaf_type_of, note_redefined_classes
+from treewright._base.text import Verbatim, short_text
+from treewright._core import Module, StaticValue, field, is_node, spec_of, static
+from treewright._trees.level import leaf_type_of, note_redefined_classes, reject_classes
 from treewright._trees.partition import combine, partition
 from treewright._trees.specs import trainable
 from treewright.errors import NodeInitError, missing_extra
@@ -48,7 +47,7 @@ class Optimizer(Transformation, StaticValue, Protocol):
 
 def _as_step(step: Any) -> Any:
     """An `i32[]` that is not weakly typed: a Python int would trace the training step twice."""
-    if not isinstance(step, int | float | np.generic | np.ndarray | jax.Array):
+    if not isinstance(step, str | int | float | np.generic | np.ndarray | jax.Array):
         return step
     if not jnp.issubdtype(getattr(step, "dtype", type(step)), jnp.integer):
         raise TypeError(f"step must be an integer, got {short_text(step)}.")
@@ -107,16 +106,9 @@ class TrainState(Module, Generic[P], kw_only=True):
                 the state: pass a copy, `ema=jax.tree.map(jnp.copy, params)`.
 
         Raises:
-            TypeError: If `tx` is not an optimiser, `params` is a class, or a name in `fields` is not a field.
+            TypeError: If `tx` is not an optimiser, a leaf of `params` is neither an array nor a number, or a name in
+                `fields` is not a field.
         """
-        spec = spec_of(cls)
-        unknown = [] if spec.has_own_init else [name for name in fields if name not in {*spec.by_name, *spec.init_vars}]
-        if unknown:
-            (name, *_) = unknown
-            raise TypeError(
-                f"{cls.__qualname__} has no field {name}{did_you_mean(name, spec.by_name)}. To add a field, subclass "
-                f"it: class State(TrainState): {name}: ..."
-            )
         opt_state = _initial_opt_state(cls, params, tx)
         return cls(apply_fn=apply_fn, params=params, tx=tx, opt_state=opt_state, **fields)
 
@@ -126,7 +118,6 @@ class TrainState(Module, Generic[P], kw_only=True):
         grads: P,
         buffers: P | None = None,
         value: Any = None,
-        grad: P | None = None,
         value_fn: Callable[[P], Any] | None = None,
         **changes: Any,
     ) -> Self:
@@ -142,16 +133,15 @@ class TrainState(Module, Generic[P], kw_only=True):
             buffers: The model with updated buffers, as returned by a loss with `has_aux=True`, or the second half of
                 such a partition. Only its buffers are used. Without it, they stay as they are.
             value: The loss, for optimisers whose update needs it, such as `optax.contrib.reduce_on_plateau`. This and
-                the next two are passed to `tx.update` unless they are None or the class has a field of that name.
-            grad: The gradients for a line search; `grads` by default.
-            value_fn: The loss as a function of `params`, for a line search, as in `optax.lbfgs`.
+                the next are passed to `tx.update` unless they are None or the class has a field of that name.
+            value_fn: The loss as a function of `params`, for a line search, as in `optax.lbfgs`, which also gets the
+                gradients.
             **changes: New values of the fields that a subclass adds, such as a random key.
 
         Raises:
             ImportError: If optax is not installed.
             TypeError: If a name in `changes` is not a field; the message lists the close ones. Also if the update
-                computes that field, if the class has a field named `buffers`, or from the optimiser, if it needs
-                `value` or `value_fn`.
+                computes that field, or from the optimiser, if it needs `value` or `value_fn`.
             ValueError: If `grads` differs from `params` in structure or shape, or is complex for a real parameter. Also
                 if `buffers` has a different structure, or a buffer a different shape or dtype, or if the optimiser
                 returns updates or a state of different shapes.
@@ -170,10 +160,9 @@ class TrainState(Module, Generic[P], kw_only=True):
             >>> print(f"{state.params.mean:.2f}")
             0.50
         """
-        optional = {"value": value, "grad": grad, "value_fn": value_fn}
+        optional = {"value": value, "value_fn": value_fn}
         extra = {name: argument for name, argument in optional.items() if argument is not None}
         changes |= {name: extra.pop(name) for name in [*extra] if name in spec_of(self).by_name}
-        _reject_wrong_names(self, changes)
         try:
             import optax
         except ImportError as error:
@@ -191,9 +180,7 @@ class TrainState(Module, Generic[P], kw_only=True):
         loss: Any = extra.get("value_fn")
         try:
             if loss is not None:
-                extra = {"grad": grads, **extra, "value_fn": lambda weights: loss(combine(weights, old_buffers))}
-            if "grad" in extra:
-                extra["grad"] = partition(extra["grad"], trainable)[0]
+                extra |= {"grad": trained, "value_fn": lambda weights: loss(combine(weights, old_buffers))}
             updates, opt_state = self.tx.update(trained, self.opt_state, weights, **extra)
             problem = _update_problem(self, problem, (weights, trained), (updates, opt_state))
             if problem:
@@ -211,19 +198,21 @@ class TrainState(Module, Generic[P], kw_only=True):
 
 def _initial_opt_state(cls: type[Any], params: Any, tx: Any) -> Any:
     """The optimiser's state for parameters without their buffers."""
-    if isinstance(params, type):
-        raise TypeError(
-            f"{cls.__qualname__}.create(params=...) needs an instance, but got the class {params.__name__}. "
-            f"Pass params={params.__name__}(...)."
-        )
+    reject_classes(f"{cls.__qualname__}.create", params)
     if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
-        name = getattr(tx, "__name__", None)
-        factory = f" {name} is a factory, not an optimiser: pass tx={name}(...)." if name else ""
+        name = str(getattr(tx, "__qualname__", ""))
+        factory = f" {name} is a factory, not an optimiser: pass tx={name}(...)." if name.isidentifier() else ""
         raise TypeError(
             f"{cls.__qualname__}.create(tx=...) needs an optimiser with init and update, such as optax.adam(1e-3), "
             f"but got {short_text(tx)}.{factory}"
         )
     weights: Any = partition(params, trainable)[0]
+    for path, leaf in jax_trees.tree_leaves_with_path(weights):
+        if leaf_type_of(leaf).aval is None:
+            raise TypeError(
+                f"{path_text(path, 'params')} is {short_text(leaf)}, but an optimiser trains only arrays and numbers. "
+                f"Make it a static field, or wrap an equinox or flax layer with adopt()."
+            )
     try:
         return jax.tree.map(_strong, tx.init(weights))
     except Exception as error:
@@ -240,32 +229,14 @@ def _strong(leaf: Any) -> Any:
     return jnp.asarray(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
 
 
-def _reject_wrong_names(state: TrainState[Any], changes: Iterable[str]) -> None:
-    """Reject unknown names before any computation, with arguments among the close matches."""
-    fields = [name for name in spec_of(state).by_name if name not in {"step", "params", "opt_state"}]
-    for name in changes:
-        if name not in fields:
-            raise TypeError(
-                f"{type(state).__qualname__}.apply_gradients got an unexpected argument {name}"
-                f"{did_you_mean(name, [*fields, 'grads', 'buffers'])}. It accepts grads, buffers, "
-                f"{', '.join(fields)}. step, params and opt_state are computed; set them with .replace(...)."
-            )
-
-
 def _new_buffers(state: TrainState[Any], old: Any, model: Any) -> Any:
     """The buffers of the new model, which must have the structure, shapes and dtypes of the old ones."""
-    cls = type(state).__qualname__
-    if "buffers" in spec_of(state).by_name:
-        raise TypeError(
-            f"{cls} has a field named buffers, but apply_gradients(buffers=...) is for the buffers of params. Write "
-            f".replace(buffers=...) for the field, and .replace(params=...) for the model."
-        )
     new = partition(model, trainable)[1]
     wrong = _structure_differences("params", old, new, exact=True)
     if wrong:
         raise ValueError(
-            f"{cls}.apply_gradients(buffers=...) needs the buffers of params with the same shapes and dtypes, or the "
-            f"next step would recompile:{_lines(wrong)}\n"
+            f"{type(state).__qualname__}.apply_gradients(buffers=...) needs the buffers of params with the same shapes "
+            f"and dtypes, or the next step would recompile:{_lines(wrong)}\n"
             f"Pass the model that the loss returns, or the second half of its partition. Statistics for each example, "
             f"from vmap, need jax.lax.pmean(..., axis_name) and out_axes=None, or a mean over the examples."
         )

@@ -123,7 +123,6 @@ class TrainState(Module, Generic[P], kw_only=True):
         grads: P,
         buffers: P | None = None,
         value: ArrayLike | None = None,
-        grad: P | None = None,
         value_fn: Callable[[P], ArrayLike] | None = None,
         **changes: Any,
     ) -> Self:
@@ -135,7 +134,6 @@ class TrainState(Module, Generic[P], kw_only=True):
             buffers: The model with updated buffers, as returned by a loss with `has_aux=True`, or the second half of
                 such a partition. Only its buffers are used. Without it, they stay as they are.
             value: The loss, for optimisers whose update needs it, such as `optax.contrib.reduce_on_plateau`.
-            grad: The gradients for a line search; `grads` by default.
             value_fn: The loss as a function of `params`, for a line search, as in `optax.lbfgs`.
             **changes: New values of the fields that a subclass adds, such as a random key.
         """

@@ -265,7 +265,7 @@ def jit_method(*, in_shardings: Any = ...,  # pyright: ignore[reportOverlappingO
 def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy report it
          fun: Callable[Concatenate[Open, P], Any], argnums: Literal[0] = ..., has_aux: Literal[False] = ...,
          holomorphic: bool = ..., allow_int: bool = ...) -> Gradient[P, Open]:
-    """`jax.grad`: the gradient has the type of the argument that it is taken for."""
+    """`jax.grad`: the gradient has the type of the differentiated argument."""
 @overload
 def grad(  # type: ignore[overload-overlap, unused-ignore]  # some runs of mypy report it
          fun: Callable[Concatenate[A, B, P], Any], argnums: Literal[1], has_aux: Literal[False] = ...,

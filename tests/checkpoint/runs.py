@@ -21,8 +21,8 @@ LIKE = {"x": jnp.zeros(2, int)}
 
 
 def saved(folder: Path, *steps: Any, **options: Any) -> CheckpointManager:
-    """A manager that has saved `{"x": [step, step]}` under these steps."""
-    manager = CheckpointManager(folder / "steps", **options)
+    """A manager that has saved `{"x": [step, step]}` under these steps, and saves in the background on every Python."""
+    manager = CheckpointManager(folder / "steps", **options).__enter__()
     for step in steps:
         manager.save(step, {"x": jnp.full(2, int(step))})
     manager.wait()

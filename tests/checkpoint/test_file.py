@@ -91,11 +91,11 @@ def test_urls_and_trees_are_rejected_as_paths(tmp_path: Path) -> None:
         save(net(), tmp_path / "x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     for path in ("gs://b/x", Path("gs://b/x"), "memory://x"):
         with pytest.raises(
-            CheckpointError, match=r":/.*x is a URL, but atomic writes .* CheckpointManager\('gs://bucket/run'\)"
+            CheckpointError, match=r":/.*x can't be reached: atomic writes .* CheckpointManager\('gs://bucket/run'\)"
         ):
             save(path, 1)
     for path in ("file:///b/x", Path("file:///b/x")):
-        with pytest.raises(CheckpointError, match=r"file:/.* is the URL of a local file\. Pass its path: '/b/x'\."):
+        with pytest.raises(CheckpointError, match=r"file:/.* is the URL of a local path\. Pass the path: '/b/x'\."):
             load(path)
 
 
@@ -130,7 +130,7 @@ def test_a_disk_error_raises_and_keeps_the_previous_file(
 
     for call in calls:
         monkeypatch.setattr(os, call, fail)
-    with pytest.raises(CheckpointError, match=f"x could not be written, and is as it was: .*{os.strerror(number)}"):
+    with pytest.raises(CheckpointError, match=f"x could not be written and is unchanged: .*{os.strerror(number)}"):
         save(tmp_path / "x", {"a": 2})
     monkeypatch.undo()
     assert load(tmp_path / "x") == {"a": 1}
@@ -323,8 +323,8 @@ def test_a_forged_header_loads_or_raises_a_checkpoint_error(data: Any, tmp_path_
 
 FORGED: dict[str, Any] = {
     "another format": lambda d: d.update(format="x"),
-    "an earlier version": lambda d: d.update(version=3),
-    "a later version": lambda d: d.update(version=5),
+    "an earlier version": lambda d: d.update(version=4),
+    "a later version": lambda d: d.update(version=6),
     "no version": lambda d: d.pop("version"),
     "an unknown container": lambda d: d["nodes"][0].update(kind="set"),
     "a missing child": lambda d: d["nodes"][0]["children"].append("z"),
@@ -345,8 +345,8 @@ FORGED: dict[str, Any] = {
 
 
 VERSIONS = {
-    "an earlier version": "has format version 3.*which was never released",
-    "a later version": "has format version 5.*with a newer version",
+    "an earlier version": "has format version 4.*Load it with the version that saved it, and save to_names",
+    "a later version": "has format version 6.*with a newer version",
 }
 
 

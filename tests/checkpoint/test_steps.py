@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,16 +64,11 @@ def test_invalid_step_folders_are_rejected(tmp_path: Path, monkeypatch: pytest.M
             CheckpointManager(path)
     with pytest.raises(OSError, match="File name too long"):
         CheckpointManager(tmp_path / ("x" * 300))
-    for url, cure in (
-        (Path("gs://bucket/run"), r"Pass the URL as a str: 'gs://bucket/run'\."),
-        ("file:///data/run", r"Pass its path: CheckpointManager\('/data/run'\)\."),
-        (
-            "memory://run",
-            r"memory://run can't be reached: Orbax saves to local or mounted disks and to gs://",
-        ),
-    ):
-        with pytest.raises(CheckpointError, match=cure):
+    for url in (Path("gs://bucket/run"), "memory://run"):
+        with pytest.raises(CheckpointError, match=r"run can't be reached: .*CheckpointManager\('gs://.*URL as a str\."):
             CheckpointManager(url)
+    with pytest.raises(CheckpointError, match=r"is the URL of a local path\. Pass the path: '/data/run'\."):
+        CheckpointManager("file:///data/run")
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(ImportError, match="install gcsfs"):
         CheckpointManager("gs://bucket/run")
@@ -121,7 +115,6 @@ def test_restore_waits_for_a_pending_save(name: str, tmp_path: Path, monkeypatch
 
 FAILING: dict[str, Callable[[CheckpointManager], Any]] = {
     **CALLS,
-    "all_steps": lambda manager: manager.all_steps(),
     "save": lambda manager: manager.save(3, TREE),
     "wait": lambda manager: manager.wait(),
     "close": lambda manager: manager.close(),
@@ -140,7 +133,9 @@ def test_a_background_failure_is_raised_by_the_next_call(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         manager.save(2, LIKE)
-        time.sleep(0.5)
+        for thread in threading.enumerate():
+            if thread.name == "async_save":  # Orbax's
+                thread.join()
         with pytest.raises(CheckpointError, match=r"Step 2 could not be saved in .*steps; .*: .*No space left"):
             FAILING[name](manager)
     assert manager.latest_step() == 1
@@ -174,7 +169,7 @@ def test_all_files_of_a_step_are_flushed_before_its_rename(tmp_path: Path, monke
     made = {str(path.relative_to(tmp_path)) for path in (tmp_path / "1").rglob("*")}
     assert {"1/manifest/metadata", "1/state/_METADATA"} <= made
     assert made - synced.keys() <= {f"1{item}/commit_success.txt" for item in ("", "/manifest", "/state")}
-    for name in made & synced.keys():  # and nothing was written after it was brought there
+    for name in made & synced.keys():  # unchanged since it was flushed
         assert (tmp_path / name).is_dir() or (tmp_path / name).read_bytes() == synced[name]
     assert late == ["_CHECKPOINT_METADATA", "1", tmp_path.name]  # Orbax rewrites the metadata last; then the folders
 
@@ -187,7 +182,7 @@ def test_a_failed_flush_of_a_step_names_its_state_on_disk(tmp_path: Path, monkey
             raise OSError(errno.EIO, "Input/output error")
         fsync(descriptor)
 
-    manager = CheckpointManager(tmp_path / "steps")
+    manager = saved(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail)
         manager.save(1, TREE)
@@ -210,14 +205,15 @@ def test_metrics_and_items_are_restored_unchanged(tmp_path: Path) -> None:
 
 
 ITEMS: dict[str, tuple[Any, str]] = {
-    "an object": (object(), r"would change items\['a'\]\[1\], <object object> \(object\)"),
-    "a set": ({1, 2}, r"{1, 2} \(set\). Convert it to dicts with str keys, lists"),
-    "an array": (np.ones(2), r"f64.* \(ndarray\)"),
-    "a number of numpy": (np.float32(1), r"np.float32\(1.0\) \(float32\)"),
-    "a tuple": ((1, 2), r"\(1, 2\) \(tuple\)"),
-    "bytes": (b"a", r"b'a' \(bytes\)"),
-    "a tuple as a key": ({(1, 2): 3}, r"{\(1, 2\): 3} \(dict\). Convert it to dicts with str keys"),
-    "an int as a key": ({1: "a", "1": "b"}, r"\(dict\). Convert it to dicts with str keys"),
+    "an object": (object(), "can't be written as JSON: Object of type object is not JSON serializable"),
+    "a set": ({1, 2}, r"type set .*\. Convert it to dicts with str keys, lists"),
+    "an array": (np.ones(2), "type ndarray "),
+    "a number of numpy": (np.float32(1), "type float32 "),
+    "a float of numpy": (np.float64(1), r"JSON would change \{'a': \[0, np.float64\(1.0\)\]\}"),
+    "a tuple": ((1, 2), r"JSON would change \{'a': \[0, \(1, 2\)\]\}\. Convert it"),
+    "bytes": (b"a", "type bytes "),
+    "a tuple as a key": ({(1, 2): 3}, "keys must be str, int"),
+    "an int as a key": ({1: "a", "1": "b"}, r"JSON would change .*Convert it to dicts with str keys"),
     "a large int": (10**5000, "can't be written as JSON: .*digits"),
 }
 
@@ -275,7 +271,7 @@ def split_over(devices: Any, *axes: Any) -> NamedSharding:
 
 @pytest.mark.parametrize(("count", "axes"), [(1, ("a",)), (2, ("a",)), (4, ("a",)), (4, (None, "a"))])
 def test_a_sharded_step_is_restored_on_any_number_of_devices(count: int, axes: Any, tmp_path: Path) -> None:
-    x = jnp.arange(1 << 22).reshape(8, -1)  # so large that Orbax would not read all of it at once
+    x = jnp.arange(1 << 22).reshape(8, -1)  # too large for Orbax to read in one piece
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"x": jax.device_put(x, split_over(jax.devices()))})
         assert manager.manifest().layouts == (((4, 1), ((0, 4),)),)

@@ -31,44 +31,44 @@ if TYPE_CHECKING:
     # Used bare, with options, or with a class and options, as `dataclasses.dataclass` is.
     Decorator = Callable[..., Any]
 
-REFUSED_OPTIONS = ("slots", "weakref_slot")  # and frozen=False
+UNSUPPORTED_OPTIONS = ("slots", "weakref_slot")  # and frozen=False
 
-# How many of these a node passes at least. The others are in exclusions.toml, where each has its reason.
+# The least number of tests that nodes pass. exclusions.toml has the others, each with its reason.
 FLOORS = {(3, 11): 148, (3, 12): 156, (3, 13): 159, (3, 14): 172, (3, 15): 175}
 
 
 def source_files() -> dict[str, Path]:
-    """The files of CPython's test by module name: "" is the test itself, the others hold classes that it imports."""
+    """The files of CPython's test by module name: "" is the test itself, the others contain classes that it imports."""
     tests = Path(sysconfig.get_path("stdlib"), "test")
     package = tests / "test_dataclasses"
     if package.is_dir():
         return {"" if file.stem == "__init__" else file.stem: file for file in sorted(package.glob("*.py"))}
     # The first releases of 3.11 keep the same files side by side.
-    beside = {file.stem: file for file in sorted(tests.glob("dataclass_*.py"))}
-    return {"": tests / "test_dataclasses.py", **beside}
+    siblings = {file.stem: file for file in sorted(tests.glob("dataclass_*.py"))}
+    return {"": tests / "test_dataclasses.py", **siblings}
 
 
 if not source_files()[""].is_file():
     pytest.skip("this interpreter ships without test.test_dataclasses", allow_module_level=True)
 
 
-# Many of these classes have fields that are a `str`, which no transformation of JAX sees.
+# Many of these classes have `str` fields, but no transformation of JAX is applied to them.
 pytestmark = pytest.mark.filterwarnings("ignore::treewright.errors.ChildWarning")
 
 
-# These two keep their own names, which name the modules that are made with them, and show the signature of the other.
+# These two keep their own names, which appear in the names of modules, and show the signature of the original.
 @functools.wraps(dataclasses.dataclass, assigned=())
 def frozen_by_default(cls: type | None = None, /, **options: Any) -> Any:
     decorator: Decorator = dataclasses.dataclass
     return decorator(cls, **{"frozen": True, **options})
 
 
-def asks_for_refused(options: Mapping[str, Any]) -> bool:
-    return any(options.get(option) for option in REFUSED_OPTIONS) or not options.get("frozen", True)
+def requests_unsupported_option(options: Mapping[str, Any]) -> bool:
+    return any(options.get(option) for option in UNSUPPORTED_OPTIONS) or not options.get("frozen", True)
 
 
-class Refused:
-    """Stands where a class would be, and raises its refusal in the test that uses it."""
+class LateError:
+    """A placeholder for a class that could not be created; it raises the error in the test that uses it."""
 
     def __init__(self, error: TypeError) -> None:
         self.error = error
@@ -80,8 +80,8 @@ class Refused:
         raise self.error
 
 
-def refusing_later(decorator: Decorator) -> Decorator:
-    """As `decorator`, but a refused option does not stop the import of the module whose classes ask for it."""
+def decorator_with_late_errors(decorator: Decorator) -> Decorator:
+    """As `decorator`, but a rejected option does not stop the import of the module whose classes ask for it."""
 
     @functools.wraps(decorator)
     def dataclass(cls: type | None = None, /, **options: Any) -> Any:
@@ -90,23 +90,23 @@ def refusing_later(decorator: Decorator) -> Decorator:
         try:
             return decorator(cls, **options)
         except TypeError as error:  # NodeDefinitionError among them
-            if not asks_for_refused(options):
+            if not requests_unsupported_option(options):
                 raise
-            return Refused(error)
+            return LateError(error)
 
     return dataclass
 
 
 def make_dataclass_with(decorator: Decorator) -> Decorator:
-    """The standard library's `make_dataclass` around another decorator, frozen unless the caller says otherwise."""
+    """The standard library's `make_dataclass` with a different decorator, frozen unless the caller passes `frozen`."""
 
     def dataclass(cls: type, **options: Any) -> Any:
-        # make_dataclass spells out every option, and an option spelled out as False is not asked for.
-        asked = {option: value for option, value in options.items() if value or option not in REFUSED_OPTIONS}
-        return decorator(cls, **asked)
+        # make_dataclass passes every option, and False means that an option was not requested.
+        requested = {option: value for option, value in options.items() if value or option not in UNSUPPORTED_OPTIONS}
+        return decorator(cls, **requested)
 
     original = cast("types.FunctionType", dataclasses.make_dataclass)
-    # A copy and no wrapper, because the class takes its __module__ from the frame that calls make_dataclass.
+    # A copy, not a wrapper, because make_dataclass reads __module__ from the frame of its caller.
     copy = types.FunctionType(original.__code__, {**original.__globals__, "dataclass": dataclass})
     copy.__kwdefaults__ = {**(original.__kwdefaults__ or {}), "frozen": True}
     if "decorator" in copy.__kwdefaults__:  # since 3.14, and bound when `dataclasses` was imported
@@ -115,7 +115,7 @@ def make_dataclass_with(decorator: Decorator) -> Decorator:
 
 
 class InPlaceOfDataclasses(ast.NodeTransformer):
-    """Takes `dataclass` and `make_dataclass` from another module, and leaves everything else as it was.
+    """Import `dataclass` and `make_dataclass` from a different module; everything else is unchanged.
 
     The name `dataclasses` stays with the real module: that is how "dataclasses.InitVar[int]" in a string is recognised.
     """
@@ -138,27 +138,27 @@ class InPlaceOfDataclasses(ast.NodeTransformer):
 
 
 def load(name: str, decorator: Decorator) -> types.ModuleType:
-    """CPython's test module under another name, with `decorator` as its `dataclass`."""
+    """CPython's test module under a different name, with `decorator` as its `dataclass`."""
     ours = new_module(f"{name}_decorators")
     vars(ours).update({public: getattr(dataclasses, public) for public in dataclasses.__all__})
-    vars(ours).update(dataclass=refusing_later(decorator), make_dataclass=make_dataclass_with(decorator))
+    vars(ours).update(dataclass=decorator_with_late_errors(decorator), make_dataclass=make_dataclass_with(decorator))
     in_place = InPlaceOfDataclasses(tests=name, dataclasses=ours.__name__)
     tests = new_module(name)
-    for beside, file in source_files().items():
-        module = new_module(f"{name}.{beside}") if beside else tests
+    for stem, file in source_files().items():
+        module = new_module(f"{name}.{stem}") if stem else tests
         vars(module)[ours.__name__] = ours
-        vars(tests)[beside] = module
+        vars(tests)[stem] = module
         code = compile(in_place.visit(ast.parse(file.read_bytes())), str(file), "exec", dont_inherit=True)
-        with contextlib.suppress(RuntimeError):  # since 3.15, one of the others is there to fail
+        with contextlib.suppress(RuntimeError):  # since 3.15, one of the files fails on purpose
             exec(code, vars(module))
-    # From here on a refusal stops the test that asked for it.
+    # From here on the error is raised in the test with the unsupported option.
     vars(tests)["dataclass"] = decorator
     return tests
 
 
 def new_module(name: str) -> types.ModuleType:
     """An empty module where pickle, string annotations and the tests' own imports find it."""
-    # With a loader, without which 3.15 warns whenever a traceback passes through the module.
+    # With a loader, because 3.15 warns if a traceback passes through a module without one.
     module = sys.modules[name] = types.ModuleType(name)
     module.__loader__ = importlib.machinery.SourceFileLoader(name, "")
     module.__spec__ = importlib.machinery.ModuleSpec(name, module.__loader__)
@@ -173,11 +173,11 @@ def suite_of(decorator: Decorator) -> types.ModuleType:
 def cases(module: types.ModuleType) -> dict[str, unittest.TestCase]:
     """The tests of a module by name, such as "TestFrozen.test_inherit"; each can run once."""
     suites = cast("Iterator[unittest.TestSuite]", iter(unittest.TestLoader().loadTestsFromModule(module)))
-    found = [cast("unittest.TestCase", case) for suite in suites for case in suite]
-    return {case.id().removeprefix(f"{module.__name__}."): case for case in found}
+    tests = [cast("unittest.TestCase", case) for suite in suites for case in suite]
+    return {case.id().removeprefix(f"{module.__name__}."): case for case in tests}
 
 
-def why_it_fails(case: unittest.TestCase) -> str:
+def failures_of(case: unittest.TestCase) -> str:
     """The tracebacks of a test and its subtests, or "" when all pass."""
     result = unittest.TestResult()
     case.run(result)
@@ -186,9 +186,9 @@ def why_it_fails(case: unittest.TestCase) -> str:
 
 
 @functools.cache
-def passed_by_a_frozen_dataclass() -> tuple[str, ...]:
+def names_passed_by_a_frozen_dataclass() -> tuple[str, ...]:
     by_name = cases(suite_of(frozen_by_default))
-    return tuple(name for name, case in by_name.items() if not why_it_fails(case))
+    return tuple(name for name, case in by_name.items() if not failures_of(case))
 
 
 def listed_exclusions() -> Iterator[tuple[str, str]]:
@@ -205,7 +205,7 @@ EXCLUSIONS = dict(listed_exclusions())
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    passed = passed_by_a_frozen_dataclass()
+    passed = names_passed_by_a_frozen_dataclass()
     parameters = {
         "expected": [test for test in passed if test not in EXCLUSIONS],
         "excluded": [test for test in passed if test in EXCLUSIONS],
@@ -215,20 +215,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_nodes_pass_the_tests_of_frozen_dataclasses(expected: str) -> None:
-    report = why_it_fails(cases(suite_of(treewright.pytree_dataclass))[expected])
+    report = failures_of(cases(suite_of(treewright.pytree_dataclass))[expected])
 
     if report:
         pytest.fail(report, pytrace=False)
 
 
 def test_an_excluded_test_fails(excluded: str) -> None:
-    report = why_it_fails(cases(suite_of(treewright.pytree_dataclass))[excluded])
+    report = failures_of(cases(suite_of(treewright.pytree_dataclass))[excluded])
 
     assert report, f"{excluded} passes, so take it off the list. It says: {EXCLUSIONS[excluded]}"
 
 
 def test_each_exclusion_names_a_test_that_a_frozen_dataclass_passes() -> None:
-    passed = set(passed_by_a_frozen_dataclass())
+    passed = set(names_passed_by_a_frozen_dataclass())
 
     assert EXCLUSIONS.keys() <= passed
     assert len(passed - EXCLUSIONS.keys()) >= FLOORS[sys.version_info[:2]]

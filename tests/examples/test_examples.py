@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def broadcasting_of_ranks() -> Iterator[None]:
-    """As it is by default: the layers of examples add what each feature has to whole batches."""
+    """JAX's default, because the layers of the examples add one value for each feature to whole batches."""
     with jax.numpy_rank_promotion("allow"):
         yield
 
@@ -49,9 +49,9 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def number(before: str, printed: str) -> float:
-    """The number behind a text that stands once."""
-    (found,) = re.findall(rf"{re.escape(before)}\s*(-?[\d.]+(?:e-?\d+)?)", printed)
-    return float(found)
+    """The number after a text that occurs once."""
+    (value,) = re.findall(rf"{re.escape(before)}\s*(-?[\d.]+(?:e-?\d+)?)", printed)
+    return float(value)
 
 
 def assert_drawn(path: Path) -> None:
@@ -64,7 +64,7 @@ def test_digits_learns_and_traces_once_for_each_activation(run: Run, tmp_path: P
     printed = run("digits", "--epochs", 15, "--output", tmp_path / "new" / "folder")
 
     assert number("test accuracy:", printed) >= 0.96
-    # 44 whole batches of 32 in 1438 images; the 30 images that are left would have another shape.
+    # 44 whole batches of 32 in 1438 images; the 30 images that are left would have a different shape.
     counts = printed[printed.index("training step:") :]
     assert re.sub(r"\(2nd .*", "(2nd ...", counts).splitlines()[:8] == [
         "training step: 660 calls, 1 trace",
@@ -114,9 +114,9 @@ def test_digits_resumes_after_a_kill_with_the_same_bits(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--epochs", "0"], "--epochs: takes a whole number from 1 to 1000, got '0'"),
-        (["--batch-size", "2000"], "--batch-size: takes at most the 1438 training images, got 2000"),
-        (["--learning-rate", "nan"], "--learning-rate: takes a number above 0 and at most 1, got 'nan'"),
+        (["--epochs", "0"], "--epochs: must be an integer from 1 to 1000, got '0'"),
+        (["--batch-size", "2000"], "--batch-size: must be at most the 1438 training images, got 2000"),
+        (["--learning-rate", "nan"], "--learning-rate: must be a number above 0 and at most 1, got 'nan'"),
         (["--output", __file__], f"--output: can't write into '{__file__}': File exists"),
     ],
 )
@@ -188,13 +188,13 @@ def test_tree_operations_prints_each_operation(run: Run) -> None:
         "['ensemble'][0].kernel",
     ):
         assert text in printed
-    if jax.__version_info__ >= (0, 10, 2):  # since when the error of JAX names the place
+    if jax.__version_info__ >= (0, 10, 2):  # since this version, JAX's error names the place
         assert "tree_map tree.layers['hidden']" in printed
 
 
 FAULTS = {
     "shared_trace": ["an integer", "an integer", "an integer", "right"],
-    "stale_list": ["the old result", "the old result", "the old result", "refused"],
+    "stale_list": ["the old result", "the old result", "the old result", "rejected"],
     "retraces": ["3 in 3 calls", "3 in 3 calls", "3 in 3 calls", "1 in 3 calls"],
     "assigned": ["changed", "changed", "changed", "frozen"],
     "compared": ["False", "an error", "an error", "True"],
@@ -215,7 +215,7 @@ def test_four_ways_agree_except_for_the_documented_mistakes(run: Run) -> None:
     assert len(run("four_ways").splitlines()) == 2 * 3 + len(four_ways.RESULTS) + len(four_ways.WRONGS)
 
 
-# Over several devices and processes. The programs compare themselves with one device.
+# On several devices and processes. The programs compare their results with one device.
 
 DIFFERENCE = r"(?:largest difference to one device:|at most) (\d\S*)"
 
@@ -228,14 +228,14 @@ def test_digits_sharded_matches_one_device_and_is_restored(tmp_path: Path, capsy
     pytest.importorskip("orbax.checkpoint")
     from examples import digits_sharded
 
-    # Here, over the four devices that all tests see.
+    # Here, on the four devices of all tests.
     digits_sharded.work("tensor", argparse.Namespace(steps=4, save=tmp_path, restore=None))
     digits_sharded.work("tensor", argparse.Namespace(restore=tmp_path))
     printed = capsys.readouterr().out
 
     assert "tensor: 4 steps on 4 devices in 1 processes" in printed
     assert "every leaf where it belongs: True" in printed
-    assert largest_difference(printed) <= 1e-5  # another model is off by 1e-3
+    assert largest_difference(printed) <= 1e-5  # a different model differs by 1e-3
 
 
 @pytest.mark.exhaustive
@@ -248,7 +248,7 @@ def test_digits_sharded_restores_on_fewer_devices(run: Run, tmp_path: Path) -> N
     assert "tensor: 4 steps on 8 devices in 2 processes" in saved
     assert "(data 2, fsdp 1, tensor 4): 18.9 KiB on each" in saved
     assert "every leaf where it belongs: True" in restored
-    assert max(largest_difference(saved), largest_difference(restored)) <= 1e-5  # another model is off by 1e-3
+    assert max(largest_difference(saved), largest_difference(restored)) <= 1e-5  # a different model differs by 1e-3
 
 
 @pytest.mark.exhaustive
@@ -256,7 +256,7 @@ def test_transformer_sharded_matches_the_losses_of_one_device(capsys: pytest.Cap
     from examples import transformer_sharded
 
     settings = argparse.Namespace(steps=2, compute="float32", restore=None, save=None, report=False)
-    transformer_sharded.work("both", settings)  # here, over the four devices that all tests see
+    transformer_sharded.work("both", settings)  # here, on the four devices of all tests
 
     assert largest_difference(capsys.readouterr().out) < 1e-4
 
@@ -302,7 +302,7 @@ def test_the_terminal_image_shows_the_report_of_the_command(monkeypatch: pytest.
     svg = (ROOT / "docs" / "images" / "terminal.svg").read_text(encoding="utf-8")
     texts = re.findall(r"<text [^>]*clip-path[^>]*>([^<]*)</text>", svg)
 
-    shown = causes_of_retraces(html.unescape("".join(texts)).replace("\xa0", " "))
+    causes = causes_of_retraces(html.unescape("".join(texts)).replace("\xa0", " "))
 
-    assert [line.split(" (")[0] for line in shown if "retraced" in line] == ["step retraced"] * 3
-    assert shown == causes_of_retraces("\n".join(pictures.report_lines()))
+    assert [line.split(" (")[0] for line in causes if "retraced" in line] == ["step retraced"] * 3
+    assert causes == causes_of_retraces("\n".join(pictures.report_lines()))

@@ -24,14 +24,14 @@ def weights_of(linear: Any) -> dict[str, jax.Array]:
     return {"kernel": linear.weight.T, "bias": linear.bias}
 
 
-def same(ours: Any, theirs: Any) -> None:
+def assert_close(ours: Any, theirs: Any) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_linear_matches_equinox() -> None:
     theirs, x = eqx.nn.Linear(3, 2, key=KEY), jax.random.normal(OTHER, (3,))
 
-    same(replace(layers.Linear(3, 2, key=KEY), **weights_of(theirs))(x), theirs(x))
+    assert_close(replace(layers.Linear(3, 2, key=KEY), **weights_of(theirs))(x), theirs(x))
 
 
 def test_mlp_matches_equinox() -> None:
@@ -41,15 +41,15 @@ def test_mlp_matches_equinox() -> None:
     pairs = zip(ours.layers, theirs.layers, strict=True)
     ours = replace(ours, layers=tuple(replace(layer, **weights_of(linear)) for layer, linear in pairs))
 
-    same(ours(x), theirs(x))
+    assert_close(ours(x), theirs(x))
 
 
 def test_embedding_matches_equinox() -> None:
     theirs = eqx.nn.Embedding(7, 4, key=KEY)
     ours = replace(layers.Embedding(7, 4, key=KEY), table=theirs.weight)
 
-    same(ours(jnp.asarray(5)), theirs(jnp.asarray(5)))
-    same(ours.attend(jnp.ones(4)), theirs.weight @ jnp.ones(4))
+    assert_close(ours(jnp.asarray(5)), theirs(jnp.asarray(5)))
+    assert_close(ours.attend(jnp.ones(4)), theirs.weight @ jnp.ones(4))
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -62,7 +62,7 @@ def test_conv_matches_equinox(stride: int) -> None:
     )
     x = jax.random.normal(OTHER, (8, 8, 3))
 
-    same(ours(x), theirs(x.transpose(2, 0, 1)).transpose(1, 2, 0))
+    assert_close(ours(x), theirs(x.transpose(2, 0, 1)).transpose(1, 2, 0))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_norms_match_equinox(ours: Any, theirs: Any) -> None:
     x = 3 + 2 * jax.random.normal(OTHER, (6,))
     scale = jnp.arange(6.0)
 
-    same(replace(ours, scale=scale)(x), eqx.tree_at(lambda norm: norm.weight, theirs, scale)(x))
+    assert_close(replace(ours, scale=scale)(x), eqx.tree_at(lambda norm: norm.weight, theirs, scale)(x))
     assert ours(x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
 
 
@@ -83,15 +83,15 @@ def test_batch_norm_matches_equinox() -> None:
     ours = replace(layers.BatchNorm(4), momentum=0.5)
     batched = jax.vmap(theirs, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
 
-    for key in jax.random.split(OTHER, 40):  # so that the first statistics, which differ, are forgotten
+    for key in jax.random.split(OTHER, 40):  # enough to forget the first statistics, which differ
         x = 3 + 2 * jax.random.normal(key, (32, 4))
         y, ours = ours(x, train=True)
         expected, state = batched(x, state)
-        same(y, expected)
+        assert_close(y, expected)
 
     evaluated = jax.vmap(eqx.nn.inference_mode(theirs), axis_name="batch", in_axes=(0, None), out_axes=(0, None))
-    same(ours(x, train=False)[0], evaluated(x, state)[0])  # type: ignore[possibly-undefined]  # pyright: ignore[reportPossiblyUnboundVariable]  # there are keys
-    same(ours(x, train=False)[1].mean, ours.mean)  # pyright: ignore[reportPossiblyUnboundVariable]
+    assert_close(ours(x, train=False)[0], evaluated(x, state)[0])  # type: ignore[possibly-undefined]  # pyright: ignore[reportPossiblyUnboundVariable]  # there are keys
+    assert_close(ours(x, train=False)[1].mean, ours.mean)  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -105,15 +105,15 @@ def test_attention_matches_equinox(causal: bool) -> None:
     x = jax.random.normal(OTHER, (5, 8))
     mask = jnp.tril(jnp.ones((5, 5), bool)) if causal else None
 
-    same(ours(x, causal=causal), theirs(x, x, x, mask=mask))
+    assert_close(ours(x, causal=causal), theirs(x, x, x, mask=mask))
 
 
 def test_dropout_matches_equinox() -> None:
     x = jnp.ones(10_000)
     ours = layers.Dropout(0.25)
 
-    same(ours(x, KEY), eqx.nn.Dropout(0.25)(x, key=KEY))
-    same(ours(x), x)
+    assert_close(ours(x, KEY), eqx.nn.Dropout(0.25)(x, key=KEY))
+    assert_close(ours(x), x)
 
 
 def test_the_page_shows_each_layer_from_the_file() -> None:

@@ -1,10 +1,10 @@
 """Other libraries' tests of their classes, run on nodes; `test_suites.py` checks how many pass.
 
-The tests are fetched when they are needed, and no line of them is kept here. An adapter puts ours in the place of the
-library's decorator or base class before the tests are imported, and changes nothing else. Tests of what no node has
-stand in `Suite.meant` and are not counted; `Suite.otherwise` are counted failures whose reason is known.
+The tests are downloaded when needed; this repository contains none of them. An adapter replaces the library's decorator
+or base class by ours before the tests are imported, and changes nothing else. `Suite.excluded` lists tests of features
+that nodes lack, which are not counted; `Suite.otherwise` lists counted failures with a known reason.
 
-A suite goes into a folder of `TREEWRIGHT_SUITES`, by default one for temporary files, and can be put there by hand.
+Each suite has a folder in `TREEWRIGHT_SUITES`, by default in the folder for temporary files; you can also create it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ SECONDS_TO_FETCH = 240
 
 
 class OfflineError(Exception):
-    """The tests could not be fetched."""
+    """The tests could not be downloaded."""
 
 
-# Where the tests come from
+# Sources of the tests
 
 
 def from_source_distribution(name: str, folder: Path) -> None:
-    """The source distribution of the version that is installed, by pip."""
+    """The source distribution of the installed version, downloaded by pip."""
     with tempfile.TemporaryDirectory() as downloads:
         requirement = f"{name}=={importlib.metadata.version(name)}"
         pip = ("pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", downloads, requirement)
@@ -47,13 +47,13 @@ def from_source_distribution(name: str, folder: Path) -> None:
 
 
 def from_repository(name: str, folder: Path) -> None:
-    """The tag of the version that is installed, where the source distribution comes without tests."""
+    """The tag of the installed version, if the source distribution has no tests."""
     tag = f"v{importlib.metadata.version(name)}"
     _run("git", "clone", "--quiet", "--depth=1", f"--branch={tag}", f"https://github.com/patrick-kidger/{name}", folder)
 
 
 def from_installed_package(name: str, folder: Path) -> None:
-    """The package itself, where it comes with its tests."""
+    """The package itself, if it contains its tests."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     assert spec.origin is not None
@@ -65,11 +65,11 @@ def _run(*command: str | Path) -> None:
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=SECONDS_TO_FETCH)
     except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or b""
-        raise OfflineError(f"{error} {said.decode(errors='replace')[-300:]}") from error
+        stderr = getattr(error, "stderr", None) or b""
+        raise OfflineError(f"{error} {stderr.decode(errors='replace')[-300:]}") from error
 
 
-# Ours in the place of theirs
+# Replace each library's decorator or base class by ours
 
 
 def adapt_flax() -> None:
@@ -82,7 +82,7 @@ def adapt_flax() -> None:
     def dataclass(cls: Any = None, **options: Any) -> Any:
         if cls is None:
             return functools.partial(dataclass, **options)
-        if "__node_spec__" in vars(cls):  # flax takes a class twice, and one that its base class has made already
+        if "__node_spec__" in vars(cls):  # flax accepts a class twice, and one that its base class has processed
             return cls
         node = treewright.pytree_dataclass(**options)(cls)
         node._flax_dataclass = True
@@ -125,7 +125,7 @@ def adapt_jax_dataclasses() -> None:
             in_text = isinstance(annotation, str) and "Static[" in annotation
             if in_text or JDC_STATIC_MARKER in getattr(annotation, "__metadata__", ()):
                 _make_static(cls, name, treewright.static)
-                annotations[name] = Any  # the mark would be refused
+                annotations[name] = Any  # the mark would be rejected
         cls.__annotations__ = annotations
         return treewright.pytree_dataclass(**options)(cls)
 
@@ -150,7 +150,7 @@ def _hashable(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _ByContent:
-    """A static that its class makes unhashable, wrapped as the message of its refusal says."""
+    """A static that its class makes unhashable, wrapped as the error message says."""
 
     value: Any
 
@@ -185,12 +185,12 @@ class Suite:
 
     Attributes:
         name: The library, as it is imported.
-        fetch: What puts its tests into a folder.
+        fetch: The function that downloads its tests into a folder.
         files: The files of tests, in that folder.
-        adapt: What puts ours in the place of the library's.
-        floor: How many tests pass at least.
-        meant: Tests, by a part of their names, of what no node has, with the reason. They are not counted.
-        otherwise: Tests of behaviour in which nodes differ, with the reason. They are counted.
+        adapt: The function that replaces the library's classes by ours.
+        floor: The least number of passing tests.
+        excluded: Tests of features that nodes lack, by a part of their names, with the reason. They are not counted.
+        otherwise: Tests of behaviour that differs for nodes, with the reason. They are counted.
     """
 
     name: str
@@ -198,7 +198,7 @@ class Suite:
     files: tuple[str, ...]
     adapt: Callable[[], None]
     floor: int
-    meant: Mapping[str, str]
+    excluded: Mapping[str, str]
     otherwise: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
 
@@ -216,7 +216,7 @@ SUITES = {
             ("tests/struct_test.py",),
             adapt_flax,
             floor=10,
-            meant={"test_mutable": MUTABLE, "test_slots": MUTABLE},
+            excluded={"test_mutable": MUTABLE, "test_slots": MUTABLE},
         ),
         Suite(
             "chex",
@@ -224,7 +224,7 @@ SUITES = {
             ("_src/dataclass_test.py",),
             adapt_chex,
             floor=22,
-            meant={
+            excluded={
                 "testFlatten": MAPPING,
                 "testMapStructure": MAPPING,
                 "testTraverse": MAPPING,
@@ -248,7 +248,7 @@ SUITES = {
             tuple(f"tests/test_{part}.py" for part in ("dataclass", "serialization", "vmap")),
             adapt_jax_dataclasses,
             floor=8,
-            meant={},
+            excluded={},
             otherwise={
                 "test_serialization": "flax does not know node classes until three lines register them",
                 "test_vmap": "unflatten runs no code of a class",
@@ -260,7 +260,7 @@ SUITES = {
             ("tests/test_module.py", "tests/test_abstract.py"),
             adapt_equinox,
             floor=48,
-            meant={
+            excluded={
                 "test_abstract_attribute": "AbstractVar",
                 "test_abstract_class_attribute": "AbstractVar",
                 "test_init_subclass_and_abstract_class_var": "AbstractVar",
@@ -269,18 +269,18 @@ SUITES = {
             },
             otherwise={
                 "test_check_init": "checks of bases come first",
-                "test_class_attribute_of_static_field": "a field that is also a method is refused",
+                "test_class_attribute_of_static_field": "a field that is also a method is rejected",
                 "test_converter_annotations": "the parameter of a converted field is annotated as the field",
                 "test_converter_monkeypatched_postinit": "converters run at the assignment",
                 "test_converter_subclass_post_init": "converters run at the assignment",
                 "test_converter": "converters run at the assignment",
                 "test_inherit_doc": "a generated __init__ has no docstring, as with dataclasses",
                 "test_init_as_abstract": "a method must not hide an inherited field",
-                "test_init_fields": "the words of equinox's own error",
-                "test_jax_transform_warn": "a jitted function in a field is not warned of: it is what it is",
+                "test_init_fields": "expects the text of equinox's error",
+                "test_jax_transform_warn": "a jitted function in a field causes no warning",
                 "test_method_assignment": "a node can't have its own method in a field",
-                "test_no_jax_array_static": "an array in a static is refused, where equinox warns",
-                "test_not_weakrefable": "__slots__ in a class body are refused",
+                "test_no_jax_array_static": "an array in a static is rejected; equinox warns",
+                "test_not_weakrefable": "__slots__ in a class body are rejected",
                 "test_orig_class": "Box[int](x) and Box(x) are the same node",
                 "test_wrap_method": "a bound method is a node, and not an instance of Module",
             },
@@ -289,16 +289,16 @@ SUITES = {
 }
 
 
-def fetched(suite: Suite) -> Path:
-    """The folder with the tests of a suite, which are fetched if they are not there.
+def suite_folder(suite: Suite) -> Path:
+    """The folder with the tests of a suite, downloaded if missing.
 
     Raises:
         OfflineError: If they can't be.
     """
-    kept = Path(os.environ.get("TREEWRIGHT_SUITES", Path(tempfile.gettempdir(), "treewright-suites")))
-    folder = kept / suite.name
-    if folder.is_symlink() or not folder.exists():  # a link may lead into another environment
-        kept.mkdir(parents=True, exist_ok=True)
+    cache = Path(os.environ.get("TREEWRIGHT_SUITES", Path(tempfile.gettempdir(), "treewright-suites")))
+    folder = cache / suite.name
+    if folder.is_symlink() or not folder.exists():  # a link may lead into a different environment
+        cache.mkdir(parents=True, exist_ok=True)
         suite.fetch(suite.name, folder)
     return folder
 
@@ -310,10 +310,10 @@ class Results:
     suite: Suite
     passed: tuple[str, ...]
     failed: Mapping[str, str]
-    meant: Mapping[str, str]
+    excluded: Mapping[str, str]
 
     def __str__(self) -> str:
-        unexpected = {test: said for test, said in self.failed.items() if not _reason(self.suite.otherwise, test)}
+        unexpected = {test: message for test, message in self.failed.items() if not _reason(self.suite.otherwise, test)}
         return f"{self.suite.name}: {len(self.passed)} pass; for no known reason fail {unexpected}"
 
 
@@ -322,31 +322,31 @@ def _reason(reasons: Mapping[str, str], test: str) -> str | None:
 
 
 def results_of(name: str) -> Results:
-    """Run a suite in a process of its own.
+    """Run a suite in a separate process.
 
     Raises:
         OfflineError: If its tests can't be fetched.
     """
-    folder = fetched(SUITES[name])
-    said = subprocess.run([sys.executable, __file__, name], cwd=folder, capture_output=True, text=True, check=False)
+    folder = suite_folder(SUITES[name])
+    process = subprocess.run([sys.executable, __file__, name], cwd=folder, capture_output=True, text=True, check=False)
     try:
-        return Results(SUITES[name], **json.loads(said.stdout.splitlines()[-1]))
+        return Results(SUITES[name], **json.loads(process.stdout.splitlines()[-1]))
     except (IndexError, ValueError):
-        raise RuntimeError(said.stdout + said.stderr) from None
+        raise RuntimeError(process.stdout + process.stderr) from None
 
 
-def run_here(name: str) -> None:
+def run_suite(name: str) -> None:
     """Run a suite in this process, whose working directory holds it, and print the results as JSON."""
     import pytest
 
-    suite, passed, failed, meant = SUITES[name], list[str](), dict[str, str](), dict[str, str]()
+    suite, passed, failed, excluded = SUITES[name], list[str](), dict[str, str](), dict[str, str]()
 
     class Recorder:
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             test = report.nodeid.partition("::")[2]
-            reason = _reason(suite.meant, test)
+            reason = _reason(suite.excluded, test)
             if reason is not None:
-                meant[test] = reason
+                excluded[test] = reason
             elif report.failed:
                 crash = getattr(report.longrepr, "reprcrash", None)
                 failed[test] = str(report.longrepr if crash is None else crash.message).strip().splitlines()[0][:200]
@@ -357,8 +357,8 @@ def run_here(name: str) -> None:
     suite.adapt()
     options = ("-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", f"-c{os.devnull}", "--rootdir=.")
     pytest.main([*options, *suite.files], plugins=[Recorder()])
-    print("\n" + json.dumps({"passed": passed, "failed": failed, "meant": meant}))  # noqa: T201
+    print("\n" + json.dumps({"passed": passed, "failed": failed, "excluded": excluded}))  # noqa: T201
 
 
 if __name__ == "__main__":
-    run_here(sys.argv[1])
+    run_suite(sys.argv[1])

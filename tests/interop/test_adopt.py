@@ -226,7 +226,7 @@ def test_a_layer_with_a_key_and_a_counter_trains_and_advances_them() -> None:
         losses.append(float(loss))
 
     assert step.count == 1
-    assert len(set(losses)) == 3  # another mask at each step
+    assert len(set(losses)) == 3  # a different mask at each step
     assert state.params.dropout.buffers.rngs.count[...] == 3
 
 
@@ -248,7 +248,7 @@ def test_adopt_accepts_nnx_modules(make: Any) -> None:
 
 class Applied(Module):
     variables: Any
-    module: Any = static()  # linen modules hold no arrays and compare by their fields
+    module: Any = static()  # linen modules contain no arrays and are compared by their fields
 
     def __call__(self, x: jax.Array) -> Any:
         return self.module.apply(self.variables, x)
@@ -263,7 +263,7 @@ def test_a_linen_module_is_static_and_its_variables_are_children() -> None:
     assert counted.count == 1
 
 
-# Refusals
+# Errors
 
 
 def test_adopt_rejects_buffers_that_match_nothing() -> None:

@@ -55,7 +55,7 @@ def test_nodes_are_children_and_statics_of_equinox_modules() -> None:
     class Setting(Module):
         width: int = static(default=3)
 
-    class Theirs(eqx.Module):  # type: ignore[misc, name-defined]  # pytest.importorskip gives Any
+    class Theirs(eqx.Module):  # type: ignore[misc, name-defined]  # pytest.importorskip returns Any
         ours: Scaled
         setting: Setting = eqx.field(static=True)
 

@@ -85,6 +85,6 @@ def test_nodes_are_linen_parameters_and_nnx_attributes() -> None:
         def __init__(self) -> None:
             self.dense = nnx.Param(Dense(jnp.ones((3, 1))))
 
-    graph, held = nnx.split(Holder())
-    doubled = nnx.merge(graph, jax.tree.map(lambda leaf: 2 * leaf, held))
+    graph, state = nnx.split(Holder())
+    doubled = nnx.merge(graph, jax.tree.map(lambda leaf: 2 * leaf, state))
     np.testing.assert_array_equal(jax.tree.leaves(nnx.state(doubled))[0], 2 * jnp.ones((3, 1)))

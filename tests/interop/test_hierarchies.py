@@ -1,4 +1,4 @@
-"""Hierarchies that mix nodes with classes of other libraries, both ways: the table in docs/migrating/index.md."""
+"""Hierarchies of nodes and other libraries' classes, in both orders: the table in docs/migrating/index.md."""
 
 # Not `annotations` from `__future__`: jax_dataclasses evaluates them again.
 import copy
@@ -62,7 +62,7 @@ def registered(cls: Any) -> Any:
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
 
 
-# How each makes a class, and how it marks a static. A name in quotes of the first column is a base.
+# The decorator of each library, and its mark for a static. A name in backquotes in the first column is a base.
 DECORATORS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
     "`dataclasses.dataclass`": (dataclasses.dataclass(frozen=True), {"static": True}),
     "`flax.struct.dataclass`": (lambda cls: struct.dataclass(cls), {"pytree_node": False}),
@@ -91,34 +91,36 @@ def body(mark: dict[str, Any] | None) -> Callable[[dict[str, Any]], None]:
     return write
 
 
-def made(name: str, *bases: type[Any], mark: dict[str, Any] | None = None) -> type[Any]:
+def new_class(name: str, *bases: type[Any], mark: dict[str, Any] | None = None) -> type[Any]:
     return types.new_class(name, bases, exec_body=body(mark))
 
 
-def theirs_on(row: str, base: type[Any]) -> Any:
-    """A class that another library makes on a base of ours."""
+def class_of_the_library(row: str, base: type[Any]) -> Any:
+    """A class of the other library below one of our classes."""
     if row in DECORATORS:
-        return DECORATORS[row][0](made("Mixed", base))
-    return made("Mixed", base, BASES[row]())
+        return DECORATORS[row][0](new_class("Mixed", base))
+    return new_class("Mixed", base, BASES[row]())
 
 
-def their_base(row: str) -> type[Any]:
+def base_of_the_library(row: str) -> type[Any]:
     if row in DECORATORS:
         decorator, mark = DECORATORS[row]
-        return decorator(made("Base", mark=mark))  # type: ignore[no-any-return]
+        return decorator(new_class("Base", mark=mark))  # type: ignore[no-any-return]
     mark = {"static": True, "pytree_node": False}
-    return made("Base", BASES[row](), mark=mark)
+    return new_class("Base", BASES[row](), mark=mark)
 
 
 COLUMNS: dict[str, Callable[[str], Any]] = {
-    "it, on a decorated class": lambda row: theirs_on(row, Decorated),
-    "it, on a `Module`": lambda row: theirs_on(row, OfModule),
-    "`@pytree_dataclass` on it": lambda row: pytree_dataclass(made("Mixed", their_base(row))),
-    "it, then `Module`, as bases": lambda row: made("Mixed", their_base(row), Module),
-    "it, then a decorated class, as bases": lambda row: pytree_dataclass(made("Mixed", their_base(row), Empty)),
+    "it, on a decorated class": lambda row: class_of_the_library(row, Decorated),
+    "it, on a `Module`": lambda row: class_of_the_library(row, OfModule),
+    "`@pytree_dataclass` on it": lambda row: pytree_dataclass(new_class("Mixed", base_of_the_library(row))),
+    "it, then `Module`, as bases": lambda row: new_class("Mixed", base_of_the_library(row), Module),
+    "it, then a decorated class, as bases": lambda row: pytree_dataclass(
+        new_class("Mixed", base_of_the_library(row), Empty)
+    ),
 }
-# By us, or by dataclasses, before there is an instance that anything could use.
-REFUSALS = (
+# Raised by us, or by dataclasses, before the first instance exists.
+ERRORS = (
     r"Mixed is a subclass of the node class \w+ but not (decorated|a node class itself)",
     r"Mixed is a node class, but equinox's \w+ registers each subclass as a different kind of pytree",
     r"Mixed is already registered with JAX",
@@ -130,21 +132,21 @@ REFUSALS = (
 
 
 def outcome(make: Callable[[], Any]) -> str:
-    """The name on the page, after everything that a class must do was tried."""
+    """The cell of the page, after all operations on the class were tried."""
     try:
         cls = make()
         mixed = cls(x=jnp.ones(2), y=2.0)
         leaves, treedef = jax.tree.flatten(mixed)
         repr(copy.copy(mixed))
     except (TypeError, ValueError, AttributeError) as error:
-        assert any(re.search(refusal, str(error)) for refusal in REFUSALS), error  # noqa: PT017  some do not raise
+        assert any(re.search(pattern, str(error)) for pattern in ERRORS), error  # noqa: PT017  some do not raise
         return "rejected"
-    again = jax.tree.unflatten(treedef, leaves)
+    rebuilt = jax.tree.unflatten(treedef, leaves)
     total = jax.jit(counted := count_traces(lambda mixed: mixed.x.sum() + mixed.y))
 
     assert [leaf is not mixed for leaf in leaves] == [True, True]
-    assert (type(again), again.mode, again.y) == (cls, "m", 2.0)
-    assert [total(mixed), total(again), total(cls(x=jnp.zeros(2), y=1.0))] == [4.0, 4.0, 1.0]
+    assert (type(rebuilt), rebuilt.mode, rebuilt.y) == (cls, "m", 2.0)
+    assert [total(mixed), total(rebuilt), total(cls(x=jnp.zeros(2), y=1.0))] == [4.0, 4.0, 1.0]
     assert counted.count == 1
     assert total(cls(x=jnp.ones(2), y=2.0, mode="z")) == 4.0
     assert counted.count == 2
@@ -173,9 +175,9 @@ def test_the_table_has_all_rows_and_columns() -> None:
 @pytest.mark.parametrize("row", ROWS)
 def test_each_cell_of_the_table_matches_behaviour(row: str) -> None:
     head, *rows = table()
-    said = next(cells for cells in rows if cells[0] == row)
+    expected = next(cells for cells in rows if cells[0] == row)
 
-    assert [row, *(outcome(lambda column=column: COLUMNS[column](row)) for column in head[1:])] == said  # type: ignore[misc]
+    assert [row, *(outcome(lambda column=column: COLUMNS[column](row)) for column in head[1:])] == expected  # type: ignore[misc]
 
 
 def test_the_error_names_the_base_registered_by_a_different_library() -> None:
@@ -188,7 +190,7 @@ def test_the_error_names_the_base_registered_by_a_different_library() -> None:
         pytree_dataclass(Alone)
     assert jax.tree.leaves(Alone(1.0)) == [1.0]
 
-    theirs = made("Theirs", Registering, mark={"static": True})
+    theirs = new_class("Theirs", Registering, mark={"static": True})
     with pytest.raises(NodeDefinitionError, match=r"Theirs is already a dataclass, .* a base class's"):
         pytree_dataclass(theirs)
     assert jax.tree.leaves(theirs(1.0)) == [1.0]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 checked = jaxtyping.jaxtyped(typechecker=beartype.beartype)
-# Not annotations of a class body in this file, where they would be strings that the checkers below can't resolve.
+# Not annotations in a class body: in this file they are strings, which the checkers below can't resolve.
 MATRIX, VECTOR = jaxtyping.Float[jax.Array, "n m"], jaxtyping.Float[jax.Array, " m"]
 
 

@@ -50,7 +50,7 @@ SOURCES = {
 
 @dataclasses.dataclass(frozen=True)
 class Library:
-    """One way to make `Node`, which has the children `y` and `x`, in this order, and maybe a static `s`."""
+    """One way to define `Node`, with the children `y` and `x`, in this order, and perhaps a static `s`."""
 
     name: str
 
@@ -58,17 +58,17 @@ class Library:
     def has_statics(self) -> bool:
         return SOURCES[self.name][1] is not None
 
-    def made(self, *lines: str) -> Any:
+    def node_class(self, *lines: str) -> Any:
         """The class, with more lines in its body."""
         source, marker = SOURCES[self.name]
         body = ["y: object", "x: object", *([f"s: object = {marker}"] if marker else []), *lines]
-        # A module of its own, as a user would write it.
+        # A separate module, as a user would write it.
         module: dict[str, Any] = {"__name__": __name__}
         exec(source.format(body="\n".join(f"    {line}" for line in body)), module)
         return module["Node"]
 
 
-def attempted(function: Callable[[], object]) -> str:
+def outcome(function: Callable[[], object]) -> str:
     """`yes`, `no` or `error`."""
     try:
         return "yes" if function() else "no"
@@ -76,17 +76,17 @@ def attempted(function: Callable[[], object]) -> str:
         return "error"
 
 
-def positional(library: Library) -> bool:
-    return bool(library.made()(1, 2).x == 2)
+def accepts_positional_arguments(library: Library) -> bool:
+    return bool(library.node_class()(1, 2).x == 2)
 
 
-def static_strings(library: Library) -> bool:
-    node = library.made()(y=jnp.ones(2), x=jnp.ones(2))
+def supports_static_strings(library: Library) -> bool:
+    node = library.node_class()(y=jnp.ones(2), x=jnp.ones(2))
     return library.has_statics and bool(jax.jit(lambda node: node.s == "s")(node))
 
 
-def frozen(library: Library) -> bool:
-    node = library.made()(y=1, x=2)
+def is_frozen(library: Library) -> bool:
+    node = library.node_class()(y=1, x=2)
     try:
         node.x = 3
     except AttributeError:  # dataclasses.FrozenInstanceError too
@@ -94,9 +94,9 @@ def frozen(library: Library) -> bool:
     return False
 
 
-def checked_by_hand(library: Library) -> bool:
+def supports_checks(library: Library) -> bool:
     check = "def __post_init__(self):\n        if jnp.ndim(self.x) != 1: raise ValueError('x')"
-    node = library.made("import jax.numpy as jnp", check.replace("jnp.ndim", "type(self).jnp.ndim"))(
+    node = library.node_class("import jax.numpy as jnp", check.replace("jnp.ndim", "type(self).jnp.ndim"))(
         y=jnp.ones(3), x=jnp.ones(3)
     )
     many = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), node)
@@ -104,27 +104,27 @@ def checked_by_hand(library: Library) -> bool:
     return bool(jax.vmap(lambda node: node.x.sum())(many).shape == (2,))
 
 
-def exact_statics(library: Library) -> bool:
-    cls = library.made()
+def distinguishes_equal_statics(library: Library) -> bool:
+    cls = library.node_class()
     jitted = jax.jit(lambda node: jnp.asarray(node.s))
     jitted(cls(y=jnp.ones(1), x=jnp.ones(1), s=1))
     return bool(jitted(cls(y=jnp.ones(1), x=jnp.ones(1), s=True)).dtype == bool)
 
 
-def fresh_result(library: Library) -> bool:
+def never_stale(library: Library) -> bool:
     scales = [2.0]
     jitted = jax.jit(lambda node: sum(node.s))
     try:
-        node = library.made()(y=jnp.ones(1), x=jnp.ones(1), s=scales)
+        node = library.node_class()(y=jnp.ones(1), x=jnp.ones(1), s=scales)
     except TypeError:
-        return True  # it is refused, so no result can be old
+        return True  # it is rejected, so no result can be old
     jitted(node)
     scales.append(3.0)
     return bool(jitted(node) == 5)
 
 
-def same_lambda(library: Library) -> bool:
-    cls, traces = library.made(), []
+def shares_equal_lambdas(library: Library) -> bool:
+    cls, traces = library.node_class(), []
 
     @jax.jit
     def apply(node: Any) -> Any:
@@ -136,63 +136,63 @@ def same_lambda(library: Library) -> bool:
     return len(traces) == 1
 
 
-def inherited(library: Library) -> bool:
-    return len(jax.tree.leaves(type("Sub", (library.made(),), {})(y=1, x=2))) == 2
+def registers_subclasses(library: Library) -> bool:
+    return len(jax.tree.leaves(type("Sub", (library.node_class(),), {})(y=1, x=2))) == 2
 
 
-def compared(library: Library) -> bool:
-    cls = library.made()
+def compares_to_a_bool(library: Library) -> bool:
+    cls = library.node_class()
     return isinstance(cls(y=jnp.ones(2), x=1) == cls(y=jnp.ones(2), x=1), bool)
 
 
-def named(library: Library) -> bool:
-    (path, _), *_ = jax.tree_util.tree_leaves_with_path(library.made()(y=1, x=2))
+def names_key_paths(library: Library) -> bool:
+    (path, _), *_ = jax.tree_util.tree_leaves_with_path(library.node_class()(y=1, x=2))
     return jax.tree_util.keystr(path) in {".x", ".y"}
 
 
-def in_order(library: Library) -> bool:
-    return jax.tree.leaves(library.made()(y=1, x=2)) == [1, 2]
+def keeps_field_order(library: Library) -> bool:
+    return jax.tree.leaves(library.node_class()(y=1, x=2)) == [1, 2]
 
 
-def told_apart(library: Library) -> bool:
-    first, second = library.made()(y=1, x=2), library.made()(y=1, x=2)
+def distinguishes_classes(library: Library) -> bool:
+    first, second = library.node_class()(y=1, x=2), library.node_class()(y=1, x=2)
     return jax.tree.structure(first) != jax.tree.structure(second)
 
 
-def exported(library: Library) -> bool:
-    node = library.made()(y=jnp.ones(2), x=jnp.ones(2))
+def is_exportable(library: Library) -> bool:
+    node = library.node_class()(y=jnp.ones(2), x=jnp.ones(2))
     return bool(jax.export.export(jax.jit(lambda node: node.x))(node).serialize())
 
 
-def saved_by_flax(library: Library) -> bool:
+def is_known_to_flax(library: Library) -> bool:
     from flax import serialization
 
-    node = library.made()(y=1, x=2)
+    node = library.node_class()(y=1, x=2)
     return serialization.to_state_dict(node) == {"y": 1, "x": 2}
 
 
-# What stands in the table, and what shows it.
+# The rows of the table, each with its check.
 FEATURES: dict[str, Callable[[Library], bool]] = {
-    "arguments by position": positional,
-    "a static string": static_strings,
-    "an assignment to a field is rejected": frozen,
-    "a class that checks its fields in `__post_init__` works in `vmap` and `tree.map`": checked_by_hand,
-    "a static `1`, then `True`: each its own trace": exact_statics,
-    "a static list that grows gives no stale result": fresh_result,
-    "an equal static lambda, created twice: one trace": same_lambda,
-    "a subclass without a decorator is a node": inherited,
-    "`==` returns a `bool`": compared,
-    "key paths name fields": named,
-    "leaves in the order of the fields": in_order,
-    "two classes have two treedefs": told_apart,
-    "`jax.export` writes it": exported,
-    "`flax.serialization` knows it": saved_by_flax,
+    "arguments by position": accepts_positional_arguments,
+    "a static string": supports_static_strings,
+    "an assignment to a field is rejected": is_frozen,
+    "a class that checks its fields in `__post_init__` works in `vmap` and `tree.map`": supports_checks,
+    "a static `1`, then `True`: each its own trace": distinguishes_equal_statics,
+    "a static list that grows gives no stale result": never_stale,
+    "an equal static lambda, created twice: one trace": shares_equal_lambdas,
+    "a subclass without a decorator is a node": registers_subclasses,
+    "`==` returns a `bool`": compares_to_a_bool,
+    "key paths name fields": names_key_paths,
+    "leaves in the order of the fields": keeps_field_order,
+    "two classes have two treedefs": distinguishes_classes,
+    "`jax.export` writes it": is_exportable,
+    "`flax.serialization` knows it": is_known_to_flax,
 }
 
 
 def cell(library: Library, feature: Callable[[Library], bool]) -> str:
-    statics = feature in {exact_statics, fresh_result, same_lambda}
-    return "no statics" if statics and not library.has_statics else attempted(lambda: feature(library))
+    statics = feature in {distinguishes_equal_statics, never_stale, shares_equal_lambdas}
+    return "no statics" if statics and not library.has_statics else outcome(lambda: feature(library))
 
 
 def table() -> list[list[str]]:
@@ -211,13 +211,13 @@ def test_each_cell_of_the_table_matches_behaviour(name: str) -> None:
     if name == "simple_pytree" and importlib.metadata.version("simple-pytree") < "0.2":
         pytest.skip("the page is about simple_pytree 0.2, which needs an older Python than this")
     if name in {"flax.struct", "register_dataclass"}:
-        skip_before_jax(0, 10)  # whose register_dataclass told the treedefs of two classes apart
+        skip_before_jax(0, 10)  # older register_dataclass distinguishes the treedefs of two classes
     head, *rows = table()
     column = head.index(name)
 
-    found = {title: cell(Library(name), feature) for title, feature in FEATURES.items()}
+    cells = {title: cell(Library(name), feature) for title, feature in FEATURES.items()}
 
-    assert found == {row[0]: row[column] for row in rows}
+    assert cells == {row[0]: row[column] for row in rows}
 
 
 def test_only_two_rows_of_the_table_say_no() -> None:
@@ -228,6 +228,6 @@ def test_only_two_rows_of_the_table_say_no() -> None:
 
     assert set(table()[0][1:]) == set(SOURCES)
     # With the line to write, and with three lines of the page on flax.struct.
-    refused = {"a subclass without a decorator is a node", "`flax.serialization` knows it"}
-    assert {row[-1] for row in table()[1:] if row[0] not in refused} == {"yes"}
+    rejected = {"a subclass without a decorator is a node", "`flax.serialization` knows it"}
+    assert {row[-1] for row in table()[1:] if row[0] not in rejected} == {"yes"}
     assert jax.tree.leaves(Decorated(1)) == [1]

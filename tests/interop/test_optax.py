@@ -1,4 +1,4 @@
-"""optax: each transform with a mask or labels accepts nodes for them, with the results of dicts."""
+"""optax: each transform with a mask or labels accepts nodes, with the same results as dicts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def labels(tree: Any) -> Any:
     return jax.tree.map(lambda kernel: "kernel" if kernel else "bias", kernels(tree))
 
 
-# Each makes a transform from a mask, or from labels: a tree, or a function that gives one.
+# Each creates a transform from a mask or labels: a tree, or a function that returns one.
 MASKED: dict[str, Callable[[Any], Any]] = {
     "adadelta": lambda mask: optax.adadelta(0.1, weight_decay=0.1, weight_decay_mask=mask),
     "adafactor": lambda mask: optax.adafactor(0.1, weight_decay_rate=0.1, weight_decay_mask=mask),
@@ -90,7 +90,7 @@ CASES = {
 }
 
 
-def updated(transform: Any, params: Any, grads: Any) -> Any:
+def apply_once(transform: Any, params: Any, grads: Any) -> Any:
     """The parameters after three updates under jit."""
 
     @jax.jit
@@ -108,15 +108,15 @@ ONCE_AS_FUNCTION = ("adamw", "masked", "multi_transform", "partition")
 
 
 @pytest.mark.parametrize(
-    ("name", "given"), [*[(name, "tree") for name in CASES], *[(name, "function") for name in ONCE_AS_FUNCTION]]
+    ("name", "form"), [*[(name, "tree") for name in CASES], *[(name, "function") for name in ONCE_AS_FUNCTION]]
 )
-def test_masked_transforms_treat_nodes_like_dicts(name: str, given: str) -> None:
+def test_masked_transforms_treat_nodes_like_dicts(name: str, form: str) -> None:
     if not (hasattr(optax, name) or hasattr(optax.contrib, name)):
         pytest.skip(f"this optax has no {name}")
-    make, chosen = CASES[name]
+    make, mask_of = CASES[name]
 
-    ours = updated(make(chosen(NET) if given == "tree" else chosen), NET, GRADS)
-    theirs = updated(make(chosen(as_dict(NET)) if given == "tree" else chosen), as_dict(NET), as_dict(GRADS))
+    ours = apply_once(make(mask_of(NET) if form == "tree" else mask_of), NET, GRADS)
+    theirs = apply_once(make(mask_of(as_dict(NET)) if form == "tree" else mask_of), as_dict(NET), as_dict(GRADS))
 
     assert isinstance(ours, Net)
     assert ours.first.activation is jnp.tanh
@@ -126,24 +126,24 @@ def test_masked_transforms_treat_nodes_like_dicts(name: str, given: str) -> None
 def test_every_masked_optax_transform_is_tested() -> None:
     import inspect
 
-    def takes_one(function: Any) -> bool:
+    def accepts_mask_or_labels(function: Any) -> bool:
         try:
             names = inspect.signature(function).parameters
         except (TypeError, ValueError):
             return False
         return any(name.endswith(("mask", "param_labels")) for name in names)
 
-    found = {name for name in dir(optax) if not name.startswith("_") and takes_one(getattr(optax, name))}
-    contributed = {name for name in dir(optax.contrib) if takes_one(getattr(optax.contrib, name))}
+    masked = {name for name in dir(optax) if not name.startswith("_") and accepts_mask_or_labels(getattr(optax, name))}
+    contributed = {name for name in dir(optax.contrib) if accepts_mask_or_labels(getattr(optax.contrib, name))}
 
-    assert found - {*MASKED, *FROZEN, *LABELLED} == set()
+    assert masked - {*MASKED, *FROZEN, *LABELLED} == set()
     # galore works on whole matrices only and sophia asks for the objective: both are tried below.
     assert contributed - {*CONTRIBUTED, "galore", "sophia"} == set()
 
 
 @pytest.mark.parametrize("name", ["adamw", "masked", "multi_transform", "partition"])
 def test_an_optimiser_with_a_recreated_mask_does_not_retrace(name: str) -> None:
-    make, chosen = CASES[name]
+    make, mask_of = CASES[name]
     traces: list[None] = []
 
     @jax.jit
@@ -152,10 +152,10 @@ def test_an_optimiser_with_a_recreated_mask_does_not_retrace(name: str) -> None:
         return state.apply_gradients(grads=GRADS)
 
     for _ in range(2):
-        state: TrainState[Net] = TrainState.create(params=NET, tx=make(chosen(NET)))
+        state: TrainState[Net] = TrainState.create(params=NET, tx=make(mask_of(NET)))
         step(step(state))
     assert len(traces) == 1
 
-    changed = jax.tree.map(lambda value: "bias" if isinstance(value, str) else not value, chosen(NET))
+    changed = jax.tree.map(lambda value: "bias" if isinstance(value, str) else not value, mask_of(NET))
     step(TrainState.create(params=NET, tx=make(changed)))
     assert len(traces) == 2

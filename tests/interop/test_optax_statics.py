@@ -1,4 +1,4 @@
-"""optax: equal arguments of a factory give an equal static, and different arguments a different one.
+"""optax: equal arguments of a factory result in an equal static, and different arguments in a different one.
 
 The factories are read from optax itself, so that a new release is covered. Each is called with arguments from the
 tables below; a factory that needs more fails the first test.
@@ -32,7 +32,7 @@ Maker = Callable[[], Any]
 
 
 def new_holder() -> Callable[..., Any]:
-    """A class of its own, so that no static of another test is there already."""
+    """A new class, without statics of other tests in its cache."""
 
     class Holder(Module):
         tx: Any = static()
@@ -41,21 +41,21 @@ def new_holder() -> Callable[..., Any]:
     return Holder
 
 
-held = new_holder()
+HOLD = new_holder()
 
 
-def same(tx: Any, other: Any) -> bool:
-    """Whether the two are one static; both nodes are alive while it is asked."""
-    return bool(jax.tree.structure(held(tx)) == jax.tree.structure(held(other)))
+def are_equal(tx: Any, other: Any) -> bool:
+    """Whether the two are equal statics; both nodes are alive during the comparison."""
+    return bool(jax.tree.structure(HOLD(tx)) == jax.tree.structure(HOLD(other)))
 
 
-def made(build: Callable[[Any], Any], value: Any, changed: Any, names: str) -> dict[str, tuple[Maker, Maker]]:
+def maker_pairs(build: Callable[[Any], Any], value: Any, changed: Any, names: str) -> dict[str, tuple[Maker, Maker]]:
     """Arguments for parameters of these names, and changed arguments; recreated for each call."""
     return dict.fromkeys(names.split(), (lambda: build(value), lambda: build(changed)))
 
 
 def either(value: Any, changed: Any, names: str) -> dict[str, tuple[Maker, Maker]]:
-    return made(lambda given: given, value, changed, names)
+    return maker_pairs(lambda argument: argument, value, changed, names)
 
 
 NUMBERS = {
@@ -90,33 +90,37 @@ def axes(kind: str) -> Callable[[Any], Any]:
     return lambda order: {"kernel": getattr(optax.contrib, kind)(*order), "bias": None}
 
 
-def falling(steps: int = 10) -> Any:
+def falling_schedule(steps: int = 10) -> Any:
     return optax.linear_schedule(1.0, 0.0, steps)
 
 
 CONTAINERS = {
-    **made(lambda kernel: {"kernel": kernel, "bias": False}, True, False, "mask trust_ratio_mask weight_decay_mask"),
-    **made(lambda kernel: {"kernel": kernel, "bias": True}, True, False, "freeze_mask"),
-    **made(lambda label: {"kernel": label, "bias": "b"}, "a", "b", "param_labels"),
-    **made(lambda rate: {"a": optax.adam(0.1), "b": optax.sgd(rate)}, 0.1, 0.2, "transforms"),
-    **made(lambda scale: {10: scale}, 0.5, 0.25, "boundaries_and_scales"),
-    **made(lambda step: [step], 10, 20, "boundaries"),
-    **made(lambda rate: [optax.constant_schedule(rate), falling()], 0.1, 0.2, "schedules"),
-    **made(lambda name: {name: optax.global_norm}, "norm", "size", "measures"),
-    **made(lambda peak: [dict(init_value=0.1, peak_value=peak, decay_steps=9, warmup_steps=2)], 1, 2, "cosine_kwargs"),
-    **made(axes("MuonDimensionNumbers"), (0, 1), (1, 0), "muon_weight_dimension_numbers"),
-    **made(axes("MuonDimensionNumbers"), (0, 1), (1, 0), "contrib.scale_by_muon.weight_dimension_numbers"),
-    **made(axes("GaLoreDimensionNumbers"), (0, 1), (1, 0), "weight_dimension_numbers"),
+    **maker_pairs(
+        lambda kernel: {"kernel": kernel, "bias": False}, True, False, "mask trust_ratio_mask weight_decay_mask"
+    ),
+    **maker_pairs(lambda kernel: {"kernel": kernel, "bias": True}, True, False, "freeze_mask"),
+    **maker_pairs(lambda label: {"kernel": label, "bias": "b"}, "a", "b", "param_labels"),
+    **maker_pairs(lambda rate: {"a": optax.adam(0.1), "b": optax.sgd(rate)}, 0.1, 0.2, "transforms"),
+    **maker_pairs(lambda scale: {10: scale}, 0.5, 0.25, "boundaries_and_scales"),
+    **maker_pairs(lambda step: [step], 10, 20, "boundaries"),
+    **maker_pairs(lambda rate: [optax.constant_schedule(rate), falling_schedule()], 0.1, 0.2, "schedules"),
+    **maker_pairs(lambda name: {name: optax.global_norm}, "norm", "size", "measures"),
+    **maker_pairs(
+        lambda peak: [dict(init_value=0.1, peak_value=peak, decay_steps=9, warmup_steps=2)], 1, 2, "cosine_kwargs"
+    ),
+    **maker_pairs(axes("MuonDimensionNumbers"), (0, 1), (1, 0), "muon_weight_dimension_numbers"),
+    **maker_pairs(axes("MuonDimensionNumbers"), (0, 1), (1, 0), "contrib.scale_by_muon.weight_dimension_numbers"),
+    **maker_pairs(axes("GaLoreDimensionNumbers"), (0, 1), (1, 0), "weight_dimension_numbers"),
 }
 OBJECTS = {
-    **made(jax.random.key, 0, 1, "key"),
-    **made(jax.random.PRNGKey, 0, 1, "random_seed"),
-    **made(optax.adam, 0.1, 0.2, "adv_optimizer base_optimizer fast_optimizer inner optimizer tx"),
-    **made(lambda rate: (optax.clip(1.0), optax.sgd(rate)), 0.1, 0.2, "chain.args"),
-    **made(lambda rate: (("clip", optax.clip(1.0)), ("sgd", optax.sgd(rate))), 0.1, 0.2, "named_chain.args"),
-    **made(falling, 10, 20, "step_size_fn"),
-    **made(optax.scale_by_zoom_linesearch, 3, 4, "linesearch"),
-    **made(lambda seed: optax.contrib.hutchinson_estimator_diag_hessian(seed), 0, 1, "hessian_diagonal_fn"),
+    **maker_pairs(jax.random.key, 0, 1, "key"),
+    **maker_pairs(jax.random.PRNGKey, 0, 1, "random_seed"),
+    **maker_pairs(optax.adam, 0.1, 0.2, "adv_optimizer base_optimizer fast_optimizer inner optimizer tx"),
+    **maker_pairs(lambda rate: (optax.clip(1.0), optax.sgd(rate)), 0.1, 0.2, "chain.args"),
+    **maker_pairs(lambda rate: (("clip", optax.clip(1.0)), ("sgd", optax.sgd(rate))), 0.1, 0.2, "named_chain.args"),
+    **maker_pairs(falling_schedule, 10, 20, "step_size_fn"),
+    **maker_pairs(optax.scale_by_zoom_linesearch, 3, 4, "linesearch"),
+    **maker_pairs(lambda seed: optax.contrib.hutchinson_estimator_diag_hessian(seed), 0, 1, "hessian_diagonal_fn"),
     **either(optax.adam, optax.adamax, "inner_factory"),
 }
 # User functions that read and capture nothing: such a lambda, recreated, is an equal static.
@@ -139,16 +143,16 @@ NOT_FACTORIES = {
 }
 
 
-def injected(name: str) -> tuple[str, Maker]:
-    return "captures a WrappedSchedule", lambda: getattr(optax, name)(optax.adam)(falling())
+def injected_pair(name: str) -> tuple[str, Maker]:
+    return "captures a WrappedSchedule", lambda: getattr(optax, name)(optax.adam)(falling_schedule())
 
 
-# Compared by identity: built again, they are another static. At most four.
+# Compared by identity: a rebuilt one is a different static. At most four.
 BY_IDENTITY: dict[str, tuple[str, Maker]] = {
     "MultiSteps": ("methods of an object", lambda: optax.MultiSteps(optax.adam(0.1), 3).gradient_transformation()),
-    "WrappedSchedule": ("an object whose attributes can change", lambda: optax.WrappedSchedule(falling())),
-    "inject_hyperparams of a schedule": injected("inject_hyperparams"),
-    "inject_stateful_hyperparams of a schedule": injected("inject_stateful_hyperparams"),
+    "WrappedSchedule": ("an object whose attributes can change", lambda: optax.WrappedSchedule(falling_schedule())),
+    "inject_hyperparams of a schedule": injected_pair("inject_hyperparams"),
+    "inject_stateful_hyperparams of a schedule": injected_pair("inject_stateful_hyperparams"),
 }
 
 
@@ -164,9 +168,9 @@ class Factory:
         return list(inspect.signature(self.function).parameters.values())
 
     def missing(self) -> list[str]:
-        """The parameters that must be given, and that the tables don't know."""
-        given = [p.name for p in self.parameters() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-        return [name for name in given if not self.makers(name)]
+        """The required parameters without an argument in the tables."""
+        required = [p.name for p in self.parameters() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+        return [name for name in required if not self.makers(name)]
 
     def problem(self) -> str | None:
         """The reason why the arguments in the tables are not enough."""
@@ -182,7 +186,7 @@ class Factory:
         plain = (bool, int, float)
         return [p.name for p in self.parameters() if self.makers(p.name) or isinstance(p.default, plain)]
 
-    def build(self, *, changed: str = "", only_required: bool = False, given: dict[str, Any] | None = None) -> Any:
+    def build(self, *, changed: str = "", only_required: bool = False, overrides: dict[str, Any] | None = None) -> Any:
         """The factory's result for recreated arguments: all those in the tables, or only the required ones."""
         spread: tuple[Any, ...] = ()
         arguments: dict[str, Any] = {}
@@ -193,12 +197,12 @@ class Factory:
             elif makers and (default is parameter.empty or not only_required):
                 arguments[parameter.name] = makers[parameter.name == changed]()
             elif parameter.name == changed:
-                arguments[changed] = another(default)
-        return optimiser(self.name, self.function(*spread, **(arguments | (given or {}))))
+                arguments[changed] = different_number(default)
+        return optimiser(self.name, self.function(*spread, **(arguments | (overrides or {}))))
 
 
-def another(number: Any) -> Any:
-    """Another setting than this default; a fraction stays one."""
+def different_number(number: Any) -> Any:
+    """A number that differs from this default; a fraction stays one."""
     if isinstance(number, bool):
         return not number
     return number + 1 if isinstance(number, int) else number / 2 or 0.5
@@ -216,7 +220,7 @@ def optimiser(name: str, value: Any) -> Any:
 
 
 def may_be_factory(value: Any) -> bool:
-    """Whether a public name of optax stands for a factory, as far as its annotation tells; all without one may be."""
+    """Whether a public name of optax may be a factory, by its return annotation; without one it may be."""
     if isinstance(value, type):
         return not issubclass(value, tuple) and not getattr(value, "_is_protocol", False)
     if isinstance(value, types.ModuleType) or not callable(value) or typing.get_origin(value) is not None:
@@ -227,15 +231,15 @@ def may_be_factory(value: Any) -> bool:
 
 
 def factories() -> Iterator[Factory]:
-    seen: set[int] = set()
+    visited: set[int] = set()
     for module in (optax, optax.contrib, optax.schedules, optax.transforms):
         within = module.__name__.removeprefix("optax").removeprefix(".")
         for name in dir(module):
             value: Any = None if name.startswith("_") else getattr(module, name)
             full = f"{within}.{name}" if within else name
-            if id(value) not in seen and may_be_factory(value) and not {full} & {*NOT_FACTORIES, *BY_IDENTITY}:
+            if id(value) not in visited and may_be_factory(value) and not {full} & {*NOT_FACTORIES, *BY_IDENTITY}:
                 yield Factory(full, value)
-            seen.add(id(value))
+            visited.add(id(value))
 
 
 ALL = {factory.name: factory for factory in factories()}
@@ -244,8 +248,8 @@ BUILDABLE = [name for name, factory in ALL.items() if not factory.missing()]
 
 def test_every_optax_factory_has_arguments_in_the_tables() -> None:
     problems = {name: factory.problem() for name, factory in ALL.items()}
-    cure = "Add its arguments to ARGUMENTS, or list it in NOT_FACTORIES with the reason."
-    assert [f"optax.{name} {problem}. {cure}" for name, problem in problems.items() if problem] == []
+    fix = "Add its arguments to ARGUMENTS, or list it in NOT_FACTORIES with the reason."
+    assert [f"optax.{name} {problem}. {fix}" for name, problem in problems.items() if problem] == []
     assert len(BUILDABLE) >= 90
     assert len(BY_IDENTITY) <= 4
 
@@ -253,17 +257,17 @@ def test_every_optax_factory_has_arguments_in_the_tables() -> None:
 @pytest.mark.parametrize("name", BUILDABLE)
 def test_equal_factory_arguments_return_an_equal_static(name: str) -> None:
     for only_required in (True, False):
-        first, again = (ALL[name].build(only_required=only_required) for _ in range(2))
-        assert first is not again
-        assert same(first, again)
+        first, second = (ALL[name].build(only_required=only_required) for _ in range(2))
+        assert first is not second
+        assert are_equal(first, second)
 
 
 @pytest.mark.parametrize("name", BUILDABLE)
 def test_each_changed_factory_argument_returns_a_different_static(name: str) -> None:
     factory = ALL[name]
-    kept = factory.build()
+    original = factory.build()
 
-    merged = [changed for changed in factory.changeable() if same(kept, factory.build(changed=changed))]
+    merged = [changed for changed in factory.changeable() if are_equal(original, factory.build(changed=changed))]
 
     assert merged == []
 
@@ -278,26 +282,30 @@ RATES: dict[str, Callable[[float], Any]] = {
 
 @pytest.mark.parametrize("kind", RATES)
 def test_optimisers_with_schedules_or_array_rates_are_equal_statics(kind: str) -> None:
-    refusing = {"optimistic_adam", "sm3"} if kind == "schedule" else set[str]()
-    found = [ALL[name] for name in BUILDABLE if any(p.name == "learning_rate" for p in ALL[name].parameters())]
-    assert len(found) >= 30
-    for factory in (factory for factory in found if factory.name not in refusing):
-        kept, again, changed = (factory.build(given={"learning_rate": RATES[kind](rate)}) for rate in (0.1, 0.1, 0.2))
-        assert same(kept, again), factory.name
-        assert not same(kept, changed), factory.name
+    rejecting = {"optimistic_adam", "sm3"} if kind == "schedule" else set[str]()
+    factories_with_rate = [
+        ALL[name] for name in BUILDABLE if any(p.name == "learning_rate" for p in ALL[name].parameters())
+    ]
+    assert len(factories_with_rate) >= 30
+    for factory in (factory for factory in factories_with_rate if factory.name not in rejecting):
+        first, second, changed = (
+            factory.build(overrides={"learning_rate": RATES[kind](rate)}) for rate in (0.1, 0.1, 0.2)
+        )
+        assert are_equal(first, second), factory.name
+        assert not are_equal(first, changed), factory.name
 
 
 @pytest.mark.parametrize("name", BY_IDENTITY)
 def test_the_exceptions_are_compared_by_identity(name: str) -> None:
     _, make = BY_IDENTITY[name]
-    kept = make()
+    original = make()
 
-    counts = trace_counts(lambda x, tx: held(tx, x), kept, kept, make())
+    counts = trace_counts(lambda x, tx: HOLD(tx, x), original, original, make())
 
     assert counts == [1, 1, 2], "optax or we have learned to compare it: take it from BY_IDENTITY"
 
 
-# Training steps: what traced again while containers that optax captures had no keys. The changed parameter comes last.
+# Training steps that retraced when containers captured by optax had no keys. The changed parameter comes last.
 
 PARAMS = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
 GRADS = {"kernel": jnp.full((2, 2), 0.1), "bias": jnp.full(2, 0.1)}
@@ -310,29 +318,31 @@ HOLDING = [(name, p) for name in BUILDABLE for p in ALL[name].changeable() if {p
 def test_a_mutated_container_is_not_confused_with_its_first_content(name: str, parameter: str) -> None:
     factory, hold = ALL[name], new_holder()
     container = factory.makers(parameter)[0]()
-    kept = factory.build(given={parameter: container})
-    node = hold(kept)
+    original = factory.build(overrides={parameter: container})
+    node = hold(original)
 
     container.clear()
     rebuilt = factory.build()
 
-    assert node.tx is kept
-    other = new_holder()  # It has compared neither.
-    copied = jax.tree.structure(other(kept)) == jax.tree.structure(other(rebuilt))  # The change does not affect these.
-    assert (hold(rebuilt).tx is rebuilt) != copied
-    assert (jax.tree.structure(hold(rebuilt)) == jax.tree.structure(node)) == copied
+    assert node.tx is original
+    other = new_holder()  # It has compared neither of the two.
+    is_copied = jax.tree.structure(other(original)) == jax.tree.structure(
+        other(rebuilt)
+    )  # The change does not affect these.
+    assert (hold(rebuilt).tx is rebuilt) != is_copied
+    assert (jax.tree.structure(hold(rebuilt)) == jax.tree.structure(node)) == is_copied
 
 
 @pytest.mark.parametrize("name", ["add_decayed_weights", "freeze", "masked"])
 def test_an_optimiser_follows_the_mask_at_its_construction(name: str) -> None:
     def build(bias: bool) -> Any:
-        return ALL[name].build(given={"mask": {"kernel": True, "bias": bias}})
+        return ALL[name].build(overrides={"mask": {"kernel": True, "bias": bias}})
 
     def updates(tx: Any) -> list[Any]:
         return [leaf.tolist() for leaf in jax.tree.leaves(tx.update(GRADS, tx.init(PARAMS), PARAMS)[0])]
 
     hold, mask = new_holder(), {"kernel": True, "bias": True}
-    node = hold(ALL[name].build(given={"mask": mask}))
+    node = hold(ALL[name].build(overrides={"mask": mask}))
     mask["bias"] = False
 
     rebuilt = hold(build(True))

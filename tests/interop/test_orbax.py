@@ -53,7 +53,7 @@ def test_orbax_saves_and_restores_a_training_state(tmp_path: Path) -> None:
         restored = checkpointer.restore(tmp_path / "one", jax.eval_shape(lambda: state_of(0.0)))
 
     assert_same(restored, saved)
-    # The restored state goes where the saved one went: one branch each.
+    # The restored state has the type of the saved one: each is one branch.
     jax.lax.cond(jnp.asarray(True), lambda: restored, lambda: saved)
 
 

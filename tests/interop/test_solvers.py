@@ -33,7 +33,7 @@ class Gravity(Module):
         return Pendulum(pendulum.speed, -self.strength * pull - self.damping * pendulum.speed)
 
 
-def swung(gravity: Gravity, start: Pendulum) -> Pendulum:
+def simulate(gravity: Gravity, start: Pendulum) -> Pendulum:
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(lambda t, y, args: args(t, y, None)),
         diffrax.Tsit5(),
@@ -50,7 +50,7 @@ def swung(gravity: Gravity, start: Pendulum) -> Pendulum:
 def test_diffrax_solves_for_a_node_with_a_node_of_arguments() -> None:
     start = Pendulum(jnp.asarray(0.1), jnp.asarray(0.0))
 
-    end = jax.jit(swung)(Gravity(jnp.asarray(9.0), jnp.asarray(0.0), "linear"), start)
+    end = jax.jit(simulate)(Gravity(jnp.asarray(9.0), jnp.asarray(0.0), "linear"), start)
 
     assert isinstance(end, Pendulum)
     np.testing.assert_allclose([end.angle, end.speed], [0.1 * np.cos(3), -0.3 * np.sin(3)], atol=1e-4)

@@ -1,8 +1,8 @@
-"""Programs for the law of statics: a module of a user's that changes while it runs, and statics that are made in it.
+"""Programs for the law of statics: a user's module that changes while it runs, and the statics that it creates.
 
-A world is a namespace like that of a module or a notebook. Its functions read globals, a module of settings, captures,
-defaults, attributes; each of these can be set to another value and back, and each static can be recreated. What a
-class holds is part of no key, so no story changes what a part of a partial reads through its class.
+A world is a namespace, as a module or a notebook has one. Its functions read globals, a module of settings, captures,
+defaults and attributes. Each of these can be set to a different value and back, and each static can be recreated.
+Attributes of a class are part of no key, so no story changes one that a part of a partial reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from treewright.errors import StaticFieldError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# What a function computes from x, by what it reads.
+# The body of a function of x, by the values that it reads.
 BODIES = {
     "nothing": "x * 3",
     "a global": "x * K",
@@ -41,15 +41,15 @@ BODIES = {
     "a class": "Cls.FACTOR * x",
     "a built-in": "abs(x)",
     "a library": "jnp.cos(x)",
-    "a library by another name": "ops.cos(x)",
-    "a library's function by another name": "act(x)",
+    "a library under an alias": "ops.cos(x)",
+    "a library's function under an alias": "act(x)",
     "a constant of a library": "x * jnp.pi",
     "a global in a nested function": "(lambda y: y * K)(x)",
     "a global by eval": "eval('K') * x",
     "globals()": "globals()['K'] * x",
 }
 
-# How a static is made of a function of such a body.
+# The code that turns such a function into a static.
 FORMS = {
     "lambda": "return lambda x: BODY",
     "def": "def f(x):\n        return BODY\n    return f",
@@ -88,9 +88,9 @@ FORMS = {
     "class of a metaclass": "return made(K)",
     "member of an enum of numbers": "return Bits.A if K == 2 else Bits.B",
     "set constant": "return eval('''lambda x: (BODY) * [i for i in {8, %d}][0]''' % (0 if K == 2 else 16))",
-    "method and what it calls": "trainer.act = lambda x: BODY\n    return (trainer.forward, trainer.act)",
-    "partial and what it holds": "c = lambda x: BODY\n    return (functools.partial(lambda f, x: f(x) + 1, c), c)",
-    "optimiser and what its dict holds": (
+    "method and its callee": "trainer.act = lambda x: BODY\n    return (trainer.forward, trainer.act)",
+    "partial and its argument": "c = lambda x: BODY\n    return (functools.partial(lambda f, x: f(x) + 1, c), c)",
+    "optimiser and the value in its dict": (
         "held['act'] = lambda x: BODY\n    return (optax.masked(optax.identity(), held).update, held['act'])"
     ),
     "callable data": "return Data(K)",
@@ -344,7 +344,7 @@ def dispatched(x):
 """,
 }
 
-# What can be changed, and to what.
+# The values that can change, and their new values.
 NUMBERS = (2, 3, 4)
 CHANGES: dict[str, tuple[Any, ...]] = {
     "K": NUMBERS,
@@ -369,23 +369,23 @@ CHANGES: dict[str, tuple[Any, ...]] = {
 REBINDINGS = {"ops", "abs", "defaults"}
 
 
-def change_default(made: Any, value: Any) -> None:
-    if isinstance(made, types.FunctionType) and made.__defaults__ and len(made.__defaults__) == 1:
-        kept = made.__defaults__[0]
-        made.__defaults__ = (value,) if isinstance(kept, int) else (kept,)
+def change_default(target: Any, value: Any) -> None:
+    if isinstance(target, types.FunctionType) and target.__defaults__ and len(target.__defaults__) == 1:
+        default = target.__defaults__[0]
+        target.__defaults__ = (value,) if isinstance(default, int) else (default,)
 
 
-def change_keyword(made: Any, value: Any) -> None:
-    if isinstance(made, functools.partial) and "k" in made.keywords:
-        made.keywords["k"] = value
+def change_keyword(target: Any, value: Any) -> None:
+    if isinstance(target, functools.partial) and "k" in target.keywords:
+        target.keywords["k"] = value
 
 
-def change_attribute(made: Any, value: Any) -> None:
-    if type(made).__name__ == "Changing":
-        made.v = value
+def change_attribute(target: Any, value: Any) -> None:
+    if type(target).__name__ == "Changing":
+        target.v = value
 
 
-# How a static that was made is changed in place.
+# Changes in place of a static after its creation.
 IN_PLACE: dict[str, Callable[[Any, Any], None]] = {
     "defaults": change_default,
     "keywords": change_keyword,
@@ -399,7 +399,7 @@ def compiled(source: str) -> types.CodeType:
 
 
 class World:
-    """A namespace in which statics are made and changed."""
+    """A namespace that creates and changes statics."""
 
     def __init__(self) -> None:
         settings, module = types.ModuleType("law_settings"), types.ModuleType("law_world")
@@ -425,26 +425,26 @@ class World:
         exec(compiled(source), self.names)
         return self.names["make"]()
 
-    def change(self, what: str, value: Any, made: list[Any]) -> None:
+    def change(self, target: str, value: Any, statics: list[Any]) -> None:
         """Assign, edit and run again, or change in place."""
-        self.use(what)
-        if what == "everything, run again":
+        self.use(target)
+        if target == "everything, run again":
             for name in self.parts:
                 exec(compiled(PARTS[name]), self.names)
-        elif what in IN_PLACE:
-            for each in made:
-                IN_PLACE[what](each, value)
-        elif what == "captures":
+        elif target in IN_PLACE:
+            for each in statics:
+                IN_PLACE[target](each, value)
+        elif target == "captures":
             for assign in self.names["setters"]:
                 assign(value)
         elif isinstance(value, str):
             exec(compiled(value), self.names)
         else:
             self.names["new"] = value
-            exec(compiled(f"{what} = new"), self.names)
+            exec(compiled(f"{target} = new"), self.names)
 
 
-def applied(static_value: Any, x: Any) -> Any:
+def call_static(static_value: Any, x: Any) -> Any:
     """The result of a static, unwrapped."""
     value: Any = static_value
     if type(value) is tuple:
@@ -456,7 +456,7 @@ def applied(static_value: Any, x: Any) -> Any:
     return value(x)
 
 
-class Plainly(Module):
+class ByContent(Module):
     x: Any
     act: Any = static()
 
@@ -467,19 +467,19 @@ class SameObject(Module):
 
 
 class ByCode(Module):
-    """A mistake: functions of one code are taken for one, whatever they read."""
+    """A mistake: functions with equal code are the same static, whatever they read."""
 
-    met: ClassVar[dict[Any, Any]] = {}
+    first_values: ClassVar[dict[Any, Any]] = {}
     x: Any
-    act: Any = static(converter=lambda value: ByCode.met.setdefault(getattr(value, "__code__", value), value))
+    act: Any = static(converter=lambda value: ByCode.first_values.setdefault(getattr(value, "__code__", value), value))
 
 
 class ByEquality(Module):
-    """A mistake: values that Python calls equal are taken for one."""
+    """A mistake: values that are equal for Python are the same static."""
 
-    met: ClassVar[dict[Any, Any]] = {}
+    first_values: ClassVar[dict[Any, Any]] = {}
     x: Any
-    act: Any = static(converter=lambda value: ByEquality.met.setdefault(value, value))
+    act: Any = static(converter=lambda value: ByEquality.first_values.setdefault(value, value))
 
 
 @jax.tree_util.register_dataclass
@@ -501,25 +501,25 @@ WAYS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def program(value: Any) -> str:
-    """The program that calling a static gives now."""
-    return str(jax.make_jaxpr(lambda x: applied(value, x))(X))
+    """The current program of a call of a static."""
+    return str(jax.make_jaxpr(lambda x: call_static(value, x))(X))
 
 
 class Run:
-    """Nodes with statics from one world, each traced through a cache of its class, and beside it by identity."""
+    """Nodes of one world, each traced through its class's cache and through one that compares by identity."""
 
     numbers = itertools.count()
 
     def __init__(self, cls: Any) -> None:
-        if next(self.numbers) % 20 == 0:  # JAX searches what it has seen of one shape from end to end
+        if next(self.numbers) % 20 == 0:  # JAX's search through its cached entries of one shape is linear
             CLEAR()
         self.cls = cls
         self.world = World()
-        self.made: list[tuple[Any, Any, Any]] = []
-        self.first = 0  # The first checked one
+        self.nodes: list[tuple[Any, Any, Any]] = []
+        self.first = 0  # index of the first checked node
         # The caches of jit; `trace` stops before XLA.
-        self.ours: Any = jax.jit(lambda node: applied(node.act, node.x))
-        self.oracle: Any = jax.jit(lambda node: applied(node.act, node.x))
+        self.ours: Any = jax.jit(lambda node: call_static(node.act, node.x))
+        self.oracle: Any = jax.jit(lambda node: call_static(node.act, node.x))
 
     def build(self, form: str, body: str, way: str) -> None:
         value = self.world.make(form, body)
@@ -527,24 +527,24 @@ class Run:
             node = WAYS[way](self.cls, value)
         except StaticFieldError:  # The law allows rejection.
             return
-        self.made.append((value, node, ByIdentity(X, value.value if isinstance(value, treewright.Static) else value)))
+        self.nodes.append((value, node, ByIdentity(X, value.value if isinstance(value, treewright.Static) else value)))
 
-    def again(self, index: int) -> None:
-        """A node of a value that was made before."""
-        if self.made:
-            value, _, oracle = self.made[index % len(self.made)]
-            self.made.append((value, self.cls(X, value), ByIdentity(X, oracle.act)))
+    def rebuild(self, index: int) -> None:
+        """A node with an earlier value."""
+        if self.nodes:
+            value, _, oracle = self.nodes[index % len(self.nodes)]
+            self.nodes.append((value, self.cls(X, value), ByIdentity(X, oracle.act)))
 
-    def change(self, what: str, value: Any) -> None:
-        self.world.change(what, value, [value for value, _, _ in self.made])
-        if what in REBINDINGS:
-            self.first = len(self.made)
+    def change(self, target: str, value: Any) -> None:
+        self.world.change(target, value, [value for value, _, _ in self.nodes])
+        if target in REBINDINGS:
+            self.first = len(self.nodes)
 
     def check(self) -> None:
-        """The law, for all nodes that there are."""
-        for value, node, oracle in self.made[self.first :]:
+        """Check the law for all nodes."""
+        for value, node, oracle in self.nodes[self.first :]:
             direct = program(value)
-            assert node.act is value or program(node.act) == direct, "the field is another value than was given"
+            assert node.act is value or program(node.act) == direct, "the field has a different value"
             assert getattr(node.act, "__name__", "") == getattr(value, "__name__", "")
             by_identity, ours = str(self.oracle.trace(oracle).jaxpr), str(self.ours.trace(node).jaxpr)
             assert ours == direct or by_identity != direct, f"stale: {ours} is not {direct}"

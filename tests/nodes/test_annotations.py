@@ -1,4 +1,4 @@
-"""Annotations of nodes are those of a frozen dataclass on the running Python."""
+"""Nodes have the annotations of a frozen dataclass on the running Python."""
 
 import dataclasses
 import inspect
@@ -25,8 +25,8 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field, make_dataclass
 from typing import Annotated, Any, ClassVar, Generic, Optional, TypeVar
 """
 
-# A class C, and what is defined only after it. Without quotes around what is not known yet, Python up to 3.13 refuses
-# both classes alike.
+# A class C, and names that are defined only after it. Without quotes around these names, Python up to 3.13 rejects both
+# classes.
 PLAIN = "@node\nclass C:\n    x: int\n    y: Optional[str] = None\n    z: list[float] = field(default_factory=list)\n"
 ITSELF = "@node\nclass C:\n    x: int\n    parent: C | None = None\n"
 LATER = "@node\nclass C:\n    x: Later\n    y: list[Later]\n    z: dict[str, Later | None] | None = None\n"
@@ -71,7 +71,7 @@ CASES = [
     pytest.param(STRINGS, id="strings"),
     pytest.param(FUTURE, id="future"),
     pytest.param(VARIABLES, id="InitVar and ClassVar"),
-    pytest.param(LATER_VARIABLES, id="InitVar and ClassVar of what is later"),
+    pytest.param(LATER_VARIABLES, id="InitVar and ClassVar of a later name"),
     pytest.param(KEYWORDS, id="keywords"),
     pytest.param(GENERIC, id="Generic"),
     pytest.param(PARAMETERS, id="type parameters", marks=since_3_12),
@@ -101,7 +101,7 @@ def help_on_init(cls: type) -> list[str]:
 
 
 def docstring(cls: Any) -> str:
-    """That of a class: Python 3.14 makes it with the dataclass, 3.15 at the first look, as we do on each."""
+    """A class's docstring: Python 3.14 writes it with the dataclass, 3.15 and Treewright at the first access."""
     if sys.version_info >= (3, 14):
         import annotationlib
 
@@ -111,9 +111,9 @@ def docstring(cls: Any) -> str:
     return str(cls.__doc__)
 
 
-def looks(cls: Any) -> Iterator[tuple[str, Callable[[], object]]]:
+def views(cls: Any) -> Iterator[tuple[str, Callable[[], object]]]:
     """Functions that show the annotations of a class, by name."""
-    yield "fields", lambda: [(one.name, one.type) for one in dataclasses.fields(cls)]
+    yield "fields", lambda: [(each.name, each.type) for each in dataclasses.fields(cls)]
     yield "signature", lambda: str(inspect.signature(cls))
     yield "docstring", lambda: docstring(cls)
     yield "help", lambda: help_on_init(cls)
@@ -137,21 +137,21 @@ def looks(cls: Any) -> Iterator[tuple[str, Callable[[], object]]]:
             yield f"{kind.name} of the class", partial(annotationlib.get_annotations, cls, format=kind)
 
 
-def seen(source: str, node: Callable[..., Any], name: str) -> dict[str, str]:
+def annotations_of(source: str, node: Callable[..., Any], name: str) -> dict[str, str]:
     """The annotations of a class from source, before and after the later names are defined."""
     module = sys.modules[name] = types.ModuleType(name)
     vars(module).update(node=node, Module=Module)
-    found: dict[str, str] = {}
+    annotations: dict[str, str] = {}
     try:
         code = source if source.startswith("from __future__") else HEADER + source
-        found["made"] = outcome(lambda: exec(compile(code, name, "exec", dont_inherit=True), vars(module)))
+        annotations["made"] = outcome(lambda: exec(compile(code, name, "exec", dont_inherit=True), vars(module)))
         for time in ("before", "after"):
             if hasattr(module, "C"):
-                found |= {f"{look}, {time}": outcome(value) for look, value in looks(vars(module)["C"])}
+                annotations |= {f"{view}, {time}": outcome(value) for view, value in views(vars(module)["C"])}
             vars(module)["Later"] = int
     finally:
         del sys.modules[name]
-    return found
+    return annotations
 
 
 def frozen(cls: Any = None, /, **options: Any) -> Any:
@@ -165,7 +165,7 @@ def as_node(cls: Any = None, /, **options: Any) -> Any:
 
 
 def as_modules(source: str) -> str:
-    """The same classes, each a subclass of Module where it was decorated."""
+    """The same classes, with Module as base instead of the decorator."""
 
     def statement(match: re.Match[str]) -> str:
         indent, name, bases = match.groups()
@@ -176,11 +176,11 @@ def as_modules(source: str) -> str:
 
 @pytest.mark.parametrize("source", CASES)
 def test_nodes_show_annotations_like_a_frozen_dataclass(source: str) -> None:
-    expected = seen(source, frozen, "annotated")
+    expected = annotations_of(source, frozen, "annotated")
 
-    assert seen(source, as_node, "annotated") == expected
+    assert annotations_of(source, as_node, "annotated") == expected
     if not re.search(r"=node|node\(", source):
-        assert seen(as_modules(source), Module, "annotated") == expected
+        assert annotations_of(as_modules(source), Module, "annotated") == expected
 
 
 # Unreadable annotations
@@ -190,25 +190,11 @@ def test_nodes_show_annotations_like_a_frozen_dataclass(source: str) -> None:
 @since_3_14
 def test_an_unreadable_annotation_raises_its_own_error(text: str) -> None:
     source = f"@node\nclass C:\n    x: int\n    y: Later = 3\n    z: {text} = 3\n    w: int = 3\n"
-    expected = seen(source, frozen, "annotated")["made"]
+    expected = annotations_of(source, frozen, "annotated")["made"]
 
     assert re.match(r"(ZeroDivision|Index|Attribute)Error: ", expected)
-    assert seen(source, as_node, "annotated")["made"] == expected
-    assert seen(as_modules(source), Module, "annotated")["made"] == expected
-
-
-@since_3_14
-def test_an_unknown_name_in_an_annotation_keeps_its_converter() -> None:
-    source = (
-        "from treewright import Converter\n@node\nclass C:\n    x: Annotated[Later, Converter(float)]\nx = C(3).x\n"
-    )
-    module = types.ModuleType("annotated")
-    vars(module)["node"] = pytree_dataclass
-
-    exec(compile(HEADER + source, "annotated", "exec", dont_inherit=True), vars(module))
-
-    assert module.x == 3.0
-    assert isinstance(module.x, float)
+    assert annotations_of(source, as_node, "annotated")["made"] == expected
+    assert annotations_of(as_modules(source), Module, "annotated")["made"] == expected
 
 
 @since_3_14

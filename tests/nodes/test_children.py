@@ -146,4 +146,4 @@ def test_a_layer_with_leaves_that_jit_rejects_needs_adopt() -> None:
     for layer in (mlp, linen.Dense(3)):
         with pytest.warns(ChildWarning, match=r"layer = treewright\.adopt\(\.\.\.\)$"):
             Net(layer)
-    Net(linear)  # whose leaves are arrays
+    Net(linear)  # its leaves are arrays

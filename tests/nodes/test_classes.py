@@ -1,4 +1,4 @@
-"""Classes of all kinds: generic, protocols, diamonds, undecorated, abstract ones; whose `__init__` runs."""
+"""Kinds of classes: generics, protocols, diamonds, undecorated and abstract classes; and which `__init__` runs."""
 
 import abc
 import dataclasses
@@ -66,10 +66,10 @@ def test_a_plain_dataclass_can_be_a_base(frozen: bool) -> None:
         t: Any = 4.0
 
     decorated: Any = pytree_dataclass(type("Decorated", (Plain,), {"__annotations__": {"z": Any}, "z": 3.0}))
-    for made, leaves in ((Net, [1.0, 2.0, 3.0]), (Deeper, [1.0, 2.0, 3.0, 4.0]), (decorated, [1.0, 2.0, 3.0])):
-        node = made(1.0)
+    for cls, leaves in ((Net, [1.0, 2.0, 3.0]), (Deeper, [1.0, 2.0, 3.0, 4.0]), (decorated, [1.0, 2.0, 3.0])):
+        node = cls(1.0)
         assert jax.tree.leaves(node) == leaves
-        assert node == made(1.0)
+        assert node == cls(1.0)
         with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'x'"):
             node.x = 5.0
     assert "Net(x=1.0" in repr(Net(1.0))
@@ -142,7 +142,7 @@ def test_an_undecorated_subclass_is_rejected_at_its_first_instance(cls: Any, arg
 
 
 def test_a_users_init_subclass_still_runs_once_for_each_subclass() -> None:
-    seen: list[str] = []
+    names: list[str] = []
 
     @pytree_dataclass
     class Base:
@@ -150,7 +150,7 @@ def test_a_users_init_subclass_still_runs_once_for_each_subclass() -> None:
 
         def __init_subclass__(cls, tag: str = "", **keywords: Any) -> None:
             super().__init_subclass__(**keywords)
-            seen.append(cls.__name__ + tag)
+            names.append(cls.__name__ + tag)
 
     @pytree_dataclass
     class One(Base, tag="!"):
@@ -160,7 +160,7 @@ def test_a_users_init_subclass_still_runs_once_for_each_subclass() -> None:
     class Two(One):
         z: Any = 3.0
 
-    assert seen == ["One!", "Two"]
+    assert names == ["One!", "Two"]
     assert jax.tree.leaves([One(1.0, 2.0), Two(1.0, 2.0)]) == [1.0, 2.0, 1.0, 2.0, 3.0]
 
 
@@ -189,17 +189,17 @@ def cell() -> Any:
 
 
 def test_two_classes_of_the_same_name_are_distinct() -> None:
-    one, two = cell(), cell()
-    assert one != two
-    assert jax.tree.structure(one) != jax.tree.structure(two)
+    first, second = cell(), cell()
+    assert first != second
+    assert jax.tree.structure(first) != jax.tree.structure(second)
 
 
-# Whose __init__ runs
+# Which __init__ runs
 
 
 class Mixin:
     def __init__(self, x: Any) -> None:
-        object.__setattr__(self, "x", ("mixin", x))  # past the one of a frozen dataclass
+        object.__setattr__(self, "x", ("mixin", x))  # bypasses __setattr__ of a frozen dataclass
 
 
 class Cooperative:
@@ -224,11 +224,11 @@ class Plain:
 
 
 class Speaks(typing.Protocol):
-    """Into which `typing` puts an `__init__`."""
+    """A protocol, to which `typing` adds an `__init__`."""
 
 
 class Declares(typing_extensions.Protocol):
-    """The same of another library."""
+    """The same with typing_extensions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,7 +304,7 @@ def test_module_init_calls_the_next_init_in_the_mro() -> None:
 
 
 def abstract(cls: Any) -> Any:
-    """A message of Python's, from a class with the metaclass for it."""
+    """Python's message, from a class with its metaclass."""
     with pytest.raises(TypeError) as caught:
         cls()
     return str(caught.value)
@@ -327,8 +327,8 @@ def test_abstract_methods_are_enforced_without_abc(decorate: Any) -> None:
     half = {"__annotations__": {"width": int}, "width": static(default=3)}
     assert "run" in abstract(decorate(type("Half", (ours,), half)))
     assert "width" not in abstract(decorate(type("Half", (ours,), half)))
-    whole: Any = decorate(type("Whole", (decorate(type("Half", (ours,), half)),), {"run": lambda self: self.width}))
-    assert (whole().run(), ours.__abstractmethods__) == (3, {"run", "width"})
+    complete: Any = decorate(type("Whole", (decorate(type("Half", (ours,), half)),), {"run": lambda self: self.width}))
+    assert (complete().run(), ours.__abstractmethods__) == (3, {"run", "width"})
 
 
 # The base class itself
@@ -414,11 +414,11 @@ class Documented(Module):
 
 
 def test_doctest_finds_examples_in_methods() -> None:
-    found = list(doctest.DocTestFinder(exclude_empty=True).find(Documented, "Documented", module=False))
+    tests = list(doctest.DocTestFinder(exclude_empty=True).find(Documented, "Documented", module=False))
     runner = doctest.DocTestRunner()
-    for test in found:
+    for test in tests:
         test.globs["Documented"] = Documented
         runner.run(test)
 
-    assert {test.name.removeprefix("Documented") for test in found} == {"", ".method", ".jitted", ".half"}
+    assert {test.name.removeprefix("Documented") for test in tests} == {"", ".method", ".jitted", ".half"}
     assert (runner.summarize(verbose=False).failed, runner.tries) == (0, 4)

@@ -132,15 +132,15 @@ class Own(Made):
     pass
 
 Tagged.again = Tagged(1.0)
-alone = {
+single = {
     "Plain(x=1.0)": Plain(1.0), "Tagged(x=1.0, tag='t')": Tagged(1.0), "Pure(x=1.0)": Pure(1.0),
     "Own(x=1.0, tag=Plain(x=1.0))": Own(1.0), "<class '__main__.Made'>": Made,
     "<method Pure.__call__ of Pure(x=2.0)>": Pure(2.0).__call__,
     "PyTreeDef(CustomNode(Tagged[tag='t'], [*]))": jax.tree.structure(Tagged(1.0)),
 }
 with open(sys.argv[1], "wb") as file:
-    alone = {name: cloudpickle.dumps(thing) for name, thing in alone.items()}
-    cloudpickle.dump({"all": cloudpickle.dumps(things), **alone}, file)
+    single = {name: cloudpickle.dumps(thing) for name, thing in single.items()}
+    cloudpickle.dump({"all": cloudpickle.dumps(things), **single}, file)
 """
 
 
@@ -156,8 +156,8 @@ def pickles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    found: dict[str, bytes] = pickle.loads((folder / "things.pickle").read_bytes())
-    return found
+    things: dict[str, bytes] = pickle.loads((folder / "things.pickle").read_bytes())
+    return things
 
 
 @pytest.fixture(scope="module")

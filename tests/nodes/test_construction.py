@@ -34,7 +34,7 @@ class Linear(Module):
 def test_a_custom_init_assigns_fields_as_usual_and_the_instance_is_frozen_after() -> None:
     linear = Linear(3)
     assert linear.width == 3
-    assert (linear.bias, linear.items) == (None, [1.0])  # defaults stand in for fields that were not assigned
+    assert (linear.bias, linear.items) == (None, [1.0])  # unassigned fields have their defaults
     with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'width' of a Linear"):
         linear.width = 4
 
@@ -88,13 +88,13 @@ def test_init_cannot_replace_a_method() -> None:
         Net()
 
 
-@pytest.mark.parametrize("held", ["self", "method"])
-def test_a_node_cannot_contain_itself(held: str) -> None:
+@pytest.mark.parametrize("value", ["self", "method"])
+def test_a_node_cannot_contain_itself(value: str) -> None:
     class Net(Module):
         inner: Any
 
         def __init__(self) -> None:
-            self.inner = self if held == "self" else self.apply
+            self.inner = self if value == "self" else self.apply
 
         def apply(self) -> int:
             return 1
@@ -288,11 +288,11 @@ def test_an_init_that_raises_leaves_an_immutable_node() -> None:
     with pytest.raises(RuntimeError, match="no luck"):
         Net(wrong=True)
     (net,) = leaked
-    said = r"unfinished .*Net: its __init__ raised RuntimeError\(no luck\)"
+    pattern = r"unfinished .*Net: its __init__ raised RuntimeError\(no luck\)"
     for use in (lambda: net.w, lambda: setattr(net, "w", 2.0), net.tree_flatten, lambda: net.__init__(wrong=False)):
-        with pytest.raises(UnfinishedNodeError, match=said):
+        with pytest.raises(UnfinishedNodeError, match=pattern):
             use()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=pattern):
         jax.tree.leaves(net)
     assert Net(wrong=False).w == 1.0
 
@@ -301,11 +301,11 @@ def test_an_init_that_raises_leaves_an_immutable_node() -> None:
 def test_a_check_or_post_init_that_raises_leaves_no_usable_node(where: str) -> None:
     leaked: list[Any] = []
 
-    def refuse(self: Any) -> None:
+    def reject(self: Any) -> None:
         leaked.append(self)
         raise ValueError("negative")
 
-    cls: Any = pytree_dataclass(type("Node", (), {"__annotations__": {"x": Any}, where: refuse}))
+    cls: Any = pytree_dataclass(type("Node", (), {"__annotations__": {"x": Any}, where: reject}))
     with pytest.raises(ValueError, match="negative"):
         cls(1.0)
     with pytest.raises(UnfinishedNodeError, match=r"its __init__ raised ValueError\(negative\)"):

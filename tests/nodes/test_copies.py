@@ -1,4 +1,4 @@
-"""Copies by `copy`, `pickle`, `cloudpickle` and other processes: as frozen as the original, as soon freed."""
+"""Copies by `copy`, `pickle`, `cloudpickle` and other processes are frozen, and freed as early as the original."""
 
 import contextlib
 import copy
@@ -25,7 +25,7 @@ partial: Any = functools.partial
 calls: list[str] = []
 
 
-def noted(value: Any) -> Any:
+def record_call(value: Any) -> Any:
     calls.append("converter")
     return value
 
@@ -36,11 +36,11 @@ def squared(x: Any) -> Any:
 
 @pytree_dataclass
 class Layer:
-    kernel: Any = field(converter=noted)
+    kernel: Any = field(converter=record_call)
     bias: Any = None
     start: dataclasses.InitVar[int] = 0
     total: Any = field(init=False, default=0)
-    activation: Any = static(default=squared, converter=noted)
+    activation: Any = static(default=squared, converter=record_call)
 
     def __post_init__(self, start: int) -> None:
         calls.append("__post_init__")
@@ -74,20 +74,20 @@ class Box:
     value: Any
 
 
-def pickled(protocol: int, node: Any) -> Any:
+def pickle_round_trip(protocol: int, node: Any) -> Any:
     return pickle.loads(pickle.dumps(node, protocol))
 
 
 COPIES: dict[str, Callable[[Any], Any]] = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
-    **{f"pickle {protocol}": functools.partial(pickled, protocol) for protocol in (0, 2, 5)},
+    **{f"pickle {protocol}": functools.partial(pickle_round_trip, protocol) for protocol in (0, 2, 5)},
     "cloudpickle": lambda node: pickle.loads(cloudpickle.dumps(node)),
     "tree.map": lambda node: jax.tree.map(lambda leaf: leaf, node),
     "replace": replace,
 }
 
-copies = pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+copies = pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES)
 
 
 @contextlib.contextmanager
@@ -100,22 +100,22 @@ def no_garbage_collector() -> Generator[None]:
 
 
 @copies
-def test_copying_runs_no_constructor_converter_or_check(copied: Callable[[Any], Any]) -> None:
+def test_copying_runs_no_constructor_converter_or_check(duplicate: Callable[[Any], Any]) -> None:
     nodes: list[Any] = [Net(3), Layer(1.5, activation="relu"), Plain(None), Box({"a": [np.ones(2), "s"]})]
     for node in nodes:
         calls.clear()
-        found = copied(node)
+        result = duplicate(node)
         assert calls == []
-        assert found is not node
-        assert type(found) is type(node)
-        assert found == node
-        assert repr(found) == repr(node)
-        assert found.tree_flatten()[1] is node.tree_flatten()[1]
+        assert result is not node
+        assert type(result) is type(node)
+        assert result == node
+        assert repr(result) == repr(node)
+        assert result.tree_flatten()[1] is node.tree_flatten()[1]
 
 
 @copies
-def test_a_copy_is_as_frozen_as_the_original(copied: Callable[[Any], Any]) -> None:
-    net = copied(Net(3))
+def test_a_copy_is_as_frozen_as_the_original(duplicate: Callable[[Any], Any]) -> None:
+    net = duplicate(Net(3))
     for node, name in [(net, "layers"), (net, "rate"), (net.layers[0], "kernel"), (net.layers[0], "total")]:
         for change in (setattr, object.__setattr__):
             with pytest.raises(dataclasses.FrozenInstanceError, match=f"cannot assign to field '{name}' of a"):
@@ -125,15 +125,15 @@ def test_a_copy_is_as_frozen_as_the_original(copied: Callable[[Any], Any]) -> No
 
 
 @copies
-def test_a_copy_is_freed_with_its_last_reference(copied: Callable[[Any], Any]) -> None:
+def test_a_copy_is_freed_with_its_last_reference(duplicate: Callable[[Any], Any]) -> None:
     with no_garbage_collector():
         for node in (Net(3), Box([1, {"a": jnp.ones(2)}])):
-            found = copied(node)
-            assert repr(found) == repr(node)
-            assert found == node
-            gone = weakref.ref(found)
-            del found
-            assert gone() is None
+            result = duplicate(node)
+            assert repr(result) == repr(node)
+            assert result == node
+            reference = weakref.ref(result)
+            del result
+            assert reference() is None
 
 
 @pytest.mark.parametrize("name", [name for name in COPIES if name.startswith(("deepcopy", "pickle", "cloud"))])
@@ -141,28 +141,28 @@ def test_cycles_are_copied(name: str) -> None:
     items: list[Any] = []
     box = Box(items)
     items.append(box)
-    found = COPIES[name](box)
-    assert found is not box
-    assert found.value is not items
-    assert found.value[0] is found
+    result = COPIES[name](box)
+    assert result is not box
+    assert result.value is not items
+    assert result.value[0] is result
 
 
 def test_copy_shares_the_children_and_deepcopy_copies_them_once() -> None:
     shared = [1]
     box = Box([shared, {"again": shared}])
     assert copy.copy(box).value is box.value
-    found = copy.deepcopy(box)
-    assert found.value[0] is found.value[1]["again"] is not shared
+    result = copy.deepcopy(box)
+    assert result.value[0] is result.value[1]["again"] is not shared
     shared.append(2)
-    assert found == Box([[1], {"again": [1]}])
+    assert result == Box([[1], {"again": [1]}])
     both = copy.deepcopy([box, box])
     assert both[0] is both[1] is not box
 
 
 def test_methods_and_treedefs_are_copied_and_pickled() -> None:
     net = Net(3)
-    for copied in (copy.copy, copy.deepcopy):
-        assert jnp.array_equal(copied(net.__call__)(2.0), net(2.0))
+    for duplicate in (copy.copy, copy.deepcopy):
+        assert jnp.array_equal(duplicate(net.__call__)(2.0), net(2.0))
     for dumps in (pickle.dumps, cloudpickle.dumps):
         assert jnp.array_equal(pickle.loads(dumps(net.__call__))(2.0), net(2.0))
         treedef = pickle.loads(dumps(jax.tree.structure(net)))
@@ -173,10 +173,10 @@ def test_methods_and_treedefs_are_copied_and_pickled() -> None:
 @pytest.mark.parametrize("function", [jax.nn.relu, jax.nn.gelu, jnp.exp, jax.lax.tanh, np.tanh, abs, len])
 def test_static_functions_are_pickled_by_name(function: Any) -> None:
     layer = Layer(1.0, activation=function)
-    for copied in (COPIES["pickle 0"], COPIES["pickle 5"], COPIES["cloudpickle"]):
-        found = copied(layer)
-        assert found.activation is function
-        assert found == layer
+    for duplicate in (COPIES["pickle 0"], COPIES["pickle 5"], COPIES["cloudpickle"]):
+        result = duplicate(layer)
+        assert result.activation is function
+        assert result == layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,15 +197,15 @@ class Held:
 )
 def test_functions_inside_statics_are_pickled_by_name(value: Any) -> None:
     layer = Layer(1.0, activation=freeze(value))
-    for copied in (COPIES["pickle 0"], COPIES["pickle 5"], COPIES["cloudpickle"]):
-        assert jax.tree.structure(copied(layer)) == jax.tree.structure(layer)
+    for duplicate in (COPIES["pickle 0"], COPIES["pickle 5"], COPIES["cloudpickle"]):
+        assert jax.tree.structure(duplicate(layer)) == jax.tree.structure(layer)
 
 
 def test_an_unfinished_node_cannot_be_copied() -> None:
     empty = object.__new__(Box)
-    for copied in (copy.copy, copy.deepcopy, pickle.dumps, cloudpickle.dumps, replace):
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps, cloudpickle.dumps, replace):
         with pytest.raises(UnfinishedNodeError, match="an unfinished Box"):
-            copied(empty)
+            duplicate(empty)
 
 
 def class_of_version(*children: str, statics: tuple[str, ...] = ()) -> Any:

@@ -39,8 +39,8 @@ class Empty:
     pass
 
 
-def made(body: type[Any], *bases: type[Any], decorate: bool = False, **options: bool) -> Any:
-    """A node class with the field `value` and the methods of `body`; decorated, or made by the class statement."""
+def node_class(body: type[Any], *bases: type[Any], decorate: bool = False, **options: bool) -> Any:
+    """A node class with the field `value` and the methods of `body`; decorated, or a subclass of Module."""
     methods = {name: value for name, value in vars(body).items() if name in {"__eq__", "__hash__", "__repr__"}}
     namespace = {"__annotations__": {"value": Any}, "__module__": __name__, **methods}
     if decorate:
@@ -51,8 +51,8 @@ def made(body: type[Any], *bases: type[Any], decorate: bool = False, **options: 
 
 def behaviour(cls: Any) -> tuple[str, str, str]:
     """How nodes of a class are compared, hashed and printed: by the class itself, by value, or as Python does."""
-    node, again = cls([1]), cls([1])
-    equality = "own" if node == "a" else "value" if node == again else "python"
+    node, equal = cls([1]), cls([1])
+    equality = "own" if node == "a" else "value" if node == equal else "python"
     number = cls(1)
     if cls.__hash__ is None:
         with pytest.raises(TypeError, match=r"^unhashable type: 'Net'$"):
@@ -61,36 +61,40 @@ def behaviour(cls: Any) -> tuple[str, str, str]:
     else:
         code = hash(number)
         hashed = {7: "own", hash((1,)): "value", object.__hash__(number): "python"}[code]
-    shown = repr(number)
-    return equality, hashed, "own" if shown == "own" else "value" if shown == "Net(value=1)" else "python"
+    text = repr(number)
+    return equality, hashed, "own" if text == "own" else "value" if text == "Net(value=1)" else "python"
 
 
 VALUE, OWN, PYTHON = ("value",) * 3, ("own",) * 3, ("python",) * 3
 SILENT = {"eq": False, "repr": False}
 RULES: dict[str, tuple[Callable[[bool], Any], tuple[str, ...], tuple[str, ...]]] = {
-    "nothing said": (lambda d: made(Empty, decorate=d), VALUE, VALUE),
-    "the options off": (lambda d: made(Empty, decorate=d, **SILENT), PYTHON, PYTHON),
-    "all of its own": (lambda d: made(Own, decorate=d), OWN, OWN),
-    "all of a base": (lambda d: made(Empty, made(Own, decorate=d), decorate=d), VALUE, OWN),
-    "all of a base, and the options off": (
-        lambda d: made(Empty, made(Own, decorate=d), decorate=d, **SILENT),
+    "no method": (lambda d: node_class(Empty, decorate=d), VALUE, VALUE),
+    "the options off": (lambda d: node_class(Empty, decorate=d, **SILENT), PYTHON, PYTHON),
+    "its own methods": (lambda d: node_class(Own, decorate=d), OWN, OWN),
+    "methods of a base": (lambda d: node_class(Empty, node_class(Own, decorate=d), decorate=d), VALUE, OWN),
+    "methods of a base, and the options off": (
+        lambda d: node_class(Empty, node_class(Own, decorate=d), decorate=d, **SILENT),
         OWN,
         OWN,
     ),
     "below a node, the options off": (
-        lambda d: made(Empty, made(Empty, decorate=d), decorate=d, **SILENT),
+        lambda d: node_class(Empty, node_class(Empty, decorate=d), decorate=d, **SILENT),
         PYTHON,
         PYTHON,
     ),
-    "an equality": (lambda d: made(OwnEquality, decorate=d), ("own", "value", "value"), ("own", "value", "value")),
+    "an equality": (
+        lambda d: node_class(OwnEquality, decorate=d),
+        ("own", "value", "value"),
+        ("own", "value", "value"),
+    ),
     "an equality, and eq=False": (
-        lambda d: made(OwnEquality, decorate=d, eq=False),
+        lambda d: node_class(OwnEquality, decorate=d, eq=False),
         ("own", "none", "value"),
         ("own", "none", "value"),
     ),
-    "no hash": (lambda d: made(Unhashable, decorate=d), ("value", "none", "value"), ("value", "none", "value")),
+    "no hash": (lambda d: node_class(Unhashable, decorate=d), ("value", "none", "value"), ("value", "none", "value")),
     "a base without a hash": (
-        lambda d: made(Empty, made(Unhashable, decorate=d), decorate=d),
+        lambda d: node_class(Empty, node_class(Unhashable, decorate=d), decorate=d),
         VALUE,
         ("value", "none", "value"),
     ),
@@ -106,10 +110,10 @@ def test_methods_in_the_class_body_override_options(
 
 
 def test_methods_of_mixins_follow_the_mro() -> None:
-    assert behaviour(made(Empty, Own, Module)) == OWN
-    assert behaviour(made(Empty, Module, Own)) == VALUE
-    assert behaviour(made(Empty, Own, decorate=True)) == VALUE
-    assert behaviour(made(Empty, Own, decorate=True, **SILENT)) == OWN
+    assert behaviour(node_class(Empty, Own, Module)) == OWN
+    assert behaviour(node_class(Empty, Module, Own)) == VALUE
+    assert behaviour(node_class(Empty, Own, decorate=True)) == VALUE
+    assert behaviour(node_class(Empty, Own, decorate=True, **SILENT)) == OWN
 
 
 def test_methods_generated_for_a_dataclass_base_are_regenerated() -> None:
@@ -117,8 +121,8 @@ def test_methods_generated_for_a_dataclass_base_are_regenerated() -> None:
     class Plain:
         value: Any
 
-    for cls in (made(Empty, Plain, decorate=True), made(Empty, Plain, Module)):
+    for cls in (node_class(Empty, Plain, decorate=True), node_class(Empty, Plain, Module)):
         assert cls(jnp.ones(2)) == cls(jnp.ones(2))
         assert hash(cls(1)) == hash((1,))
         assert one_line(cls(jnp.ones(2))).endswith("(value=f32[2])")
-    assert behaviour(made(Empty, Plain, Module, eq=False))[0] == "python"
+    assert behaviour(node_class(Empty, Plain, Module, eq=False))[0] == "python"

@@ -1,4 +1,4 @@
-"""`==` gives a plain bool for any leaves, `hash` uses values, and the two agree."""
+"""`==` returns a plain bool for any leaves, `hash` uses values, and the two agree."""
 
 import dataclasses
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class Net(Module):
 
 
 class Elementwise:
-    """Compares as arrays of other libraries do."""
+    """Compares like other libraries' arrays."""
 
     def __init__(self, *values: int) -> None:
         self.values = values
@@ -117,7 +117,7 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "dict keys": ({"a": 1}, {"b": 1}),
     "length": ([1, 2], [1]),
     "statics of a node": (Layer(1, width=3), Layer(1, width=4)),
-    "statics told apart exactly": (Layer(1, width=1), Layer(1, width=True)),
+    "statics that only exact comparison distinguishes": (Layer(1, width=1), Layer(1, width=True)),
     "class of a node": (Box(1), Crate(1)),
     "a node and its subclass": (Box(1), SmallBox(1)),
     "objects": (object(), object()),
@@ -220,7 +220,7 @@ def test_traced_nodes_compare_without_values_if_possible() -> None:
         assert layer != Layer(layer.kernel[None], layer.bias)
         assert layer != Layer(layer.kernel.astype(jnp.bfloat16), layer.bias)
         assert layer != Layer([layer.kernel], layer.bias)
-        assert layer == Layer(layer.kernel, layer.bias)  # the very same tracers
+        assert layer == Layer(layer.kernel, layer.bias)  # identical tracers
         assert layer != Box(layer)
 
     compare(Layer(jnp.ones(3), jnp.ones(2)))
@@ -233,12 +233,12 @@ def test_traced_nodes_compare_without_values_if_possible() -> None:
 def test_equal_nodes_have_equal_hashes(make: Callable[[], Any]) -> None:
     one, other = Box(make()), Box(make())
     try:
-        found = hash(one)
+        code = hash(one)
     except TypeError:
         with pytest.raises(TypeError, match=r"unhashable type 'Box': Box\.value"):
             hash(other)
     else:
-        assert found == hash(other)
+        assert code == hash(other)
         assert {one: "found"}[other] == "found"
 
 

@@ -64,7 +64,7 @@ class Cold:
 
 
 class Extended(Frozen):
-    """Takes the `==` over, which does not look at further attributes."""
+    """Inherits an `==` that ignores additional attributes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,13 +109,13 @@ class Unit(str):
 
 
 def unit(power: int) -> Unit:
-    made = Unit("m")
-    made.power = power
-    return made
+    unit_with_power = Unit("m")
+    unit_with_power.power = power
+    return unit_with_power
 
 
 def subclass_of(base: type[Any]) -> Callable[..., Any]:
-    """A subclass whose instances can have attributes, and which takes the `==` over, which does not look at them."""
+    """A subclass whose instances can have attributes, which the inherited `==` ignores."""
     return types.new_class(f"{base.__name__}WithAttributes", (base,))
 
 
@@ -138,12 +138,12 @@ class Setting(equinox.Module):  # type: ignore[misc,unused-ignore]
     value: Any = equinox.field(static=True)
 
 
-def held_by_equinox(value: Any, read: Callable[[Any], Any] = lambda module: module) -> Any:
+def in_equinox_module(value: Any, read: Callable[[Any], Any] = lambda module: module) -> Any:
     return read(cast("Any", Setting)(value))
 
 
 class FrozenDict(Mapping[str, Any]):
-    """A mapping of a user's that can't change."""
+    """A user's immutable mapping."""
 
     def __init__(self, **items: Any) -> None:
         self.items_given = items
@@ -162,7 +162,7 @@ class FrozenDict(Mapping[str, Any]):
 
 
 class Money(Decimal):
-    """Prints less than it is, as the next one does."""
+    """Its repr omits a part, as for the next class."""
 
     def __str__(self) -> str:
         return f"{float(self):.1f}"
@@ -233,7 +233,7 @@ def function_with_keyword_default(value: Any) -> Callable[..., Any]:
 
 
 def note(*args: Any, **keywords: Any) -> None:
-    """Takes anything."""
+    """Accepts any arguments."""
 
 
 def documented(
@@ -257,7 +257,7 @@ def function_in(namespace: dict[str, Any]) -> Any:
     return eval("lambda x: x * scale", namespace)
 
 
-# Made twice: equal, and mostly not identical.
+# Created twice: equal, and mostly not identical.
 SAME: dict[str, Callable[[], Any]] = {
     "date": lambda: dt.date(2020, 1, 2),
     "function of jax": lambda: jax.nn.relu,
@@ -294,7 +294,7 @@ SAME: dict[str, Callable[[], Any]] = {
     "treedef": lambda: jax.tree.structure({"a": (1, None), "b": Static(("a", 1))}),
     "key of a tree": lambda: (jax.tree_util.DictKey("a"), jax.tree_util.SequenceKey(1)),
     "path": lambda: pathlib.PurePosixPath("a", "b"),
-    "module of equinox": lambda: held_by_equinox((1, "a")),
+    "module of equinox": lambda: in_equinox_module((1, "a")),
 }
 
 # Types that are not compared by value
@@ -442,7 +442,7 @@ SCALARS: list[Any] = [
 def make_a_set(values: list[Any]) -> bool:
     try:
         frozenset(values)
-    except TypeError:  # a value without a hash; or Decimal(1) beside np.int32(1), which can't be compared
+    except TypeError:  # an unhashable value; or Decimal(1) and np.int32(1), which can't be compared
         return False
     return True
 
@@ -482,13 +482,13 @@ def parts_of(value: Any) -> Iterator[Any] | None:
             return None
 
 
-def described(value: Any) -> str:
-    """A text that is equal exactly when type and repr are, all the way down."""
+def exact_description(value: Any) -> str:
+    """A text that is equal exactly if type and repr are equal at every level."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, frozenset):
-        return f"{kind}{{{', '.join(sorted(map(described, value)))}}}"
+        return f"{kind}{{{', '.join(sorted(map(exact_description, value)))}}}"
     parts = parts_of(value)
-    return f"{kind}:{value!r}" if parts is None else f"{kind}({', '.join(map(described, parts))})"
+    return f"{kind}:{value!r}" if parts is None else f"{kind}({', '.join(map(exact_description, parts))})"
 
 
 @given(st.lists(VALUES, min_size=2, max_size=6))
@@ -497,8 +497,8 @@ def test_nodes_share_their_statics_exactly_when_type_and_repr_are_equal(values: 
 
     for first in nodes:
         for second in nodes:
-            same = described(first) == described(second)
-            assert (jax.tree.structure(first) == jax.tree.structure(second)) is same
+            are_equal = exact_description(first) == exact_description(second)
+            assert (jax.tree.structure(first) == jax.tree.structure(second)) is are_equal
 
 
 @given(st.permutations(SCALARS))

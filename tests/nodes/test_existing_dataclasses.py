@@ -1,4 +1,4 @@
-"""Classes that are dataclasses already, or have bases with more than fields, under `@pytree_dataclass`."""
+"""Existing dataclasses, and classes below bases with other state than fields, under `@pytree_dataclass`."""
 
 import dataclasses
 import types
@@ -31,7 +31,7 @@ def quantised(mark: str, **options: Any) -> Any:
 
 
 def is_registered(cls: Any) -> bool:
-    """Whether JAX knows a class; before 0.10 it does not tell without an instance."""
+    """Whether a class is registered with JAX; before 0.10 this needs an instance."""
     return bool(getattr(jax.tree_util, "is_tree_node", lambda _: False)(cls))
 
 
@@ -40,9 +40,9 @@ def is_registered(cls: Any) -> bool:
 
 @pytest.mark.parametrize("mark", MARKS)
 def test_an_existing_dataclass_is_rejected(mark: str) -> None:
-    for theirs in (quantised(mark), quantised(mark, frozen=True)):
+    for cls in (quantised(mark), quantised(mark, frozen=True)):
         with pytest.raises(NodeDefinitionError, match=r"Quantised is already a dataclass, .* Remove the extra"):
-            pytree_dataclass(theirs)
+            pytree_dataclass(cls)
 
 
 @pytest.mark.parametrize("mark", MARKS)
@@ -55,8 +55,8 @@ def test_statics_marked_for_other_libraries_are_honoured(mark: str) -> None:
 @pytest.mark.parametrize("base", [Exception, dict, list, tuple, float, str, set, type, types.SimpleNamespace])
 def test_a_base_with_state_outside_fields_is_rejected(base: type[Any]) -> None:
     cls: Any = dataclasses.make_dataclass("Theirs", [("x", Any)], bases=(base,))
-    known = f"Theirs is a subclass of {base.__name__}, so it can't be a node: .* would be lost"
+    pattern = f"Theirs is a subclass of {base.__name__}, so it can't be a node: .* would be lost"
 
-    with pytest.raises(NodeDefinitionError, match=known):
+    with pytest.raises(NodeDefinitionError, match=pattern):
         pytree_dataclass(cls)
     assert not is_registered(cls)

@@ -1,4 +1,4 @@
-"""Exported programs carry our treedefs to other processes: by names and values, never by pickles."""
+"""Exported programs contain our treedefs with their statics: plain values, names, and containers of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import importlib
 import os
-import pickle
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,15 +27,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 MODELS = """
+import dataclasses
 import enum
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from treewright import Module, Static, field, freeze, pytree_dataclass, static
+from treewright import Module, freeze, pytree_dataclass, static
 
 
 class Color(enum.Enum):
@@ -55,6 +54,11 @@ class Pair(NamedTuple):
 
 class Single(NamedTuple):
     only: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    sizes: Any
 
 
 def twice(x):
@@ -108,24 +112,14 @@ VALUES = {
     "True": True,
     "-0.0": -0.0,
     "NaN": float("nan"),
-    "complex": complex(-0.0, float("nan")),
     "None": None,
-    "bytes": b"\\x00\\xff",
     "tuple": (1, (True, -0.0, "x"), None),
     "frozenset": frozenset({1, "a", (2, None)}),
     "enum alias": Color.CRIMSON,
     "flag": Mode.READ,
-    "two flags": Mode.READ | Mode.WRITE,
-    "bfloat16 dtype": np.dtype(jnp.bfloat16),
-    "swapped dtype": np.dtype("float32").newbyteorder(),
-    "numpy NaN": np.float64("nan"),
-    "numpy bfloat16": np.dtype(jnp.bfloat16).type(1.5),
-    "numpy date": np.datetime64("2020-01-01"),
-    "frozen scalar": freeze(np.array(2.5)),
-    "frozen swapped array": freeze(np.arange(3, dtype=np.dtype("int16").newbyteorder())),
-    "frozen strings": freeze(np.array(["a", "bcd"])),
     "frozen mapping": freeze({"sizes": [64, 64], "flags": {True}, (1, 2): {"x": None}}),
     "named tuple": Pair(1, ("a", Single(2.0))),
+    "frozen dataclass": Config((1, 2)),
     "function": twice,
     "builtin": len,
     "jax.nn.relu": jax.nn.relu,
@@ -133,8 +127,6 @@ VALUES = {
     "jnp.float32": jnp.float32,
     "nested class": Outer.Inner,
     "static method": Outer.Inner.helper,
-    "node": Settings(1e-3, "eval"),
-    "node in a node": Static((Settings(-0.0), Static("x"))),
 }
 """
 
@@ -144,10 +136,10 @@ import jax
 import numpy as np
 import exported_models as models
 
-def refuse(*args, **kwargs):
+def reject(*args, **kwargs):
     raise AssertionError("something was unpickled")
 
-pickle.loads = pickle.load = pickle.Unpickler = refuse
+pickle.loads = pickle.load = pickle.Unpickler = reject
 exported = jax.export.deserialize(pathlib.Path(sys.argv[1]).read_bytes())
 nets = models.nets()
 for name, result in exported.call(nets).items():
@@ -178,7 +170,7 @@ def test_an_exported_program_carries_its_statics_to_a_new_process(models: Any, t
     assert (run.returncode, sorted(run.stdout.splitlines())) == (0, sorted(models.VALUES)), run.stderr
 
 
-# Refused
+# Rejected
 
 
 @pytree_dataclass
@@ -199,18 +191,18 @@ def exported(node: Any) -> bytes:
 
 @pytest.mark.parametrize("wrap", [lambda f: f, lambda f: (1, f), lambda f: frozenset({f})])
 def test_exporting_a_static_lambda_names_class_and_field(wrap: Any) -> None:
-    message = r"Holder\.value: <function .*<lambda>.* can't be named in an exported program.*top level"
+    message = r"Holder\.value: .*<lambda at test_export.* can't be saved in an exported program.*top level"
     with pytest.raises(StaticSerializationError, match=message):
         exported([Holder(1.0, wrap(lambda x: x))])
 
 
 def test_exporting_a_lambda_inside_a_static_names_the_outer_class_and_field() -> None:
-    with pytest.raises(StaticSerializationError, match=r"^ModuleHolder\.value: <function .*<lambda>"):
+    with pytest.raises(StaticSerializationError, match=r"^ModuleHolder\.value: Holder"):
         exported(ModuleHolder(1.0, Holder(2.0, lambda x: x)))
 
 
 class NamedLike(tuple[int, ...]):
-    """A tuple of its own class, and no named tuple."""
+    """An instance of a subclass of tuple that is not a named tuple."""
 
     __slots__ = ()
 
@@ -236,21 +228,26 @@ def with_attribute(value: Any) -> Any:
 UNNAMEABLE = {
     "a local class": type("Local", (), {}),
     "an object": object(),
-    "a structured dtype": np.dtype([("a", np.float32)]),
-    "a tuple of a class of its own": NamedLike((1, 2)),
-    "a partial with attributes": with_attribute(functools.partial(print)),
+    "a complex number": 1j,
+    "bytes": b"a",
+    "two flags": re.ASCII | re.IGNORECASE,
+    "a dtype": np.dtype("float32"),
+    "a numpy scalar": np.float32(1),
+    "a frozen array": freeze(np.ones(2)),
+    "a partial": functools.partial(print),
+    "an instance of a subclass of tuple": NamedLike((1, 2)),
     "a named tuple with attributes": with_attribute(NamedMore(1)),
     "a dataclass with attributes that are not fields": with_attribute(More(1)),
-    "a dtype with metadata": np.dtype("float32", metadata={"unit": "m"}),
-    "a frozen array of a dtype with metadata": freeze(np.zeros(2, np.dtype("float32", metadata={"unit": "m"}))),
-    "a function under another's name": type("Fake", (), {"__module__": __name__, "__qualname__": "exported"})(),
+    "a function with the name of a different one": type(
+        "Fake", (), {"__module__": __name__, "__qualname__": "exported"}
+    )(),
 }
 
 
 @pytest.mark.filterwarnings("ignore::treewright.errors.StaticWarning")
 @pytest.mark.parametrize("value", UNNAMEABLE.values(), ids=list(UNNAMEABLE))
 def test_export_rejects_objects_without_an_import_path(value: object) -> None:
-    with pytest.raises(StaticSerializationError, match=r"^Holder\.value: .* can't be named in an exported program"):
+    with pytest.raises(StaticSerializationError, match=r"^Holder\.value: .* can't be saved in an exported program"):
         exported(Holder(1.0, value))
 
 
@@ -258,7 +255,7 @@ def test_loading_an_exported_program_names_a_missing_function(monkeypatch: pytes
     program = exported(Holder(1.0, models.twice))
     monkeypatch.delattr(models, "twice")
 
-    message = r"exported_models:twice was not found.*Import exported_models before reading"
+    message = r"exported_models.twice was not found.*Import exported_models before reading"
     with pytest.raises(StaticSerializationError, match=message):
         jax.export.deserialize(bytearray(program))
 
@@ -267,7 +264,9 @@ def test_loading_an_exported_program_imports_no_modules(monkeypatch: pytest.Monk
     program = exported(Holder(1.0, models.Color.RED))
     monkeypatch.delitem(sys.modules, "exported_models")
 
-    with pytest.raises(StaticSerializationError, match=r"exported_models:Color was not found.*Import exported_models"):
+    with pytest.raises(
+        StaticSerializationError, match=r"exported_models.Color.RED was not found.*Import exported_models"
+    ):
         jax.export.deserialize(bytearray(program))
 
     assert "exported_models" not in sys.modules
@@ -282,30 +281,7 @@ def test_loading_an_exported_program_rejects_a_class_with_different_statics() ->
         jax.export.deserialize(bytearray(program.replace(b'{"value": 3}', b'{"other": 3}')))
 
 
-# Nothing runs
-
-
-def test_export_never_uses_pickle(monkeypatch: pytest.MonkeyPatch, models: Any) -> None:
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise AssertionError("a pickle was used")
-
-    for name in ("loads", "load", "dumps", "dump", "Unpickler", "Pickler"):
-        monkeypatch.setattr(pickle, name, refuse)
-    node = models.net(models.Pair(models.twice, models.Color.RED))
-
-    assert jax.export.deserialize(bytearray(exported(node))).in_tree == jax.tree.structure(((node,), {}))
-
-
-def test_exported_programs_accept_and_return_methods(models: Any) -> None:
-    method = models.net("x").times
-
-    program: Any = jax.export.deserialize(bytearray(exported([method])))
-
-    assert program.in_tree == jax.tree.structure((([method],), {}))
-    np.testing.assert_array_equal(program.call([method])[0](2.0), [0.0, 2.0, 4.0])
-
-
-# Classes of one name
+# Classes with the same name
 
 
 def local_class() -> Any:

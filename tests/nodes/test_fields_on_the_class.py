@@ -112,7 +112,7 @@ def test_a_field_view_equals_only_views_of_the_same_field() -> None:
     assert (wall == Tiles.wall, wall != speed, repr(wall)) == (True, True, "<field Tiles.wall>")
 
 
-def looked_at_by_tools() -> None:
+def inspect_with_tools() -> None:
     inspect.getmembers(Tiles)
     inspect.classify_class_attrs(Tiles)
     assert "What the map is called" in pydoc.plain(pydoc.render_doc(Tiles))
@@ -132,7 +132,7 @@ def looked_at_by_tools() -> None:
 
 
 def test_inspection_tools_see_fields_as_properties() -> None:
-    looked_at_by_tools()
+    inspect_with_tools()
 
     assert isinstance(inspect.getattr_static(Tiles, "wall"), property)
 
@@ -160,7 +160,7 @@ def test_mock_patch_restores_a_field() -> None:
     assert Tiles(speed=3.0).speed == 3.0
 
 
-# Which class reads
+# Reads through super()
 
 
 def test_super_reads_fields_in_a_diamond() -> None:
@@ -172,10 +172,10 @@ def test_super_reads_fields_in_a_diamond() -> None:
         kind: str = static()
 
     class D(A, B):
-        def of_bases(self) -> Any:
+        def base_fields(self) -> Any:
             return super().a, super().b, super().kind
 
-    assert D(b=1.0, a=2.0, kind="d").of_bases() == (2.0, 1.0, "d")
+    assert D(b=1.0, a=2.0, kind="d").base_fields() == (2.0, 1.0, "d")
 
 
 def test_super_reads_a_static_that_a_subclass_made_a_child() -> None:
@@ -186,13 +186,13 @@ def test_super_reads_a_static_that_a_subclass_made_a_child() -> None:
     class Sub(Base):
         size: Any = field(default=4.0)
 
-        def of_base(self) -> Any:
+        def base_fields(self) -> Any:
             return super().size, super().first
 
     with pytest.raises(NodeDefinitionError, match="turn it into a plain child"):
         type("Plain", (Base,), {"__annotations__": {"size": Any}, "size": 4.0})
     assert jax.tree.leaves(Sub()) == [4.0]
-    assert Sub().of_base() == (4.0, "s")
+    assert Sub().base_fields() == (4.0, "s")
 
 
 # `__init__` of a built node
@@ -245,7 +245,7 @@ def test_new_that_returns_a_built_instance_is_rejected() -> None:
     assert replace(first, w=2.0).w == 2.0
 
 
-# Names that no field has
+# Names that are not fields
 
 
 class Slotted:
@@ -310,7 +310,7 @@ def test_errors_of_converters_and_default_factories_name_the_field() -> None:
     class Later(Module):
         w: Any = static(converter=lambda value: fails() if fails_later else value)
 
-    node, *_ = [Later(3) for _ in range(100)]  # past the first nodes, which are looked at more closely
+    node, *_ = [Later(3) for _ in range(100)]  # after the first nodes, which are checked more closely
     fails_later.append(True)
     for build, note in (
         (Net, "Raised by the default_factory of test_errors_of_converters_and_default_factories_name_the_field"),
@@ -320,8 +320,8 @@ def test_errors_of_converters_and_default_factories_name_the_field() -> None:
     ):
         with pytest.raises(OverflowError) as caught:
             build()
-        (said,) = caught.value.__notes__
-        assert note in said
+        (text,) = caught.value.__notes__
+        assert note in text
 
 
 def test_valid_method_names_raise_no_typo_error() -> None:

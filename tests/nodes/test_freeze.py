@@ -103,7 +103,7 @@ def test_freeze_rejects_nodes_with_arrays(value: Any) -> None:
 
 
 class Attributes(dict[str, Any]):
-    """As configs are whose items are attributes."""
+    """A config whose items are attributes."""
 
     def __getattr__(self, name: str) -> Any:
         return self[name]
@@ -237,13 +237,13 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES)
 def test_copies_of_frozen_values_are_equal_statics(duplicate: Callable[[Any], Any]) -> None:
     frozen = freeze({"a": [1], "b": np.arange(3.0)})
-    again = duplicate(frozen)
+    result = duplicate(frozen)
 
-    assert (type(again), type(again["b"])) == (FrozenMapping, FrozenArray)
-    assert hash(again) == hash(frozen)
-    assert jax.tree.structure(Layer(1, again)) == jax.tree.structure(Layer(1, frozen))
+    assert (type(result), type(result["b"])) == (FrozenMapping, FrozenArray)
+    assert hash(result) == hash(frozen)
+    assert jax.tree.structure(Layer(1, result)) == jax.tree.structure(Layer(1, frozen))
     with pytest.raises(ValueError, match="read-only"):
-        again["b"][0] = 1
+        result["b"][0] = 1
 
 
 # FrozenArray
@@ -293,10 +293,10 @@ WRITES: dict[str, Callable[[Any], object]] = {
     "in place": lambda array: array.__iadd__(1),
     "shape": lambda array: setattr(array, "shape", (3, 1)),
     "dtype": lambda array: setattr(array, "dtype", np.int64),
-    "another attribute": lambda array: setattr(array, "name", "table"),
+    "a new attribute": lambda array: setattr(array, "name", "table"),
     "a state": lambda array: array.__setstate__((1, (1,), np.dtype("f8"), False, b"\0" * 8)),
     "a view's flags": lambda array: array[1:].setflags(write=True),
-    "another dtype's flags": lambda array: array.view(np.int64).setflags(write=True),
+    "a different dtype's flags": lambda array: array.view(np.int64).setflags(write=True),
     "flags of np.frombuffer": lambda array: np.frombuffer(array).setflags(write=True),
     "flags of as_strided": lambda array: np.lib.stride_tricks.as_strided(array, (2,)).setflags(write=True),
     "the memory": lambda array: memoryview(array).__setitem__(slice(0, 1), array[1:2]),

@@ -98,7 +98,7 @@ def with_note(value: Any) -> Any:
 
 
 def in_a_library(value: Any) -> Any:
-    """A function that a library made, with this in it."""
+    """A function created by a library, which captures the value."""
     return optax.scale_by_schedule(jax.tree_util.Partial(max, value)).update  # type: ignore[no-untyped-call]  # left untyped by its library
 
 
@@ -183,7 +183,7 @@ CLOSED: dict[str, Callable[[], Any]] = {
     "a treedef": lambda: PARTIAL(max, jax.tree.structure(1)),
 }
 
-# Another static each time that it is made.
+# Each call returns a different static.
 OPEN: dict[str, Callable[[], Any]] = {
     "a global": lambda: lambda x: x * RATE,
     "a global in a comprehension": lambda: lambda x: [y * RATE for y in x],
@@ -202,7 +202,7 @@ OPEN: dict[str, Callable[[], Any]] = {
     "a random number": lambda: lambda x: x * np.random.rand(),  # noqa: NPY002
     "a file": lambda: lambda x: np.load(x),
     "a shadowed built-in": in_module("shadowing", "def make(): return lambda x: abs(x)\nabs = len").make,
-    "another built-in": in_module("changed", "def make(): return lambda x: abs(x)", __builtins__={"abs": len}).make,
+    "a replaced built-in": in_module("changed", "def make(): return lambda x: abs(x)", __builtins__={"abs": len}).make,
     "an attribute": lambda: with_note(lambda x: x),
     "a partial with an attribute": lambda: with_note(PARTIAL(max)),
     "a jitted function with an attribute": lambda: with_note(jax.jit(lambda x: x)),
@@ -224,10 +224,10 @@ def test_recreating_a_closed_function_does_not_retrace(make: Callable[[], Any]) 
 
 @pytest.mark.parametrize("make", OPEN.values(), ids=OPEN)
 def test_functions_that_depend_on_mutable_state_compare_by_identity(make: Callable[[], Any]) -> None:
-    kept = make()
+    function = make()
 
-    assert trace_counts_of(Layer, kept, kept, make()) == [1, 1, 2]
-    assert Layer(1.0, kept).setting is kept
+    assert trace_counts_of(Layer, function, function, make()) == [1, 1, 2]
+    assert Layer(1.0, function).setting is function
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -241,21 +241,21 @@ class Trainer:
 
 def test_a_repeated_static_is_the_object_that_was_passed() -> None:
     trainer = Trainer(lambda x: x * 2, object.__new__(Own))
-    kept = Layer(1.0, (trainer.forward, trainer.act))
+    layer = Layer(1.0, (trainer.forward, trainer.act))
     trainer.act = lambda x: x * 3
 
     assert Layer(1.0, (trainer.forward, trainer.act)).setting[1] is trainer.act
-    assert kept.setting[1](1) == 2
+    assert layer.setting[1](1) == 2
 
 
 @pytest.mark.filterwarnings("ignore::treewright.errors.StaticWarning")
 def test_a_mutated_dataclass_is_not_confused_with_an_equal_one() -> None:
     changed, other = Trainer(1, 2), Trainer(1, 2)
-    kept = Layer(1.0, changed)
+    layer = Layer(1.0, changed)
     changed.act = 5
 
     assert Layer(1.0, other).setting is other
-    assert kept.setting.act == 5
+    assert layer.setting.act == 5
 
 
 def test_a_mutated_captured_list_is_not_confused_with_the_original() -> None:

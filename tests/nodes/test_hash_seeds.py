@@ -109,8 +109,8 @@ for name, lowered in programs():
 """
 
 
-def lowered(seed: str, program: Path) -> list[str]:
-    # Other memory, too: an address that got into a name would be another one.
+def lowered_programs(seed: str, program: Path) -> list[str]:
+    # Memory differs too, so an address inside a name would differ.
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONHASHSEED": seed, "PADDING": "x" * 997 * int(seed)}
     run = subprocess.run(
         [sys.executable, str(program)], env=environment, capture_output=True, text=True, check=True, timeout=300
@@ -122,7 +122,7 @@ def test_lowered_programs_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
 
-    first, second = (lowered(seed, program) for seed in ("1", "2"))
+    first, second = (lowered_programs(seed, program) for seed in ("1", "2"))
 
     assert len(first) == 3 * 6 + 3 * 2 + 2
     assert second == first

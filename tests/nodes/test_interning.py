@@ -22,7 +22,7 @@ def two_classes() -> list[Any]:
 
 
 class Running:
-    """Equal to all of its number; the first time that it is compared with another one, it runs what it is given."""
+    """Equal to all objects with its number; its first comparison with a different object runs a function."""
 
     def __init__(self, number: int, run: Callable[[], None] = lambda: None) -> None:
         self.number = number
@@ -45,10 +45,10 @@ def test_interning_does_not_deadlock_on_nested_statics() -> None:
 
     def crossing(cls: Any, other: Any) -> Callable[[], None]:
         def run() -> None:
-            kept = other(Running(5))
+            old = other(Running(5))
             barrier.wait()
             nodes.append(cls(Running(6)))
-            nodes.append((other(Running(7)), kept))
+            nodes.append((other(Running(7)), old))
 
         return run
 
@@ -74,9 +74,9 @@ def test_interning_finds_a_value_added_during_a_comparison() -> None:
         if not meanwhile:
             meanwhile.append(First(Running(9)))
 
-    kept = First(Running(8, come_first))
+    first = First(Running(8, come_first))
     late = First(Running(9))
 
     assert len(meanwhile) == 1
     assert late.tree_flatten()[1] is meanwhile[0].tree_flatten()[1]
-    assert late != kept
+    assert late != first

@@ -30,7 +30,7 @@ _numbers = itertools.count()
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """One generated field: what the class body says of it."""
+    """One generated field, as the class body declares it."""
 
     name: str
     kind: str
@@ -48,7 +48,7 @@ class Declared:
         return specifier(**options)  # type: ignore[operator]
 
     def plain_line(self) -> Any:
-        """The same for the standard library."""
+        """The same line for the standard library."""
         line = self.line()
         options = {"default": line.default, "default_factory": line.default_factory, "kw_only": self.kw_only}
         return dataclasses.field(**options)  # pyright: ignore[reportArgumentType, reportCallIssue]
@@ -94,20 +94,20 @@ def nodes(draw: st.DrawFn) -> tuple[Any, dict[str, Any]]:
     return cls(**values), {declared.name: values.get(declared.name, declared.default) for declared in fields}
 
 
-def same(left: Any, right: Any) -> bool:
+def are_identical(left: Any, right: Any) -> bool:
     return repr(left) == repr(right) and type(left) is type(right)
 
 
 @given(nodes())
-def test_every_field_reads_the_value_passed_to_it(made: tuple[Any, dict[str, Any]]) -> None:
-    node, values = made
+def test_every_field_reads_the_value_passed_to_it(node_and_values: tuple[Any, dict[str, Any]]) -> None:
+    node, values = node_and_values
     for name, value in values.items():
-        assert same(getattr(node, name), value)
+        assert are_identical(getattr(node, name), value)
 
 
 @given(nodes())
-def test_unflatten_after_flatten_is_the_identity(made: tuple[Any, dict[str, Any]]) -> None:
-    node, _ = made
+def test_unflatten_after_flatten_is_the_identity(node_and_values: tuple[Any, dict[str, Any]]) -> None:
+    node, _ = node_and_values
     leaves, treedef = jax.tree.flatten(node)
     back = jax.tree.unflatten(treedef, leaves)
     assert back == node
@@ -117,49 +117,53 @@ def test_unflatten_after_flatten_is_the_identity(made: tuple[Any, dict[str, Any]
 
 
 @given(nodes())
-def test_key_paths_agree_with_the_children_and_both_ways_of_flattening_agree(made: tuple[Any, dict[str, Any]]) -> None:
-    node, _ = made
+def test_key_paths_agree_with_the_children_and_both_ways_of_flattening_agree(
+    node_and_values: tuple[Any, dict[str, Any]],
+) -> None:
+    node, _ = node_and_values
     with_paths, treedef = jax.tree_util.tree_flatten_with_path(node)
     leaves, plain_treedef = jax.tree.flatten(node)
     assert treedef == plain_treedef
     assert [leaf for _, leaf in with_paths] == leaves
     for path, leaf in with_paths:
-        found = getattr(node, path[0].name)
+        value = getattr(node, path[0].name)
         for key in path[1:]:
-            found = found[key.idx]
-        assert found is leaf
+            value = value[key.idx]
+        assert value is leaf
 
 
 @given(nodes(), st.data())
 def test_treedefs_are_equal_exactly_when_class_and_statics_are(
-    made: tuple[Any, dict[str, Any]], data: st.DataObject
+    node_and_values: tuple[Any, dict[str, Any]], data: st.DataObject
 ) -> None:
-    node, values = made
+    node, values = node_and_values
     statics = [f.name for f in type(node).__node_spec__.statics]
-    again = type(node)(**values)
-    assert jax.tree.structure(again) == jax.tree.structure(node)
+    rebuilt = type(node)(**values)
+    assert jax.tree.structure(rebuilt) == jax.tree.structure(node)
     for name in statics:
         other = data.draw(STATICS)
         changed = replace(node, **{name: other})
         equal = jax.tree.structure(changed) == jax.tree.structure(node)
-        assert equal == same(other, values[name])
+        assert equal == are_identical(other, values[name])
 
 
 @given(nodes(), st.data())
-def test_replace_changes_only_the_named_fields(made: tuple[Any, dict[str, Any]], data: st.DataObject) -> None:
-    node, values = made
+def test_replace_changes_only_the_named_fields(
+    node_and_values: tuple[Any, dict[str, Any]], data: st.DataObject
+) -> None:
+    node, values = node_and_values
     for declared in type(node).__node_spec__.fields:
         new = data.draw(STATICS if declared.is_static else LEAVES)
         changed = replace(node, **{declared.name: new})
-        assert same(getattr(changed, declared.name), new)
+        assert are_identical(getattr(changed, declared.name), new)
         for other in values.keys() - {declared.name}:
-            assert same(getattr(changed, other), values[other])
-        assert same(getattr(node, declared.name), values[declared.name])
+            assert are_identical(getattr(changed, other), values[other])
+        assert are_identical(getattr(node, declared.name), values[declared.name])
 
 
 @given(nodes())
-def test_copies_are_equal_and_share_their_statics(made: tuple[Any, dict[str, Any]]) -> None:
-    node, _ = made
+def test_copies_are_equal_and_share_their_statics(node_and_values: tuple[Any, dict[str, Any]]) -> None:
+    node, _ = node_and_values
     for copied in (copy.copy(node), copy.deepcopy(node), replace(node)):
         assert copied == node
         assert copied.tree_flatten()[1] is node.tree_flatten()[1]
@@ -182,13 +186,13 @@ def test_a_node_has_the_signature_of_the_frozen_dataclass_with_the_same_fields(f
 
 @given(nodes(), nodes())
 def test_nested_nodes_flatten_to_their_leaves(
-    made: tuple[Any, dict[str, Any]], other: tuple[Any, dict[str, Any]]
+    node_and_values: tuple[Any, dict[str, Any]], other: tuple[Any, dict[str, Any]]
 ) -> None:
     @pytree_dataclass
     class Outer:
         left: Any
         right: Any
 
-    outer = Outer(made[0], [other[0]])
-    assert jax.tree.leaves(outer) == jax.tree.leaves(made[0]) + jax.tree.leaves(other[0])
+    outer = Outer(node_and_values[0], [other[0]])
+    assert jax.tree.leaves(outer) == jax.tree.leaves(node_and_values[0]) + jax.tree.leaves(other[0])
     assert jax.tree.map(lambda leaf: leaf, outer) == outer

@@ -46,7 +46,7 @@ class Linear(Module):
 
 
 class Deep(Linear):
-    """Overrides a method and calls the one of its base."""
+    """Overrides a method and calls it on its base."""
 
     def step(self, x: Any, *, shift: float = 0.0) -> Any:
         return super().step(x, shift=shift) + 100.0
@@ -101,8 +101,8 @@ def test_methods_work_under_vmap_scan_cond_and_grad() -> None:
     np.testing.assert_array_equal(each, [[2.0, 40.0], [-2.0, -40.0]])
     _, layered = jax.lax.scan(lambda x, method: (method(x), None), X, stacked.step)
     assert layered is None
-    chosen = jax.lax.cond(True, lambda m: m, lambda m: m, linear().step)
-    np.testing.assert_array_equal(chosen(X), [2.0, 40.0])
+    method = jax.lax.cond(True, lambda m: m, lambda m: m, linear().step)
+    np.testing.assert_array_equal(method(X), [2.0, 40.0])
     gradient = jax.grad(lambda method: method(X).sum())(linear().step)
     np.testing.assert_array_equal(gradient.__self__.kernel, 2 * jnp.outer(X, jnp.ones(2)))
     assert jax.eval_shape(linear().step, X).shape == (2,)
@@ -132,10 +132,10 @@ def test_a_method_can_be_a_child_of_another_node(make: Any) -> None:
         np.testing.assert_array_equal(jitted(make(model.step), X), [scale * 2.0, scale * 40.0])
 
     assert counted.count == 1
-    held = make(linear().step)
-    assert [leaf.shape for leaf in jax.tree.leaves(held)] == [(2, 2)]
-    assert held == make(linear().step)
-    assert held != make(linear().__call__)
+    holder = make(linear().step)
+    assert [leaf.shape for leaf in jax.tree.leaves(holder)] == [(2, 2)]
+    assert holder == make(linear().step)
+    assert holder != make(linear().__call__)
     assert Holder(Holder(linear().step).run).run(X)[1] == 40.0
 
 
@@ -187,7 +187,7 @@ def test_static_methods_class_methods_and_properties_are_unchanged() -> None:
         def __len__(self) -> int:
             return 7
 
-        @functools.lru_cache  # noqa: B019  # what is looked at is how it is bound
+        @functools.lru_cache  # noqa: B019  # only the binding is tested
         def remembered(self, x: int) -> Any:
             return x
 

@@ -1,4 +1,4 @@
-"""Statics that could change: each kind is refused, warned of or frozen; and none reaches a node with arrays."""
+"""Mutable statics: each kind is rejected, causes a warning or is frozen; and no static reaches a node with arrays."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ import optax
 import pydantic
 import pytest
 
-import treewright
 from tests.conftest import count_traces, importorskip
 from treewright import Module, Static, TrainState, freeze, static
-from treewright.errors import NodeDefinitionError, NodeInitError, StaticFieldError, StaticWarning
+from treewright.errors import NodeInitError, StaticFieldError, StaticWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,7 +150,7 @@ CONTAINERS: dict[str, Callable[[], Any]] = {
     "numpy array": lambda: np.ones(2),
     "memmap": memmap,
 }
-REFUSED: dict[str, Callable[[], Any]] = {
+REJECTED: dict[str, Callable[[], Any]] = {
     "matrix": lambda: np.asmatrix([[1.0]]),
     "masked array": lambda: np.ma.masked_array([1.0], mask=[True]),
     "record array": lambda: np.rec.array([(1.0,)], dtype=[("a", float)]),
@@ -195,7 +194,7 @@ INSIDE: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("hide", INSIDE.values(), ids=INSIDE)
-@pytest.mark.parametrize("make", (CONTAINERS | REFUSED).values(), ids=CONTAINERS | REFUSED)
+@pytest.mark.parametrize("make", (CONTAINERS | REJECTED).values(), ids=CONTAINERS | REJECTED)
 def test_a_static_rejects_mutable_objects_without_identity(make: Callable[[], Any], hide: Callable[[Any], Any]) -> None:
     value = make()
 
@@ -214,7 +213,7 @@ def test_freeze_makes_containers_valid_statics(make: Callable[[], Any]) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("make", (REFUSED | WARNED).values(), ids=REFUSED | WARNED)
+@pytest.mark.parametrize("make", (REJECTED | WARNED).values(), ids=REJECTED | WARNED)
 def test_freeze_rejects_values_it_cannot_freeze(make: Callable[[], Any]) -> None:
     for value in (make(), [make()]):
         with pytest.raises(TypeError, match=r"^freeze (can't freeze|is for settings, but) .*\."):
@@ -296,22 +295,6 @@ def test_all_invalid_static_fields_are_listed_in_one_error() -> None:
         "  table: an array, f64[2](numpy)",
         "  names: a dict, {}",
     ]
-
-
-@pytest.mark.parametrize("default", [[1], {"a": 1}, {1}], ids=["list", "dict", "set"])
-def test_a_mutable_static_default_is_rejected_at_class_creation(default: Any) -> None:
-    with pytest.raises(
-        NodeDefinitionError, match=r"Wrong\.sizes is static, but its default is mutable: an? \w+, "
-    ) as caught:
-
-        class Wrong(Module):
-            sizes: Any = static(default=default)
-
-    lines = re.findall(r"(?:Write|object,) (sizes: .*\))$", str(caught.value), re.MULTILINE)
-    for line, kept in zip(lines, (freeze(default), default), strict=True):
-        names: dict[str, Any] = {"treewright": treewright, "static": static, "Module": Module, "Any": Any}
-        exec(f"class Right(Module):\n    {line}\nright = Right()", names)
-        assert names["right"].sizes == kept
 
 
 # Nodes with arrays
@@ -439,22 +422,12 @@ def test_a_dict_whose_attributes_raise_key_error_is_rejected() -> None:
         Net(Attributes(a=1))
 
 
-def test_the_error_names_a_frozen_dataclass_with_an_unset_field() -> None:
+def test_a_frozen_dataclass_with_an_unset_field_is_compared_by_identity() -> None:
     @dataclasses.dataclass(frozen=True)
     class Lazy:
         width: int
         cache: Any = dataclasses.field(init=False)
 
-    with pytest.raises(
-        StaticFieldError, match=r"^Net\.setting is static but holds a \S*Lazy whose field cache has no value"
-    ):
-        Net(Lazy(1))
+    lazy = Lazy(1)
 
-
-def test_the_error_names_a_static_that_is_nested_too_deeply() -> None:
-    nested: Any = ()
-    for _ in range(sys.getrecursionlimit()):
-        nested = (nested,)
-
-    with pytest.raises(StaticFieldError, match=r"^Net\.setting is static but holds a tuple that is nested too deeply"):
-        Net(nested)
+    assert jax.tree.structure(Net(lazy)) == jax.tree.structure(Net(lazy)) != jax.tree.structure(Net(Lazy(1)))

@@ -54,7 +54,7 @@ class Net(Module):
 
 @pytree_dataclass
 class Mixed:
-    """One of each kind of field."""
+    """A node with each kind of field."""
 
     first: Any
     second: dataclasses.InitVar[int] = 2
@@ -73,11 +73,11 @@ def test_fields_cannot_be_assigned_or_deleted(make: Any) -> None:
     node = make()
     before = repr(node)
     for name in node.__match_args__:
-        cure = (
+        message = (
             rf"cannot assign to field '{name}' of a \w+, it is frozen: use treewright.replace\(node, {name}=...\) for"
         )
         for assign in (setattr, object.__setattr__):
-            with pytest.raises(dataclasses.FrozenInstanceError, match=cure):
+            with pytest.raises(dataclasses.FrozenInstanceError, match=message):
                 assign(node, name, 5)
         for delete in (delattr, object.__delattr__):
             with pytest.raises(dataclasses.FrozenInstanceError, match=f"cannot delete field '{name}' of a"):
@@ -265,7 +265,7 @@ def test_deep_nodes_can_be_hashed_pickled_and_copied() -> None:
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(20_000)  # on 3.11 also the limit of C code, such as pickle's
     try:
-        # 3.12 has a limit of its own for C code, and no way to raise it.
+        # 3.12 has a separate limit for C code, which can't be raised.
         depth = 100 if sys.version_info[:2] == (3, 12) else 500
         assert hash(nested(1.0, depth)) == hash(nested(1.0, depth))
         assert pickle.loads(pickle.dumps(nested(1.0, depth))) == nested(1.0, depth)

@@ -166,7 +166,7 @@ def test_the_error_names_a_field_missing_from_an_old_instance(module: Any) -> No
         draft.bias = 1
 
 
-OTHER_CLASS = "pytree structure error|Custom node type mismatch"  # JAX's words, since 0.10 and before
+OTHER_CLASS = "pytree structure error|Custom node type mismatch"  # JAX's messages, since 0.10 and before
 TWICE = (
     "Two classes are named Net: the class statement ran twice, for example in a notebook cell or a reloaded "
     "module. Recreate all objects with the current class."
@@ -178,13 +178,13 @@ def test_the_error_mentions_a_redefined_class(module: Any) -> None:
     new = reload(module, rate=0.1, times=1).Net(jnp.ones(2))
     state = TrainState.create(params={"net": old}, tx=optax.sgd(0.1))
 
-    for meet, said in (
+    for call, pattern in (
         (lambda: state.apply_gradients(grads={"net": new}), "grads must have the structure of params"),
         (lambda: treewright.combine({"net": old}, {"net": new}), OTHER_CLASS),
         (lambda: treewright.partition(old, new), "where= is not a prefix"),
     ):
-        with pytest.raises(ValueError, match=said) as caught:
-            meet()
+        with pytest.raises(ValueError, match=pattern) as caught:
+            call()
         assert caught.value.__notes__ == [TWICE]
     with pytest.raises(ValueError, match="two classes are named Net"):
         treewright.stack([old, new])

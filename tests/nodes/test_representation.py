@@ -111,9 +111,9 @@ def test_the_repr_is_short(make: Callable[[], Any], expected: str) -> None:
 
 def test_different_frozen_arrays_print_differently() -> None:
     assert repr(Static(freeze(np.arange(3)))) == "Static(value=i64[3](frozen [0, 1, 2]))"
-    shown = {repr(Static(freeze(np.arange(300) + i))) for i in range(2)}
-    assert len(shown) == 2
-    assert all("i64[300](frozen #" in text for text in shown)
+    texts = {repr(Static(freeze(np.arange(300) + i))) for i in range(2)}
+    assert len(texts) == 2
+    assert all("i64[300](frozen #" in text for text in texts)
 
 
 @pytest.mark.parametrize("shape", [(2, 3), ()])
@@ -210,10 +210,10 @@ def test_repr_of_a_large_tree_is_cut_after_about_a_thousand_values() -> None:
     trees: list[Any] = [Net(*layers * 1000), Net(*[Box(layers)] * 1000), Net(*[[Box(layers)] * 10] * 100)]
     trees += [Net(frozenset(range(10_000)), dict.fromkeys(range(10_000), 1), range(10_000))]
     for tree in trees:
-        shown = repr(tree)
-        assert shown.count("\n") < 4000
-        assert shown.endswith("    name='net',\n)")
-        assert re.search(r"    \.\.\.,\n|, \.\.\.\n|\[\.\.\.\],\n", shown)
+        text = repr(tree)
+        assert text.count("\n") < 4000
+        assert text.endswith("    name='net',\n)")
+        assert re.search(r"    \.\.\.,\n|, \.\.\.\n|\[\.\.\.\],\n", text)
     assert "Box(...)" in repr(trees[1])
 
 
@@ -267,11 +267,11 @@ def test_fields_with_repr_false_are_left_out() -> None:
     assert repr(Hidden()).endswith("Hidden()")
 
 
-# What must not fail
+# Values that are hard to print
 
 
 def repr_or_failure(node: Any) -> str:
-    """`repr`, or the name of the error: pytest itself does not survive a traceback of a thousand frames."""
+    """`repr`, or the name of the error, because pytest can't print a traceback of a thousand frames."""
     try:
         return repr(node)
     except RecursionError as error:
@@ -279,10 +279,10 @@ def repr_or_failure(node: Any) -> str:
 
 
 def test_a_traced_node_can_be_printed() -> None:
-    shown = []
+    texts = []
 
     def show(box: Box) -> Any:
-        shown.append(repr(box))
+        texts.append(repr(box))
         return box.value
 
     jax.jit(show)(Box(jnp.ones((2, 3))))
@@ -291,8 +291,8 @@ def test_a_traced_node_can_be_printed() -> None:
     jax.jit(lambda keys: show(Box(keys)))(jax.random.key(0))
     jax.eval_shape(show, Box(jnp.ones(4, jnp.bfloat16)))
     jax.jit(lambda x: (show(Box(jax.lax.create_token())), x)[1])(1.0)  # type: ignore[no-untyped-call]
-    assert shown[-1].startswith("Box(value=<")
-    assert shown[:-1] == [
+    assert texts[-1].startswith("Box(value=<")
+    assert texts[:-1] == [
         "Box(value=f32[2,3](traced))",
         "Box(value=f32[](traced))",
         "Box(value=f32[3](traced))",
@@ -325,24 +325,24 @@ def test_repr_of_a_cycle_terminates() -> None:
 
 def test_a_shared_value_is_not_a_cycle() -> None:
     layer = Layer(1)
-    shown = "Layer(kernel=1, bias=None, activation='relu')"
-    assert one_line(Box([layer, {"again": layer}])) == f"Box(value=[{shown}, {{'again': {shown}}}])"
+    text = "Layer(kernel=1, bias=None, activation='relu')"
+    assert one_line(Box([layer, {"again": layer}])) == f"Box(value=[{text}, {{'again': {text}}}])"
 
 
 def test_deep_nesting_can_be_printed() -> None:
     node: Any = jnp.ones(2)
     for _ in range(500):
         node = Box([node])
-    shown = repr_or_failure(node)
-    assert shown.startswith("Box(\n    value=[\n        Box(\n            value=[\n")
-    assert shown.count("...") == 1
+    text = repr_or_failure(node)
+    assert text.startswith("Box(\n    value=[\n        Box(\n            value=[\n")
+    assert text.count("...") == 1
 
 
 def test_an_unfinished_node_shows_its_current_values() -> None:
-    nothing, some, *same = Half(fail=False).seen
+    nothing, some, *later = Half(fail=False).seen
     assert nothing == "Half(first=<no value>, second=2, seen=())"
     assert some == "Half(first=f32[3], second=2, seen=())"
-    assert same == [some, some]
+    assert later == [some, some]
 
 
 def test_a_node_whose_init_raised_or_never_ran_shows_no_values() -> None:
@@ -360,9 +360,9 @@ def test_a_node_whose_init_raised_or_never_ran_shows_no_values() -> None:
 
 
 def printed_by_rich(value: Any, width: int = 200) -> str:
-    shown = io.StringIO()
-    rich.console.Console(file=shown, width=width, color_system=None).print(value)
-    return shown.getvalue()
+    output = io.StringIO()
+    rich.console.Console(file=output, width=width, color_system=None).print(value)
+    return output.getvalue()
 
 
 def deep_net() -> Net:
@@ -376,7 +376,7 @@ def test_rich_prints_the_same_text() -> None:
     )
 
 
-# treescope reads all of numpy on first use, what numpy means to remove included.
+# On first use, treescope reads all of numpy, including deprecated names.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:numpy", "ignore:The chararray class")
 def test_every_printer_shows_frozen_mappings() -> None:
     box = Box(FrozenMapping({"rate": 0.5}))

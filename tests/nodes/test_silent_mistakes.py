@@ -17,24 +17,24 @@ from treewright.errors import NodeDefinitionError
 OURS = [field, static, buffer]
 
 
-def made_both_ways(**body: Any) -> list[Callable[[], Any]]:
-    """Two functions that create a class of this body: as a Module, and with the decorator."""
+def class_factories(**body: Any) -> list[Callable[[], Any]]:
+    """Two functions that create a class with this body: as a Module, and with the decorator."""
     body = {"__module__": __name__, **body}
     return [lambda: type("Net", (Module,), dict(body)), lambda: pytree_dataclass(type("Net", (), dict(body)))]
 
 
 def classes(**body: Any) -> list[Any]:
-    return [make() for make in made_both_ways(**body)]
+    return [make() for make in class_factories(**body)]
 
 
-def refused(**body: Any) -> str:
-    """The error for the class, the same either way."""
-    said: set[str] = set()
-    for make in made_both_ways(**body):
+def definition_error(**body: Any) -> str:
+    """The error for the class, which is the same for both kinds."""
+    messages: set[str] = set()
+    for make in class_factories(**body):
         with pytest.raises(NodeDefinitionError) as caught:
             make()
-        said.add(str(caught.value))
-    (message,) = said
+        messages.add(str(caught.value))
+    (message,) = messages
     return message
 
 
@@ -50,7 +50,7 @@ def test_a_specifier_without_parentheses_or_with_a_comma_is_rejected(specifier: 
     name = specifier.__name__
 
     for value in (specifier, field(default=specifier), (specifier(),), [specifier()]):
-        assert refused(__annotations__={"n": "int"}, n=value) == (
+        assert definition_error(__annotations__={"n": "int"}, n=value) == (
             f"Net.n has {name} as default, but without parentheses or with a comma after them, so it would be a "
             f"leaf.\n"
             f"  Write n: int = {name}()"
@@ -59,7 +59,7 @@ def test_a_specifier_without_parentheses_or_with_a_comma_is_rejected(specifier: 
 
 @pytest.mark.parametrize("default", [jnp.ones(3), np.ones(3), jax.random.key(0)])
 def test_an_array_default_is_rejected(default: Any) -> None:
-    for make in made_both_ways(__annotations__={"x": Any}, x=field(default=default)):
+    for make in class_factories(__annotations__={"x": Any}, x=field(default=default)):
         with pytest.raises(ValueError, match=r"mutable default <class '.*> for field x is not allowed: use default_fa"):
             make()
 
@@ -68,7 +68,7 @@ def test_an_array_default_is_rejected(default: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "shown", "kind"),
+    ("value", "text", "kind"),
     [
         (jnp.ones(3), "f32[3]", "jax.Array"),
         (np.ones(3), "f64[3](numpy)", "ndarray"),
@@ -79,16 +79,19 @@ def test_an_array_default_is_rejected(default: Any) -> None:
         ({2}, "{2}", "set"),
     ],
 )
-def test_unannotated_mutable_class_attributes_are_rejected(value: Any, shown: str, kind: str) -> None:
-    assert refused(w=value) == (
-        f"Net.w = {shown} has no annotation, so it is not a field: all instances would share it, and jit would compile "
+def test_unannotated_mutable_class_attributes_are_rejected(value: Any, text: str, kind: str) -> None:
+    assert definition_error(w=value) == (
+        f"Net.w = {text} has no annotation, so it is not a field: all instances would share it, and jit would compile "
         f"its contents as constants.\n"
         f"  Write w: {kind} = field(default_factory=lambda: ...), or w: ClassVar[{kind}] = ... if this is intended."
     )
     for annotation in (ClassVar, ClassVar[Any], "ClassVar[jax.Array]", "ClassVar[Unknown]"):
         module, decorated = classes(__annotations__={"w": annotation}, w=value)
-        below = [type("Below", (module,), {"w": value}), pytree_dataclass(type("Below", (decorated,), {"w": value}))]
-        assert jax.tree.leaves([cls() for cls in (module, decorated, *below)]) == []
+        subclasses = [
+            type("Below", (module,), {"w": value}),
+            pytree_dataclass(type("Below", (decorated,), {"w": value})),
+        ]
+        assert jax.tree.leaves([cls() for cls in (module, decorated, *subclasses)]) == []
 
 
 @pytest.mark.parametrize(

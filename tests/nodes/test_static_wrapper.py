@@ -37,12 +37,12 @@ class Layer:
 
 
 def interned(node: Any) -> Any:
-    """The one object of the node's static values."""
+    """The shared object of the node's static values."""
     return node.tree_flatten()[1]
 
 
 def in_use(cls: Any) -> int:
-    """How many combinations of statics of the class are interned, after what nobody uses is gone."""
+    """The number of interned combinations of statics of the class, without unused ones."""
     gc.collect()
     return len(cls.__node_spec__.table)
 
@@ -96,7 +96,7 @@ def test_the_aux_data_names_the_fields() -> None:
 
 def test_unpickled_statics_are_interned_and_treedefs_equal() -> None:
     layer = Layer(1.0, (64, float("nan")), jnp.mean)
-    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):  # JAX's treedefs refuse older ones
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):  # JAX's treedefs reject older ones
         node, aux, treedef = pickle.loads(pickle.dumps((layer, interned(layer), jax.tree.structure(layer)), protocol))
         assert interned(node) is aux is interned(layer)
         assert treedef == jax.tree.structure(layer)
@@ -119,7 +119,7 @@ def test_unpickling_a_different_class_version_names_both_sets_of_fields(monkeypa
         pickle.loads(data)
 
 
-# How long it lives
+# Lifetime
 
 
 def test_unused_statics_are_freed() -> None:
@@ -173,7 +173,7 @@ def test_a_static_that_refers_to_its_own_node_is_freed(refer: str) -> None:
 
 @pytest.fixture
 def quick_switches() -> Iterator[None]:
-    """Let threads take turns a thousand times as often as usual."""
+    """Switch threads a thousand times as often as usual."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(before / 1000)
     yield
@@ -197,11 +197,11 @@ class Slow:
 @pytest.mark.parametrize("make", [int, lambda n: (n, -0.0), Slow], ids=["by value", "by key", "slow"])
 def test_sixteen_threads_get_one_object_for_equal_statics(make: Callable[[int], Any]) -> None:
     barrier = threading.Barrier(16)
-    found: list[list[Layer]] = []
+    layers_by_thread: list[list[Layer]] = []
 
     def build() -> None:
         barrier.wait()
-        found.append([Layer(1, make(number)) for number in range(30)])
+        layers_by_thread.append([Layer(1, make(number)) for number in range(30)])
 
     threads = [threading.Thread(target=build) for _ in range(16)]
     for thread in threads:
@@ -209,11 +209,13 @@ def test_sixteen_threads_get_one_object_for_equal_statics(make: Callable[[int], 
     for thread in threads:
         thread.join()
 
-    assert [len({id(interned(layer)) for layer in layers}) for layers in zip(*found, strict=True)] == [1] * 30
-    assert len({id(interned(layer)) for layer in found[0]}) == 30
+    assert [len({id(interned(layer)) for layer in layers}) for layers in zip(*layers_by_thread, strict=True)] == [
+        1
+    ] * 30
+    assert len({id(interned(layer)) for layer in layers_by_thread[0]}) == 30
 
 
-# What may be declared static
+# Allowed static values
 
 
 @pytest.mark.parametrize("annotation", [list[int], "jax.Array", np.ndarray, tuple[list[int], ...], "Undeclared", int])

@@ -53,7 +53,7 @@ class Comparable:
 
 
 def in_use(cls: Any) -> int:
-    """How many combinations of statics of the class are interned, after what nobody uses is gone."""
+    """The number of interned combinations of statics of the class, without unused ones."""
     gc.collect()
     return len(cls.__node_spec__.table)
 
@@ -130,7 +130,7 @@ def test_a_new_object_is_not_confused_with_a_freed_one_at_the_same_address() -> 
 # Rejected statics
 
 
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
     "list": (lambda: [64, 64], r"a list, \[64, 64\]"),
     "dict": (lambda: {"a": 1}, r"a dict, \{'a': 1\}"),
     "set": (lambda: {1}, r"a set, \{1\}"),
@@ -150,11 +150,11 @@ HIDDEN: dict[str, Callable[[Any], Any]] = {
     "child of a node": lambda value: Layer(value, 1),
     "frozen mapping": lambda value: FrozenMapping({"a": Frozen(value)}),
 }
-REMEDY = r"\n(Or make|Make) setting a child: remove static\(\)\.$"
+FIX = r"\n(Or make|Make) setting a child: remove static\(\)\.$"
 
 
-@pytest.mark.parametrize(("make", "found"), REFUSED.values(), ids=REFUSED)
-def test_invalid_statics_are_rejected_at_any_depth(make: Callable[[], Any], found: str) -> None:
+@pytest.mark.parametrize(("make", "problem"), REJECTED.values(), ids=REJECTED)
+def test_invalid_statics_are_rejected_at_any_depth(make: Callable[[], Any], problem: str) -> None:
     class Example(Module):
         setting: Any = static()
 
@@ -162,7 +162,7 @@ def test_invalid_statics_are_rejected_at_any_depth(make: Callable[[], Any], foun
     for hide in HIDDEN.values():
         gives: list[Callable[[Any], Any]] = [Example, lambda setting: replace(example, setting=setting)]
         for give in gives:
-            with pytest.raises(StaticFieldError, match=rf"(?s)Example\.setting is static but holds {found}.*{REMEDY}"):
+            with pytest.raises(StaticFieldError, match=rf"(?s)Example\.setting is static but holds {problem}.*{FIX}"):
                 give(hide(make()))
 
     assert in_use(Example) == 1
@@ -229,11 +229,11 @@ def test_messages_truncate_long_values() -> None:
         Layer(1, list(range(1000)))
 
 
-# Statics with an `==` or a `hash` of their own
+# Statics with a custom `==` or `hash`
 
 
 class Touchy:
-    """Hashes alike, and raises when it is compared."""
+    """All instances have one hash, and comparison raises."""
 
     def __eq__(self, other: object) -> bool:
         raise RuntimeError("Touchy was compared")
@@ -247,18 +247,18 @@ class Hashless:
         raise RuntimeError("Hashless was hashed")
 
 
-class Asked:
-    """Counts how often it is compared, in a list that all share."""
+class Compared:
+    """Records its comparisons in a shared list."""
 
-    def __init__(self, asked: list[str]) -> None:
-        self.asked = asked
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
 
     def __eq__(self, other: object) -> bool:
-        self.asked.append("==")
-        return isinstance(other, Asked)
+        self.calls.append("==")
+        return isinstance(other, Compared)
 
     def __hash__(self) -> int:
-        self.asked.append("hash")
+        self.calls.append("hash")
         return 7
 
 
@@ -276,12 +276,12 @@ class Odd:
 
 
 class Picky:
-    """Can't be compared with another one."""
+    """Can't be compared with any other object."""
 
     def __eq__(self, other: object) -> bool:
         if other is self:
             return True
-        raise ValueError("another one")
+        raise ValueError("not comparable")
 
     def __hash__(self) -> int:
         return 1
@@ -308,20 +308,20 @@ def test_a_static_whose_eq_fails_is_rejected(make: Callable[[], Any], text: str)
 def test_a_static_comparison_that_raises_keeps_its_error() -> None:
     first = Layer(jnp.ones(2), Picky())
 
-    with pytest.raises(ValueError, match=r"^another one$"):
+    with pytest.raises(ValueError, match=r"^not comparable$"):
         Layer(jnp.ones(2), Picky())
 
     assert Layer(jnp.ones(2), first.setting) == first
 
 
 def test_a_cached_call_runs_no_code_of_the_static() -> None:
-    asked: list[str] = []
+    calls: list[str] = []
     jitted = jax.jit(counted := count_traces(lambda layer: layer.x))
-    layers = [Layer(jnp.ones(2), Asked(asked)) for _ in range(3)]
+    layers = [Layer(jnp.ones(2), Compared(calls)) for _ in range(3)]
     jitted(layers[0])
-    asked.clear()
+    calls.clear()
 
     for layer in layers * 3:
         jitted(layer)
 
-    assert (counted.count, asked) == (1, [])
+    assert (counted.count, calls) == (1, [])

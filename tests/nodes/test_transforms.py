@@ -1,4 +1,4 @@
-"""Nodes under transformations: each matches the result for tuples of their arrays, and runs no code of a class."""
+"""Nodes under transformations: each result equals the one for tuples of the arrays, and no code of the class runs."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class ModuleNet(Module):
 ran: list[str] = []
 
 
-def noted(value: Any) -> Any:
-    """A converter, and a check, that refuse what transformations put into nodes."""
+def require_array(value: Any) -> Any:
+    """A converter, and a check, that reject the values that transformations put into nodes."""
     ran.append("converter")
     if not isinstance(value, jax.Array) or isinstance(value, Tracer) or value.ndim > 2:
         raise TypeError(f"not an array of a layer: {value!r}")
@@ -59,15 +59,15 @@ def noted(value: Any) -> Any:
 
 
 class GuardedLinear(Module):
-    kernel: Any = field(converter=noted)
-    bias: Any = field(default_factory=lambda: noted(None), converter=noted)
+    kernel: Any = field(converter=require_array)
+    bias: Any = field(default_factory=lambda: require_array(None), converter=require_array)
     name: str = static(default="Guarded", converter=str.lower)
 
     def __post_init__(self) -> None:
         ran.append("__post_init__")
 
     def __check_init__(self) -> None:
-        noted(self.kernel)
+        require_array(self.kernel)
 
 
 class GuardedNet(Module):
@@ -92,7 +92,7 @@ FIRST, SECOND = ARRAYS
 NETS: dict[str, Any] = {
     "decorated": DataNet(DataLinear(*FIRST), DataLinear(*SECOND)),
     "Module": ModuleNet(ModuleLinear(*FIRST), ModuleLinear(*SECOND)),
-    "with code of its own": GuardedNet(GuardedLinear(*FIRST), GuardedLinear(*SECOND)),
+    "with a custom constructor and checks": GuardedNet(GuardedLinear(*FIRST), GuardedLinear(*SECOND)),
 }
 
 
@@ -123,12 +123,12 @@ def double(tree: Any) -> Any:
 
 
 def batch(tree: Any) -> Any:
-    """Four in one: each leaf has a leading axis."""
+    """A batch of four: each leaf has a leading axis."""
     return jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, -leaf, leaf + 1]), tree)
 
 
 def with_rules(tree: Any) -> Any:
-    """Derivatives by rules of one's own, which get and give nodes."""
+    """Derivatives by custom rules, with nodes as arguments and results."""
 
     @jax.custom_vjp
     def energy(tree: Any) -> Any:
@@ -147,17 +147,17 @@ def mesh() -> Mesh:
     return jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
 
 
-def mapped_over_shards(tree: Any) -> Any:
-    split, whole = (jax.tree.map(lambda _, spec=spec: spec, tree) for spec in (Spec("data"), Spec()))
+def map_over_shards(tree: Any) -> Any:
+    split, replicated = (jax.tree.map(lambda _, spec=spec: spec, tree) for spec in (Spec("data"), Spec()))
 
     def share(part: Any) -> Any:
         assert {leaf.shape[0] for leaf in jax.tree.leaves(part)} == {1}
         return double(part), jax.tree.map(lambda leaf: psum(leaf, "data"), part)
 
-    return jax.shard_map(share, mesh=mesh(), in_specs=(split,), out_specs=(split, whole))(batch(tree))
+    return jax.shard_map(share, mesh=mesh(), in_specs=(split,), out_specs=(split, replicated))(batch(tree))
 
 
-def placed(tree: Any) -> Any:
+def place_on_devices(tree: Any) -> Any:
     stacked = batch(tree)
     shardings = jax.tree.map(lambda leaf: NamedSharding(mesh(), Spec("data", *[None] * (leaf.ndim - 1))), stacked)
     result = jax.jit(double, in_shardings=(shardings,), out_shardings=shardings)(jax.device_put(stacked, shardings))
@@ -165,7 +165,7 @@ def placed(tree: Any) -> Any:
     return result
 
 
-def exported(tree: Any) -> Any:
+def export_and_call(tree: Any) -> Any:
     program: Any = jax.export.deserialize(jax.export.export(jax.jit(double))(tree).serialize())
     return program.call(tree)
 
@@ -186,7 +186,7 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
         lambda carry, factor: (jax.tree.map(lambda leaf: leaf * factor, carry), carry), tree, jnp.arange(1.0, 4.0)
     ),
     "scan through a batch": lambda tree: jax.lax.scan(
-        lambda sum_, one: (sum_ + loss(one), double(one)), 0.0, batch(tree)
+        lambda sum_, net: (sum_ + loss(net), double(net)), 0.0, batch(tree)
     ),
     "while_loop": lambda tree: jax.lax.while_loop(lambda tree: jax.tree.leaves(tree)[1][0] < 1.0, double, tree),
     "fori_loop": lambda tree: jax.lax.fori_loop(0, 3, lambda _, tree: double(tree), tree),
@@ -198,9 +198,9 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
     ),
     "lower and compile from shapes": lambda tree: jax.jit(double).lower(jax.eval_shape(lambda: tree)).compile()(tree),
     "pmap": lambda tree: jax.pmap(double)(batch(tree)),
-    "shard_map": mapped_over_shards,
-    "device_put and shardings of jit": placed,
-    "export": exported,
+    "shard_map": map_over_shards,
+    "device_put and shardings of jit": place_on_devices,
+    "export": export_and_call,
     "tree.map with paths": lambda tree: jax.tree_util.tree_map_with_path(lambda path, leaf: leaf * len(path), tree),
     "tree.transpose": lambda tree: jax.tree.transpose(
         jax.tree.structure(tree), None, jax.tree.map(lambda leaf: [leaf, 7.0], tree)
@@ -240,7 +240,19 @@ def test_unflatten_accepts_any_leaf_and_runs_no_class_code() -> None:
     guarded = GuardedLinear(*FIRST)
     ran.clear()
     shape: Any = jax.ShapeDtypeStruct
-    leaves = [object(), "text", 0, float("nan"), ..., int, noted, shape((2,), jnp.float32), Spec("x"), np.zeros(3), [1]]
+    leaves = [
+        object(),
+        "text",
+        0,
+        float("nan"),
+        ...,
+        int,
+        require_array,
+        shape((2,), jnp.float32),
+        Spec("x"),
+        np.zeros(3),
+        [1],
+    ]
 
     for leaf in leaves:
         node = jax.tree.unflatten(jax.tree.structure(guarded), [leaf, None])
@@ -262,9 +274,9 @@ def test_unflatten_accepts_any_leaf_and_runs_no_class_code() -> None:
 def test_in_axes_and_out_axes_are_instances_of_the_class() -> None:
     layer = ModuleLinear(jnp.arange(24.0).reshape(4, 3, 2), jnp.ones(2))
 
-    def doubled(one: Any) -> Any:
-        assert one.kernel.shape == (3, 2)
-        return ModuleLinear(2 * one.kernel, one.bias + 1)
+    def doubled(part: Any) -> Any:
+        assert part.kernel.shape == (3, 2)
+        return ModuleLinear(2 * part.kernel, part.bias + 1)
 
     axes = (ModuleLinear(0, None), ModuleLinear(2, None))
     result = jax.vmap(doubled, in_axes=axes[:1], out_axes=axes[1])(layer)
@@ -285,7 +297,7 @@ AXES: dict[str, Callable[[Any], Any]] = {
 def test_in_axes_bypass_converters_and_checks(axes: Callable[[Any], Any]) -> None:
     stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1]), GuardedLinear(*FIRST))
 
-    total = jax.vmap(lambda one: one.bias.sum(), in_axes=(axes(stacked),))(stacked)
+    total = jax.vmap(lambda node: node.bias.sum(), in_axes=(axes(stacked),))(stacked)
 
     np.testing.assert_allclose(total, [-0.1, 1.9], rtol=1e-5)
 
@@ -304,17 +316,17 @@ def test_jit_traces_once_for_nodes_with_equal_statics(net: Any) -> None:
 
 
 def test_donating_a_node_deletes_its_buffers() -> None:
-    given = double(NETS["decorated"])
+    node = double(NETS["decorated"])
 
-    jax.jit(double, donate_argnums=0)(given)
+    jax.jit(double, donate_argnums=0)(node)
 
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
-    assert repr(given.first) == "DataLinear(kernel=f32[3,2](deleted), bias=f32[2](deleted), activation='tanh')"
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(node))
+    assert repr(node.first) == "DataLinear(kernel=f32[3,2](deleted), bias=f32[2](deleted), activation='tanh')"
     with pytest.raises(RuntimeError, match="Array has been deleted"):
-        np.asarray(given.first.kernel)
+        np.asarray(node.first.kernel)
 
 
-# Nodes that do not match: another class of the same shape, another static
+# Nodes that do not match: a different class of the same shape, a different static
 
 
 LEFT = ModuleLinear(jnp.ones((3, 2)), jnp.zeros(2))
@@ -322,11 +334,11 @@ OTHER_CLASS = DataLinear(jnp.ones((3, 2)), jnp.zeros(2))
 OTHER_STATIC = ModuleLinear(jnp.ones((3, 2)), jnp.zeros(2), "relu")
 
 
-def compiled(other: Any) -> Any:
+def compile_and_call(other: Any) -> Any:
     return jax.jit(double).lower(LEFT).compile()(other)
 
 
-def exported_for_left(other: Any) -> Any:
+def export_for_left(other: Any) -> Any:
     program: Any = jax.export.export(jax.jit(double))(LEFT)
     return program.call(other)
 
@@ -338,8 +350,8 @@ MIXES = {
     "scan": lambda other: jax.lax.scan(lambda _, x: (other, x), LEFT, jnp.ones(2)),
     "while_loop": lambda other: jax.lax.while_loop(lambda _: True, lambda _: other, LEFT),
     "fori_loop": lambda other: jax.lax.fori_loop(0, 2, lambda _, __: other, LEFT),
-    "an executable": compiled,
-    "an exported program": exported_for_left,
+    "an executable": compile_and_call,
+    "an exported program": export_for_left,
     "the pullback of vjp": jax.vjp(double, LEFT)[1],
     "in_axes": lambda other: jax.vmap(double, in_axes=(jax.tree.map(lambda _: 0, other),))(LEFT),
     "device_put": lambda other: jax.device_put(LEFT, jax.tree.map(lambda _: jax.devices()[0], other)),
@@ -350,7 +362,7 @@ MIXES = {
 @pytest.mark.parametrize(
     ("other", "left", "right"),
     [(OTHER_CLASS, "ModuleLinear", "DataLinear"), (OTHER_STATIC, "activation='tanh'", "activation='relu'")],
-    ids=["another class", "another static"],
+    ids=["a different class", "a different static"],
 )
 def test_jax_names_the_difference_between_mixed_nodes(
     mix: Callable[[Any], object], other: Any, left: str, right: str

@@ -43,7 +43,7 @@ Spec: Any = jax.sharding.PartitionSpec  # untyped
 
 
 def run(function: Any, *calls: Any, jit: Any = jax.jit, **options: Any) -> list[Any]:
-    """The results of a jitted function, called again and again."""
+    """The results of a jitted function for several calls."""
     jitted = jit(fresh(function), **options)
     return [jitted(*given) if isinstance(given, tuple) else jitted(given) for given in calls]
 
@@ -140,7 +140,7 @@ class Layer(Module):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Foreign:
-    """A node of a class that is not ours: jit compares its static with `==`."""
+    """An instance of a foreign class: jit compares its static with `==`."""
 
     weight: Any
     setting: Any = dataclasses.field(metadata={"static": True})
@@ -189,7 +189,7 @@ class Plain:
 
 
 class Equal:
-    """Compares by a number that its text does not show."""
+    """Compared by a number that its repr does not show."""
 
     def __init__(self, k: int) -> None:
         self.k = k
@@ -202,7 +202,7 @@ class Equal:
 
 
 class Unequal:
-    """Equal to all others, with a hash of its own."""
+    """Equal to all others, with a custom hash."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Unequal)

@@ -25,7 +25,7 @@ _numbers = itertools.count()
 
 
 def fresh(function: Any) -> Any:
-    """A function like this one, as if it stood at a place of its own in the program."""
+    """A copy of this function, as if it were defined at a different place in the program."""
     code = function.__code__.replace(co_consts=(*function.__code__.co_consts, f"copy {next(_numbers)}"))
     made = types.FunctionType(code, function.__globals__, None, function.__defaults__, function.__closure__)
     made.__kwdefaults__ = function.__kwdefaults__
@@ -42,23 +42,23 @@ def explained(*calls: Callable[[], object], **options: Any) -> list[RetraceRepor
 
 
 class Program(NamedTuple):
-    """A paragraph of a file: some code, all that is reported of it, and the code after the cure was followed."""
+    """A paragraph of a file: some code, its complete reports, and the code after the fix."""
 
     name: str  # with the heading before it
     line: int
     code: str
     reports: str
-    cured: str
+    fixed: str
 
-    def run(self, namespace: dict[str, Any], file: str, *, cured: bool = False) -> Any:
-        """The result of the code, or of the cured code."""
-        code = self.cured if cured else self.code
+    def run(self, namespace: dict[str, Any], file: str, *, fixed: bool = False) -> Any:
+        """The result of the code, or of the fixed code."""
+        code = self.fixed if fixed else self.code
         exec(compile("\n" * (self.line - 1) + "def program():\n" + code, file, "exec"), namespace)
         return namespace["program"]()
 
 
 def rewrite(file: Path, program: Program, reports: str) -> None:
-    """Put other reports into the file."""
+    """Replace the reports in the file."""
     text, old = file.read_text(), "".join(f"=> {line}" if line[0] != " " else line for line in _lines(program.reports))
     new = "".join(f"=> {line}" if line[0] != " " else line for line in _lines(reports))
     start = text.index(program.name.partition(": ")[2] + "\n" + program.code)
@@ -71,7 +71,7 @@ def _lines(text: str) -> list[str]:
 
 
 def programs_in(file: Path) -> list[Program]:
-    """The paragraphs of a file under its headings, which begin with `#`, reports with `=>`, cures with `cured:`."""
+    """The paragraphs of a file under its headings, which begin with `#`, reports with `=>`, fixes with `fixed:`."""
     return list(_programs(file.read_text()))
 
 
@@ -82,7 +82,7 @@ def _programs(text: str) -> Iterator[Program]:
         if first.startswith("# "):
             heading = first[2:]
         elif heading:
-            before, _, cured = rest.partition("cured:\n")
+            before, _, fixed = rest.partition("fixed:\n")
             code, arrow, reports = before.partition("=> ")
             line = text.count("\n", 0, paragraph.start()) + 1
-            yield Program(f"{heading}: {first}", line, code, (arrow + reports).replace("=> ", ""), cured)
+            yield Program(f"{heading}: {first}", line, code, (arrow + reports).replace("=> ", ""), fixed)

@@ -1,4 +1,4 @@
-"""`explain`: the report of a retrace that has not happened; and the parts of a call that reports remember."""
+"""`explain`: the report of a possible retrace; and the parts of a call that reports store."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_explain_outlines_trees_too_deep_for_the_stack() -> None:
     assert not explain(double, (nested(1.0),), (nested(2.0),)).differences
 
 
-# Remembered calls
+# Stored calls
 
 
 def are_deleted(*references: weakref.ref[Any]) -> bool:

@@ -79,7 +79,7 @@ CONTAINERS: dict[str, tuple[Callable[..., Any], str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """A tree to be: a kind of leaf, or a container around another tree, with a static if its class has one."""
+    """The plan of a tree: a kind of leaf, or a container around a tree, with a static if its class has one."""
 
     kind: str
     below: Tree | None = None
@@ -125,7 +125,7 @@ NAMES = ("x", "y", "z", "w")
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A function of some trees, two calls of it, and what came between."""
+    """A function of some trees, two calls of it, and the events in between."""
 
     arguments: dict[str, Tree]
     changed: frozenset[str]
@@ -143,13 +143,13 @@ class Program:
 
     @property
     def traced_for(self) -> set[str]:
-        """The changes for which `jit` traces again."""
+        """The changes that make `jit` retrace."""
         setting = {"jax.config.jax_default_matmul_precision"} if self.precision else set[str]()
         return setting | {place for place in self.changed if self.kind_of(place) not in {"placement", "values"}}
 
     @property
     def compiled_for(self) -> set[str]:
-        """The changes for which it only compiles again."""
+        """The changes that make it only recompile."""
         return {place for place in self.changed if self.kind_of(place) == "placement"}
 
     def kind_of(self, place: str) -> str:

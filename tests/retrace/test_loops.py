@@ -1,4 +1,4 @@
-"""Retraces of a loop's step: reported by the user's names and paths, and limited like those of any function."""
+"""Retraces of a loop's step: reported by the user's names and paths, and limited as for any function."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ pytestmark = [
 ]
 FILES = [Path(__file__).with_name(name) for name in ("programs.txt", "code_bases.txt")]
 PROGRAMS = [(file, program) for file in FILES for program in programs_in(file)]
-CURED = [(file, program) for file, program in PROGRAMS if program.cured]
+FIXED = [(file, program) for file, program in PROGRAMS if program.fixed]
 VARYING = (
     (r", [\d.e-]+ s\), called from .*", ")"),  # seconds and the caller
     (r"((programs|code_bases|_\w+)\.(py|txt)):\d+", r"\1"),
@@ -51,10 +51,10 @@ def written(report: RetraceReport) -> str:
     return f"{text}\n"
 
 
-def result_and_reports(file: Path, program: Program, *, cured: bool = False) -> tuple[Any, str]:
+def result_and_reports(file: Path, program: Program, *, fixed: bool = False) -> tuple[Any, str]:
     reports: list[RetraceReport] = []
     with treewright.explain_retraces(on_report=reports.append):
-        result = program.run(dict(vars(programs)), file.name, cured=cured)
+        result = program.run(dict(vars(programs)), file.name, fixed=fixed)
     return result, "".join(map(written, reports))
 
 
@@ -76,20 +76,20 @@ def test_each_program_produces_exactly_its_reports(file: Path, program: Program)
         assert reports == program.reports
 
 
-@pytest.mark.parametrize(("file", "program"), CURED, ids=names(CURED))
+@pytest.mark.parametrize(("file", "program"), FIXED, ids=names(FIXED))
 def test_the_fixed_program_does_not_retrace_and_computes_the_same(file: Path, program: Program) -> None:
     with jax.disable_jit():
         expected = program.run(dict(vars(programs)), file.name)
 
-    result, reports = result_and_reports(file, program, cured=True)
+    result, reports = result_and_reports(file, program, fixed=True)
 
     assert reports == ""
     assert jax.tree.leaves(expected), "the program returns its numbers"
     jax.tree.map(np.testing.assert_allclose, result, expected)
 
 
-def cures() -> list[str]:
-    """The sentences of `treewright.retrace.report` that say what to do."""
+def fixes() -> list[str]:
+    """The sentences of `treewright.retrace.report` with a fix."""
     tree = ast.parse(inspect.getsource(report_module))
     tables = [part for part in tree.body if "FIXES" in ast.unparse(part) and not isinstance(part, ast.FunctionDef)]
     others = [part for part in tree.body if ast.unparse(part).startswith("def _of_")]
@@ -97,11 +97,11 @@ def cures() -> list[str]:
     return sorted({text for text in texts if isinstance(text, str) and text.count(" ") > 2} - {*report_module.FIXES})
 
 
-@pytest.mark.parametrize("cure", cures())
-def test_each_fix_has_a_program(cure: str) -> None:
-    assert any(cure in program.reports for _, program in CURED)
+@pytest.mark.parametrize("fix", fixes())
+def test_each_fix_has_a_program(fix: str) -> None:
+    assert any(fix in program.reports for _, program in FIXED)
 
 
 def test_the_program_tables_are_read_completely() -> None:
     assert len(PROGRAMS) >= 200
-    assert len(CURED) >= 30
+    assert len(FIXED) >= 30

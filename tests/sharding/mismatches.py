@@ -1,6 +1,6 @@
 """Differences between processes: for each kind one process's value, the others' value, and the message.
 
-A case is a function of `odd`, which is true in one process, and the texts that the message has to hold, with `{odd}`
+A case is a function of `odd`, which is true in one process, and the texts that the message must contain, with `{odd}`
 and `{rest}` for the names of the processes.
 """
 
@@ -37,7 +37,7 @@ class Twin(Net): ...
 
 
 class Silent:
-    """Its repr shows nothing of its contents."""
+    """Its repr omits its contents."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -66,13 +66,13 @@ def mesh() -> Any:
 
 
 def spread(count: int, *names: str | None) -> Any:
-    """An abstract array that is split over so many devices."""
+    """An abstract array split over this number of devices."""
     sharding = jax.NamedSharding(jax.sharding.AbstractMesh((count,), ("data",)), untyped_jax.P(*names))
     return untyped_jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=sharding)
 
 
 def replicated(number: float) -> jax.Array:
-    """An array that says it is the same on all devices, of numbers that each process made for itself."""
+    """An array that claims to be replicated, with different numbers from each process."""
     everywhere = jax.NamedSharding(mesh(), untyped_jax.P())
     return jax.make_array_from_callback((3,), everywhere, lambda index: np.full(3, number, np.float32)[index])
 
@@ -95,7 +95,7 @@ def both(odd: Any, rest: Any) -> tuple[str, ...]:
     return (f"{{rest}}: {rest}\n", f"{{odd}}: {odd}\n")
 
 
-def of_act(odd: Any, rest: Any, *texts: str) -> Case:
+def act_case(odd: Any, rest: Any, *texts: str) -> Case:
     """A static that differs."""
     return (
         lambda is_odd: assert_same_on_all_processes(Net(1, odd if is_odd else rest)),
@@ -103,12 +103,12 @@ def of_act(odd: Any, rest: Any, *texts: str) -> Case:
     )
 
 
-def of_tree(odd: Callable[[], Any], rest: Callable[[], Any], *texts: str) -> Case:
+def tree_case(odd: Callable[[], Any], rest: Callable[[], Any], *texts: str) -> Case:
     return lambda is_odd: assert_same_on_all_processes((odd if is_odd else rest)()), texts
 
 
-def of_program(function: Callable[[bool], Any], *texts: str) -> Case:
-    """A program that differs: the function that is given, of one array."""
+def program_case(function: Callable[[bool], Any], *texts: str) -> Case:
+    """A program that differs: the function, of one array."""
 
     def check(odd: bool) -> None:
         assert_same_on_all_processes(jax.jit(function(odd)).lower(kernel()))
@@ -116,8 +116,8 @@ def of_program(function: Callable[[bool], Any], *texts: str) -> Case:
     return check, ("have different programs:\n  the program, line ", *(texts or ("{odd}: ", "{rest}: ")))
 
 
-def of_init(make: Callable[[bool], Any], *texts: str, rules: Callable[[bool], Any] = lambda _: RULES) -> Case:
-    """A state that would differ: the function that makes it, and its arguments."""
+def init_case(make: Callable[[bool], Any], *texts: str, rules: Callable[[bool], Any] = lambda _: RULES) -> Case:
+    """A state that would differ: its init function and the arguments."""
 
     def check(odd: bool) -> None:
         function, *args = make(odd)
@@ -158,26 +158,26 @@ def another_check(odd: bool) -> None:
 
 
 TREES: dict[str, Case] = {
-    "a text": of_act("gelu", "relu"),
-    "an int and a bool": of_act(True, 1),
-    "zeros of two signs": of_act(-0.0, 0.0),
-    "a long text, at its end": of_act("a" * 500 + "y", "a" * 500 + "x", "{odd}: ...aaa", "ay'\n", "ax'\n"),
-    "a dtype": of_act(jnp.dtype("bfloat16"), jnp.dtype("float32"), "bfloat16", "float32"),
-    "a mapping": of_act(FrozenMapping({"a": 1}), FrozenMapping({"a": 2}), "'a': 1", "'a': 2"),
-    "a frozen array": of_act(freeze(np.arange(3)), freeze(np.arange(3) + 1), "{odd}: ", "{rest}: "),
-    "an object whose repr tells nothing": of_act(Silent(0.1), Silent(0.2), "rate=0.1", "rate=0.2"),
-    "a method of an object": of_act(Silent(0.1).step, Silent(0.2).step, "rate=0.1", "rate=0.2"),
-    "a library's function": of_act(jax.nn.gelu, jax.nn.relu, "gelu", "relu"),
-    "the code of a lambda": of_act(lambda x: x + 1, lambda x: x - 1, "{odd}: ", "{rest}: "),
-    "the captured variable of a closure": of_act(scaled(2.0), scaled(3.0), "by=2.0", "by=3.0"),
-    "a jitted function": of_act(jax.jit(scaled(2.0)), jax.jit(scaled(3.0)), "by=2.0", "by=3.0"),
-    "a dtype of a leaf": of_tree(
+    "a text": act_case("gelu", "relu"),
+    "an int and a bool": act_case(True, 1),
+    "zeros of two signs": act_case(-0.0, 0.0),
+    "a long text, at its end": act_case("a" * 500 + "y", "a" * 500 + "x", "{odd}: ...aaa", "ay'\n", "ax'\n"),
+    "a dtype": act_case(jnp.dtype("bfloat16"), jnp.dtype("float32"), "bfloat16", "float32"),
+    "a mapping": act_case(FrozenMapping({"a": 1}), FrozenMapping({"a": 2}), "'a': 1", "'a': 2"),
+    "a frozen array": act_case(freeze(np.arange(3)), freeze(np.arange(3) + 1), "{odd}: ", "{rest}: "),
+    "an object whose repr tells nothing": act_case(Silent(0.1), Silent(0.2), "rate=0.1", "rate=0.2"),
+    "a method of an object": act_case(Silent(0.1).step, Silent(0.2).step, "rate=0.1", "rate=0.2"),
+    "a library's function": act_case(jax.nn.gelu, jax.nn.relu, "gelu", "relu"),
+    "the code of a lambda": act_case(lambda x: x + 1, lambda x: x - 1, "{odd}: ", "{rest}: "),
+    "the captured variable of a closure": act_case(scaled(2.0), scaled(3.0), "by=2.0", "by=3.0"),
+    "a jitted function": act_case(jax.jit(scaled(2.0)), jax.jit(scaled(3.0)), "by=2.0", "by=3.0"),
+    "a dtype of a leaf": tree_case(
         lambda: Net(kernel().astype(jnp.bfloat16)), lambda: Net(kernel()), "  .kernel\n", *both("bf16[8,8]", "f32[8,8]")
     ),
-    "a shape": of_tree(
+    "a shape": tree_case(
         lambda: Net(jnp.ones((8, 9))), lambda: Net(kernel()), "  .kernel\n", *both("f32[8,9]", "f32[8,8]")
     ),
-    "a weak type": of_tree(lambda: [jnp.asarray(1.0)], lambda: [jnp.ones(())], "  [0]\n", "(weakly typed)"),
+    "a weak type": tree_case(lambda: [jnp.asarray(1.0)], lambda: [jnp.ones(())], "  [0]\n", "(weakly typed)"),
     "the numbers of a replicated array": (
         lambda odd: assert_same_on_all_processes([replicated(1.0 + odd)], values=True),
         ("  [0]\n", "{odd}: f32[3] split by P() on ", "{rest}: f32[3] split by P() on "),
@@ -186,33 +186,35 @@ TREES: dict[str, Case] = {
         lambda odd: assert_same_on_all_processes([jnp.full(3, 1.0 + odd, jnp.float32)], values=True),
         ("  [0]\n", "{odd}: f32[3]#", "{rest}: f32[3]#"),
     ),
-    "a Python number": of_tree(lambda: [3], lambda: [4], "  [0]\n", *both(3, 4)),
-    "None for an array": of_tree(lambda: Net(None), lambda: Net(kernel()), "  .kernel\n", *both("None", "f32[8,8]")),
-    "how many layers": of_tree(
+    "a Python number": tree_case(lambda: [3], lambda: [4], "  [0]\n", *both(3, 4)),
+    "None for an array": tree_case(lambda: Net(None), lambda: Net(kernel()), "  .kernel\n", *both("None", "f32[8,8]")),
+    "how many layers": tree_case(
         lambda: [Net(kernel())] * 3, lambda: [Net(kernel())] * 2, "  [2].kernel\n", *both("f32[8,8]", "nothing")
     ),
-    "a list and a tuple": of_tree(lambda: [(1,)], lambda: [[1]], "  [0]\n", *both("tuple", "list")),
-    "two classes of the same fields": of_tree(lambda: [Twin(1)], lambda: [Net(1)], "  [0]\n", "mismatches.Twin\n"),
-    "a key of a dict": of_tree(lambda: {"w": 1}, lambda: {"v": 1}, "  ['w']\n", *both(1, "nothing")),
-    "the rate of an optimiser": of_tree(
+    "a list and a tuple": tree_case(lambda: [(1,)], lambda: [[1]], "  [0]\n", *both("tuple", "list")),
+    "two classes of the same fields": tree_case(lambda: [Twin(1)], lambda: [Net(1)], "  [0]\n", "mismatches.Twin\n"),
+    "a key of a dict": tree_case(lambda: {"w": 1}, lambda: {"v": 1}, "  ['w']\n", *both(1, "nothing")),
+    "the rate of an optimiser": tree_case(
         lambda: state(optax.adam(2e-3)), lambda: state(optax.adam(1e-3)), "  .tx (static)\n", "0.002", "0.001"
     ),
-    "the kind of an optimiser": of_tree(
+    "the kind of an optimiser": tree_case(
         lambda: state(optax.lion(1e-3)), lambda: state(optax.adam(1e-3)), "  .tx (static)\n", "  .opt_state[0].nu\n"
     ),
-    "a split": of_tree(lambda: [spread(4, "data")], lambda: [spread(4, None, "data")], "P('data',)", "P(None, 'data')"),
-    "a mesh": of_tree(lambda: [spread(8, "data")], lambda: [spread(4, "data")], "{'data': 8}", "{'data': 4}"),
-    "more places than are shown": of_tree(lambda: [*range(25)], lambda: [*range(1, 26)], "  and 5 more paths\n"),
+    "a split": tree_case(
+        lambda: [spread(4, "data")], lambda: [spread(4, None, "data")], "P('data',)", "P(None, 'data')"
+    ),
+    "a mesh": tree_case(lambda: [spread(8, "data")], lambda: [spread(4, "data")], "{'data': 8}", "{'data': 4}"),
+    "more places than are shown": tree_case(lambda: [*range(25)], lambda: [*range(1, 26)], "  and 5 more paths\n"),
     "the version of optax": with_version(optax, lambda: state(optax.adam(0.1))),
     "the version of JAX": with_version(jax, lambda: Net(1)),
 }
 PROGRAMS: dict[str, Case] = {
-    "a global": of_program(reading_a_global, "{odd}: %cst = stablehlo.constant dense<3.0", "{rest}: %cst = "),
-    "an environment variable": of_program(reading_environment),
-    "a captured array": of_program(lambda odd: lambda x: x + (jnp.arange(64.0).reshape(8, 8) + odd)),
-    "a captured array of many numbers": of_program(large_table),
-    "the order of a set": of_program(lambda odd: lambda x: [x + n for n in sorted({1, 2, 3}, reverse=odd)]),
-    "a part that only one has": of_program(lambda odd: lambda x: x * 2 if odd else x),
+    "a global": program_case(reading_a_global, "{odd}: %cst = stablehlo.constant dense<3.0", "{rest}: %cst = "),
+    "an environment variable": program_case(reading_environment),
+    "a captured array": program_case(lambda odd: lambda x: x + (jnp.arange(64.0).reshape(8, 8) + odd)),
+    "a captured array of many numbers": program_case(large_table),
+    "the order of a set": program_case(lambda odd: lambda x: [x + n for n in sorted({1, 2, 3}, reverse=odd)]),
+    "a part that only one has": program_case(lambda odd: lambda x: x * 2 if odd else x),
     "another check": (
         another_check,
         (
@@ -223,24 +225,24 @@ PROGRAMS: dict[str, Case] = {
     ),
 }
 INITS: dict[str, Case] = {
-    "a seed": of_init(lambda odd: (random_net, jax.random.key(odd)), "  argument 0\n", "{odd}: key<fry>[]"),
-    "a table of numpy": of_init(lambda odd: (Net, np.full((8, 8), 1.0 + odd)), "  argument 0\n"),
-    "a seed that only the init reads": of_init(
+    "a seed": init_case(lambda odd: (random_net, jax.random.key(odd)), "  argument 0\n", "{odd}: key<fry>[]"),
+    "a table of numpy": init_case(lambda odd: (Net, np.full((8, 8), 1.0 + odd)), "  argument 0\n"),
+    "a seed that only the init reads": init_case(
         lambda odd: (lambda: random_net(jax.random.key(odd)),), "  the program, line ", "{odd}: "
     ),
-    "an argument that becomes a static": of_init(
+    "an argument that becomes a static": init_case(
         lambda odd: (lambda act: Net(kernel(), act), "gelu" if odd else "relu"),
         "  .act (static)\n",
         *both("'gelu'", "'relu'"),
     ),
-    "a rule": of_init(
+    "a rule": init_case(
         lambda _: (random_net, jax.random.key(0)),
         "  .kernel\n",
         "{odd}: f32[8,8] split by P(None, 'data')",
         "{rest}: f32[8,8] split by P('data',)",
         rules=lambda odd: {"embed": None, "mlp": "data"} if odd else RULES,
     ),
-    "an initialiser": of_init(
+    "an initialiser": init_case(
         lambda odd: (
             lambda key: Net((jax.random.uniform if odd else jax.random.normal)(key, (8, 8))),
             jax.random.key(0),

@@ -1,4 +1,4 @@
-"""`field(sharding=..., stack=...)`: checked when the class is made, and no part of the tree."""
+"""`field(sharding=..., stack=...)`: checked when the class is created, and not part of the tree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Layer(Module):
 
 
 untyped_static: Any = static
-untyped: Any = field  # for calls that checkers would refuse
+untyped: Any = field  # for calls that checkers would reject
 
 
 def declare(value: Any, base: Any = Module) -> Any:
@@ -68,10 +68,10 @@ def test_a_subclass_inherits_or_overrides_axis_names() -> None:
 
 
 def test_copies_and_pickles_of_a_field_keep_its_names() -> None:
-    found = vars(Layer)["__node_spec__"].fields[0]
+    declared = vars(Layer)["__node_spec__"].fields[0]
 
-    assert pickle.loads(pickle.dumps(found)).sharding == ("embed", "mlp")
-    assert copy.deepcopy(found).sharding == ("embed", "mlp")
+    assert pickle.loads(pickle.dumps(declared)).sharding == ("embed", "mlp")
+    assert copy.deepcopy(declared).sharding == ("embed", "mlp")
 
 
 @pytest.mark.parametrize("wrong", ["embed", ["embed"], ("embed", 3), ("",), ""])

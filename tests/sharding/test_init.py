@@ -1,4 +1,4 @@
-"""`sharded_init` and `abstract_state`: the values of one device, in parts; statics by identity; any mesh."""
+"""`sharded_init` and `abstract_state`: the same values as on one device; statics by identity; any mesh."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 RULES: Rules = {"in": "fsdp", "out": "tensor"}
-P: Any = PartitionSpec  # whose constructor has no annotations
+P: Any = PartitionSpec  # its constructor has no annotations
 
 
 class Linear(Module):
@@ -51,7 +51,7 @@ def mesh_of(kind: AxisType = AxisType.Auto) -> Mesh:
 
 
 def allclose(left: Any, right: Any) -> bool:
-    """Up to the rounding of another program: JAX 0.12 differs in the last bit."""
+    """Equal up to the rounding of a different program: with JAX 0.12 the last bit differs."""
     pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
     return jax.tree.structure(left) == jax.tree.structure(right) and all(
         np.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in pairs
@@ -61,15 +61,15 @@ def allclose(left: Any, right: Any) -> bool:
 def test_sharded_init_matches_one_device() -> None:
     mesh = mesh_of()
 
-    made = sharded_init(Net, [8, 16, 4], jax.random.key(1), "gelu", mesh=mesh, rules=RULES)
+    net = sharded_init(Net, [8, 16, 4], jax.random.key(1), "gelu", mesh=mesh, rules=RULES)
 
-    alone = jax.jit(lambda key: Net([8, 16, 4], key, "gelu"))(jax.random.key(1))
-    assert allclose(made.layers, alone.layers)
-    assert made.act == "gelu"
-    assert made.layers[0].kernel.sharding == NamedSharding(mesh, P("fsdp", "tensor"))
-    assert made.layers[0].kernel.addressable_shards[0].data.shape == (4, 8)
-    assert (jax.random.key_data(made.keys) == jax.random.key_data(alone.keys)).all()
-    assert made.keys.addressable_shards[0].data.shape == (2,)
+    expected = jax.jit(lambda key: Net([8, 16, 4], key, "gelu"))(jax.random.key(1))
+    assert allclose(net.layers, expected.layers)
+    assert net.act == "gelu"
+    assert net.layers[0].kernel.sharding == NamedSharding(mesh, P("fsdp", "tensor"))
+    assert net.layers[0].kernel.addressable_shards[0].data.shape == (4, 8)
+    assert (jax.random.key_data(net.keys) == jax.random.key_data(expected.keys)).all()
+    assert net.keys.addressable_shards[0].data.shape == (2,)
 
 
 def test_statics_that_compare_by_identity_pass_and_an_init_is_traced_once() -> None:
@@ -82,12 +82,12 @@ def test_statics_that_compare_by_identity_pass_and_an_init_is_traced_once() -> N
         linear, tx = Linear(4, 4, key), optax.adam(lambda _: 1e-3)
         return Learner(linear, tx, tx.init(linear))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
-    made = sharded_init(counted := count_traces(make), jax.random.key(0), mesh=mesh_of(), rules=RULES)
+    net = sharded_init(counted := count_traces(make), jax.random.key(0), mesh=mesh_of(), rules=RULES)
 
     assert counted.count == 1
-    assert made.state[0].mu.kernel.sharding.spec == P("fsdp", "tensor")
-    updates, _ = made.tx.update(made.linear, made.state)
-    assert jax.tree.structure(updates) == jax.tree.structure(made.linear)
+    assert net.state[0].mu.kernel.sharding.spec == P("fsdp", "tensor")
+    updates, _ = net.tx.update(net.linear, net.state)
+    assert jax.tree.structure(updates) == jax.tree.structure(net.linear)
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
@@ -97,33 +97,33 @@ def test_sharded_init_uses_its_mesh_over_the_current_one(kind: AxisType, is_set:
 
     with jax.set_mesh(mesh) if is_set else contextlib.nullcontext():
         key = jax.random.key(0)
-        made = sharded_init(lambda key: Linear(4, 8, key), key, mesh=mesh, rules=RULES)
+        net = sharded_init(lambda key: Linear(4, 8, key), key, mesh=mesh, rules=RULES)
         like = abstract_state(lambda key: Linear(4, 8, key), key, mesh=mesh, rules=RULES)
 
-    assert made.kernel.sharding == like.kernel.sharding == NamedSharding(mesh, P("fsdp", "tensor"))
-    assert allclose(made, jax.jit(Linear, static_argnums=(0, 1))(4, 8, jax.random.key(0)))
+    assert net.kernel.sharding == like.kernel.sharding == NamedSharding(mesh, P("fsdp", "tensor"))
+    assert allclose(net, jax.jit(Linear, static_argnums=(0, 1))(4, 8, jax.random.key(0)))
 
 
 def test_numpy_arrays_among_the_arguments_are_traced() -> None:
-    made = sharded_init(lambda table: {"w": table * 2}, np.ones(4, np.float32), mesh=mesh_of(), rules={})
+    net = sharded_init(lambda table: {"w": table * 2}, np.ones(4, np.float32), mesh=mesh_of(), rules={})
 
-    assert made["w"].tolist() == [2.0] * 4
+    assert net["w"].tolist() == [2.0] * 4
 
 
 def test_sharded_arguments_are_not_moved() -> None:
     table = jax.device_put(jnp.ones((4, 4)), NamedSharding(mesh_of(AxisType.Explicit), P("fsdp")))
 
-    made = sharded_init(lambda table: {"twice": table * 2}, table, mesh=mesh_of(AxisType.Explicit), rules={})
+    result = sharded_init(lambda table: {"twice": table * 2}, table, mesh=mesh_of(AxisType.Explicit), rules={})
 
-    assert made["twice"].tolist() == [[2.0] * 4] * 4
+    assert result["twice"].tolist() == [[2.0] * 4] * 4
 
 
 def test_arguments_by_name_reach_the_function() -> None:
-    made = sharded_init(Net, sizes=[8, 4], key=jax.random.key(1), act="gelu", mesh=mesh_of(), rules=RULES)
+    result = sharded_init(Net, sizes=[8, 4], key=jax.random.key(1), act="gelu", mesh=mesh_of(), rules=RULES)
     like = abstract_state(Net, [8, 4], key=jax.random.key(1), act="gelu", mesh=mesh_of(), rules=RULES)
 
-    assert made.act == like.act == "gelu"
-    assert allclose(made.layers, jax.jit(lambda key: Net([8, 4], key))(jax.random.key(1)).layers)
+    assert result.act == like.act == "gelu"
+    assert allclose(result.layers, jax.jit(lambda key: Net([8, 4], key))(jax.random.key(1)).layers)
 
 
 def test_abstract_state_matches_the_live_state() -> None:
@@ -133,10 +133,10 @@ def test_abstract_state_matches_the_live_state() -> None:
         return TrainState.create(params=Net([8, 4], key), tx=optax.adamw(1e-3))
 
     like = abstract_state(make, jax.random.key(0), mesh=mesh, rules=RULES)
-    made = sharded_init(make, jax.random.key(0), mesh=mesh, rules=RULES)
+    result = sharded_init(make, jax.random.key(0), mesh=mesh, rules=RULES)
 
-    assert jax.tree.structure(like) == jax.tree.structure(made)
-    for abstract, live in zip(jax.tree.leaves(like), jax.tree.leaves(made), strict=True):
+    assert jax.tree.structure(like) == jax.tree.structure(result)
+    for abstract, live in zip(jax.tree.leaves(like), jax.tree.leaves(result), strict=True):
         assert isinstance(abstract, jax.ShapeDtypeStruct)
         assert (abstract.shape, abstract.dtype) == (live.shape, live.dtype)
         assert abstract.weak_type == getattr(live, "weak_type", False)
@@ -149,8 +149,8 @@ def test_sharded_init_reports_violations_before_allocating() -> None:
 
     with pytest.raises(ShardingError, match=r"\.kernel, f32\[3,4\]\(abstract\): axis 0 \('in', length 3\) is not"):
         sharded_init(make, jax.random.key(0), mesh=mesh_of(), rules=RULES)
-    made = sharded_init(make, jax.random.key(0), mesh=mesh_of(), rules=RULES, on_misfit="replicate")
-    assert made.kernel.sharding == NamedSharding(mesh_of(), P(None, "tensor"))
+    result = sharded_init(make, jax.random.key(0), mesh=mesh_of(), rules=RULES, on_misfit="replicate")
+    assert result.kernel.sharding == NamedSharding(mesh_of(), P(None, "tensor"))
 
 
 @pytest.mark.parametrize("make", [sharded_init, abstract_state])
@@ -158,7 +158,7 @@ def test_sharded_init_rejects_non_array_leaves_by_path(make: Any) -> None:
     nothing: Any = "none"
 
     with pytest.raises(
-        TypeError, match=r"^dict\['model'\]\.bias is 'none', but the leaves of the result must be arrays"
+        TypeError, match=r"^result\['model'\]\.bias is 'none', but the leaves of the result must be arrays"
     ):
         make(
             lambda key: {"model": replace(Linear(4, 4, key), bias=nothing)}, jax.random.key(0), mesh=mesh_of(), rules={}
@@ -172,8 +172,8 @@ def test_sharded_init_is_rejected_under_tracing(plan: Any, transform: Any) -> No
         return jax.tree.leaves(plan(Net, [4, 8], key=jax.random.key(0), mesh=mesh_of(AxisType.Auto), rules=RULES))
 
     def run() -> Any:
-        made = transform(make)
-        return made() if callable(made) else made
+        result = transform(make)
+        return result() if callable(result) else result
 
     with pytest.raises(ShardingError, match=rf"^{plan.__name__} sets a mesh, so it can't be called inside"):
         run()
@@ -201,24 +201,24 @@ def test_a_head_tied_to_a_replicated_table_does_not_warn() -> None:
         table = jax.random.normal(key, (1024, 512))
         return Tied(table, table.T * 0.5)
 
-    made = sharded_init(make, jax.random.key(0), mesh=mesh_of(), rules={"out": "tensor"})
+    result = sharded_init(make, jax.random.key(0), mesh=mesh_of(), rules={"out": "tensor"})
 
-    assert made.head.addressable_shards[0].data.shape == (512, 512)
+    assert result.head.addressable_shards[0].data.shape == (512, 512)
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_no_device_computes_more_than_its_part(kind: AxisType) -> None:
-    seen: list[Any] = []
+    shardings: list[Any] = []
 
     class Watched(Module):
         kernel: jax.Array = field(sharding=("in", "out"))
 
     def make(key: jax.Array) -> Watched:
         kernel = jax.random.normal(key, (512, 512))
-        jax.debug.inspect_array_sharding(kernel, callback=seen.append)
+        jax.debug.inspect_array_sharding(kernel, callback=shardings.append)
         return Watched(kernel)
 
     with jax.set_mesh(mesh_of(kind)):
         sharded_init(make, jax.random.key(0), mesh=mesh_of(kind), rules=RULES)
 
-    assert [sharding.shard_shape((512, 512)) for sharding in seen] == [(256, 256)]
+    assert [sharding.shard_shape((512, 512)) for sharding in shardings] == [(256, 256)]

@@ -1,4 +1,4 @@
-"""Real processes over the loopback: the checks, a state made over all of them, and how they end when one is gone."""
+"""Real processes on one machine: the checks, a state on all of them, and the end of the job after one has died."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ SECONDS = 180  # a hard limit; a run takes a few
 
 
 def results(*scenarios: str, count: int = 2) -> list[list[dict[str, Any]]]:
-    """The results of the processes for each scenario, with hashes of their own, as a pod has them."""
+    """The results of the processes for each scenario; each process has its own hash seed, as in a pod."""
     outputs = run([sys.executable, "-m", "tests.sharding.worker", *scenarios], count, devices=2, seconds=SECONDS)
-    found = [re.findall(r"^result: (.*)$", output, re.MULTILINE) for output in outputs]
-    return [[json.loads(result) for result in of_all] for of_all in zip(*found, strict=True)]
+    lines = [re.findall(r"^result: (.*)$", output, re.MULTILINE) for output in outputs]
+    return [[json.loads(result) for result in lines_of_scenario] for lines_of_scenario in zip(*lines, strict=True)]
 
 
 @pytest.fixture(scope="module")
-def of_two() -> dict[str, list[dict[str, Any]]]:
-    """The results of two processes for the scenarios that both of them live through."""
-    scenarios = ("a_few", "late", "made", "looped")
+def results_of_two() -> dict[str, list[dict[str, Any]]]:
+    """The results of two processes for the scenarios that both finish."""
+    scenarios = ("a_few", "late", "sharded_state", "looped")
     return dict(zip(scenarios, results(*scenarios), strict=True))
 
 
-def is_there(process: int) -> bool:
+def is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -46,36 +46,36 @@ def is_there(process: int) -> bool:
     return True
 
 
-def hold_to_the_table(found: list[dict[str, Any]]) -> None:
+def assert_messages_match_the_table(by_process: list[dict[str, Any]]) -> None:
     """Each case has one message in all processes, with field and process, within seconds."""
-    odd = len(found) // 2
-    rest = {2: "process 0", 4: "processes 0-1, 3"}[len(found)]
-    for name in found[0]:
-        messages = {each[name][0].replace("PartitionSpec(", "P(") for each in found}  # the form since JAX 0.10
+    odd = len(by_process) // 2
+    rest = {2: "process 0", 4: "processes 0-1, 3"}[len(by_process)]
+    for name in by_process[0]:
+        messages = {each[name][0].replace("PartitionSpec(", "P(") for each in by_process}  # the form since JAX 0.10
         assert len(messages) == 1, (name, messages)
         (message,) = messages
         for text in CASES[name][1]:
-            wanted = text.replace("{odd}", f"process {odd}").replace("{rest}", rest)
-            assert wanted in message, (name, wanted, message)
-        assert max(each[name][1] for each in found) < 10, name
+            expected = text.replace("{odd}", f"process {odd}").replace("{rest}", rest)
+            assert expected in message, (name, expected, message)
+        assert max(each[name][1] for each in by_process) < 10, name
 
 
-def test_differences_are_named_by_field_and_process_in_every_process(of_two: Any) -> None:
-    assert [{*found} for found in of_two["a_few"]] == [{*A_FEW}] * 2
-    hold_to_the_table(of_two["a_few"])
+def test_differences_are_named_by_field_and_process_in_every_process(results_of_two: Any) -> None:
+    assert [{*by_process} for by_process in results_of_two["a_few"]] == [{*A_FEW}] * 2
+    assert_messages_match_the_table(results_of_two["a_few"])
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("count", [2, 4])
 def test_every_kind_of_difference_is_named_in_every_process(count: int) -> None:
-    (found,) = results("mismatches", count=count)
+    (by_process,) = results("mismatches", count=count)
 
-    assert [{*each} for each in found] == [{*CASES}] * count
-    hold_to_the_table(found)
+    assert [{*each} for each in by_process] == [{*CASES}] * count
+    assert_messages_match_the_table(by_process)
 
 
-def test_the_message_lists_each_path_each_process_and_the_fix(of_two: Any) -> None:
-    assert of_two["a_few"][0]["trees: a text"][0] == (
+def test_the_message_lists_each_path_each_process_and_the_fix(results_of_two: Any) -> None:
+    assert results_of_two["a_few"][0]["trees: a text"][0] == (
         "The processes have different trees:\n"
         "  .act (static)\n"
         "    process 0: 'relu'\n"
@@ -86,23 +86,23 @@ def test_the_message_lists_each_path_each_process_and_the_fix(of_two: Any) -> No
     )
 
 
-def test_a_late_process_is_named_in_all_processes(of_two: Any) -> None:
-    waiting, late = of_two["late"]
+def test_a_late_process_is_named_in_all_processes(results_of_two: Any) -> None:
+    early, late = results_of_two["late"]
 
-    assert waiting["message"] == late["message"]
-    assert waiting["message"].startswith(
+    assert early["message"] == late["message"]
+    assert early["message"].startswith(
         "Process 1 did not reach assert_same_on_all_processes within 1 s (process 0 did).\nLook at the log of process 1"
     )
-    assert "increase timeout_seconds= in every process." in waiting["message"]
+    assert "increase timeout_seconds= in every process." in early["message"]
     assert late["seconds"] < 2
 
 
-def test_a_state_created_by_two_processes_matches_one_device(of_two: Any) -> None:
-    assert of_two["made"] == [{"held": 32, "like": True, "values": True}] * 2
+def test_a_state_created_by_two_processes_matches_one_device(results_of_two: Any) -> None:
+    assert results_of_two["sharded_state"] == [{"elements": 32, "like": True, "values": True}] * 2
 
 
-def test_a_loop_over_two_processes_matches_one_device(of_two: Any) -> None:
-    assert of_two["looped"] == [{"kept": True, "step": 3, "traces": 2, "values": True}] * 2
+def test_a_loop_over_two_processes_matches_one_device(results_of_two: Any) -> None:
+    assert results_of_two["looped"] == [{"keeps_sharding": True, "step": 3, "traces": 2, "values": True}] * 2
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_dying_process_is_named_and_ends_all_processes(scenario: str, message:
         run(command, 2, devices=1, seconds=SECONDS, started=started.extend)
 
     assert len(started) == 2
-    assert not any(map(is_there, started))
+    assert not any(map(is_running, started))
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
@@ -136,7 +136,7 @@ def test_processes_that_end_together_get_the_same_message(count: int) -> None:
 @pytest.mark.exhaustive
 def test_an_exchange_grows_no_faster_than_the_number_of_processes() -> None:
     least = {"256": math.inf, "1024": math.inf}
-    for _ in range(3):  # the machine may do something else meanwhile
+    for _ in range(3):  # the machine may be busy
         command = [sys.executable, "benchmarks/many_processes.py", *least]
         output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
         for count, seconds in re.findall(r"(\d+) processes: ([\d.]+) s", output):
@@ -154,7 +154,7 @@ def test_hanging_processes_end_at_the_timeout() -> None:
         run([sys.executable, "-c", "import time; time.sleep(60)"], 2, devices=1, seconds=1, started=started.extend)
 
     assert len(started) == 2
-    assert not any(map(is_there, started))
+    assert not any(map(is_running, started))
 
 
 def test_a_single_process_has_nothing_to_compare() -> None:
@@ -166,7 +166,7 @@ def test_a_single_process_has_nothing_to_compare() -> None:
 def test_a_job_without_coordination_service_is_told_to_initialize(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on TPU pods, where JAX counts all processes before they are connected."""
+    """As on TPU pods, JAX counts all processes before they are connected."""
     import jax
 
     from treewright import _processes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from typing import Any
 
@@ -58,11 +57,11 @@ class Single(Module):
 def test_specs_are_a_tree_of_the_same_class() -> None:
     net = Net((linear(), linear()))
 
-    found = partition_specs(net, None, RULES)
+    specs = partition_specs(net, None, RULES)
 
-    assert isinstance(found, Net)
-    assert jax.tree.structure(found) == jax.tree.structure(net)
-    assert (found.layers[1].kernel, found.layers[1].bias, found.layers[1].scale) == (
+    assert isinstance(specs, Net)
+    assert jax.tree.structure(specs) == jax.tree.structure(net)
+    assert (specs.layers[1].kernel, specs.layers[1].bias, specs.layers[1].scale) == (
         P("fsdp", "tensor"),
         P("tensor"),
         P(),
@@ -101,9 +100,9 @@ def test_axis_names_apply_to_containers_but_not_to_nodes() -> None:
     class Named:
         parts: Any = field(sharding=("mlp",))
 
-    found = partition_specs(Named({"a": [jnp.ones(2)], "b": Named(None), "c": None}), None, {"mlp": "tensor"})
+    specs = partition_specs(Named({"a": [jnp.ones(2)], "b": Named(None), "c": None}), None, {"mlp": "tensor"})
 
-    assert found.parts == {"a": [P("tensor")], "b": Named(None), "c": None}
+    assert specs.parts == {"a": [P("tensor")], "b": Named(None), "c": None}
     for parts in (linear(), [jnp.ones(2), linear()]):
         with pytest.raises(
             ShardingError,
@@ -166,11 +165,11 @@ def test_a_stack_adds_a_leading_axis_to_its_leaves() -> None:
     blocks = jax.vmap(lambda key: Linear(jax.random.normal(key, (4, 8)), jnp.zeros(8)))(keys)
     rules = {**RULES, "layers": "pipe", "stage": None}
 
-    found = partition_specs(Deep(blocks), None, rules)
+    specs = partition_specs(Deep(blocks), None, rules)
     nested = partition_specs(Deep(blocks, jax.tree.map(lambda x: x[None], Deep(blocks))), None, rules)
 
-    assert (found.blocks.kernel, found.blocks.bias) == (P("pipe", "fsdp", "tensor"), P("pipe", "tensor"))
-    assert found.blocks.scale == P("pipe")
+    assert (specs.blocks.kernel, specs.blocks.bias) == (P("pipe", "fsdp", "tensor"), P("pipe", "tensor"))
+    assert specs.blocks.scale == P("pipe")
     assert nested.stages.blocks.kernel == P(None, "pipe", "fsdp", "tensor")
 
 
@@ -250,9 +249,9 @@ def test_a_stack_counts_among_the_names() -> None:
 def test_on_misfit_can_replicate_instead() -> None:
     tree = Net((Linear(jnp.ones((4, 7)), jnp.ones((7, 1))),))
 
-    found = partition_specs(tree, mesh(fsdp=2, tensor=2), RULES, on_misfit="replicate")
+    specs = partition_specs(tree, mesh(fsdp=2, tensor=2), RULES, on_misfit="replicate")
 
-    assert (found.layers[0].kernel, found.layers[0].bias) == (P("fsdp"), P())
+    assert (specs.layers[0].kernel, specs.layers[0].bias) == (P("fsdp"), P())
     with pytest.raises(ShardingError, match="no rule for 'mlp'"):
         partition_specs(tree, None, {"embed": None}, on_misfit="replicate")
 
@@ -263,9 +262,9 @@ def test_factored_moments_are_an_error_or_replicated() -> None:
 
     with pytest.raises(ShardingError, match=r"\.v_row\.value, f32\[256\]\(abstract\): 2 names"):
         partition_specs(state, None, RULES)
-    found = partition_specs(state, None, RULES, on_misfit="replicate")
-    assert found.params.value == P("fsdp", "tensor")
-    assert {*specs_in(found.opt_state)} == {P()}
+    specs = partition_specs(state, None, RULES, on_misfit="replicate")
+    assert specs.params.value == P("fsdp", "tensor")
+    assert {*specs_in(specs.opt_state)} == {P()}
 
 
 @pytest.mark.parametrize(
@@ -351,7 +350,7 @@ def test_the_report_shows_splits_and_bytes_of_each_device() -> None:
         "138 B on 8 devices (data 2, fsdp 2, tensor 2): 54 B on each, 26 B of them replicated",
     ]
     assert (report.nbytes, report.device_nbytes, report.replicated_nbytes) == (138, 54, 26)
-    assert html.unescape(report._repr_html_()) == f"<pre>{report}</pre>"
+    assert repr(report) == str(report)
 
 
 def test_the_report_merges_equal_layers() -> None:
@@ -427,9 +426,9 @@ def test_on_misfit_selects_by_path_or_rank() -> None:
         {"opt_state": "replicate_rank"},
         {"**.v_row": "replicate", "**.v_col": "replicate", "**.v": "replicate"},
     ):
-        found = partition_specs(state, on, RULES, on_misfit=misfits)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        assert found.params.value == P("fsdp", "tensor")
-        assert found.opt_state[0].v_row.value == P()
+        specs = partition_specs(state, on, RULES, on_misfit=misfits)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        assert specs.params.value == P("fsdp", "tensor")
+        assert specs.opt_state[0].v_row.value == P()
     with pytest.raises(ShardingError, match=r"1 of .*\n  \.params\.value, f32\[255,256\]\(abstract\): axis 0"):
         partition_specs(odd, on, RULES, on_misfit={"opt_state": "replicate"})
     with pytest.raises(

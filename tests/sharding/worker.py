@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 
 
 def mismatches(names: Collection[str] = tuple(CASES)) -> dict[str, Any]:
-    """The message of each case, and after how many seconds; and that nothing is raised where nothing differs."""
+    """The message of each case, and its seconds; equal trees raise nothing."""
     me, count = jax.process_index(), jax.process_count()
-    found: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
     for name in names:
         check, _ = CASES[name]
-        multihost_utils.sync_global_devices(name)  # so that the seconds are those of the check
+        multihost_utils.sync_global_devices(name)  # so that only the check is timed
         began = time.monotonic()
         try:
             check(me == count // 2)
             message = "nothing"
         except ProcessMismatchError as error:
             message = str(error)
-        found[name] = (message, time.monotonic() - began)
+        outcomes[name] = (message, time.monotonic() - began)
     equal()
-    return found
+    return outcomes
 
 
 def late() -> dict[str, Any]:
-    """The message where process 1 comes late, and then that both meet again."""
+    """The message if process 1 is late, and a second check that both reach."""
     began = time.monotonic()
     if jax.process_index() == 1:
         time.sleep(3)
@@ -59,8 +59,8 @@ def late() -> dict[str, Any]:
     return {"message": message, "seconds": seconds}
 
 
-def made() -> dict[str, Any]:
-    """A state that is made over all processes, with statics that compare by identity."""
+def sharded_state() -> dict[str, Any]:
+    """Compare a state created on all processes, with statics that compare by identity, with one created here."""
     mesh = jax.make_mesh((jax.device_count(),), ("fsdp",))
 
     def make(key: jax.Array) -> TrainState[Net]:
@@ -71,18 +71,18 @@ def made() -> dict[str, Any]:
     state = sharded_init(make, jax.random.key(0), mesh=mesh, rules={"embed": "fsdp", "mlp": None})
     like = abstract_state(make, jax.random.key(0), mesh=mesh, rules={"embed": "fsdp", "mlp": None})
     assert_same_on_all_processes(state)
-    held = sum(shard.data.size for shard in state.params.kernel.addressable_shards)
-    whole = multihost_utils.process_allgather(state.params.kernel, tiled=True)
-    alone = make(jax.random.key(0)).params.kernel
+    elements = sum(shard.data.size for shard in state.params.kernel.addressable_shards)
+    gathered = multihost_utils.process_allgather(state.params.kernel, tiled=True)
+    single = make(jax.random.key(0)).params.kernel
     return {
-        "held": held,
+        "elements": elements,
         "like": like.params.kernel.sharding == state.params.kernel.sharding,
-        "values": bool((whole == alone).all()),
+        "values": bool((gathered == single).all()),
     }
 
 
 def looped() -> dict[str, Any]:
-    """Three steps of a loop over a state that is made over all processes, and the same on this process alone."""
+    """Compare three steps of a loop over all processes with three steps on this process only."""
     traces: list[int] = []
     mesh = jax.make_mesh((jax.device_count(),), ("fsdp",))
 
@@ -103,13 +103,13 @@ def looped() -> dict[str, Any]:
     state = sharded_init(make, jax.random.key(0), mesh=mesh, rules={"embed": "fsdp", "mlp": None})
     spec = state.params.kernel.sharding
     state = after_three(replace(state, step=jnp.zeros((), jnp.int32)))  # on this process's first device
-    whole = multihost_utils.process_allgather(state.params.kernel, tiled=True)
-    alone = after_three(make(jax.random.key(0)))
+    gathered = multihost_utils.process_allgather(state.params.kernel, tiled=True)
+    single = after_three(make(jax.random.key(0)))
     return {
-        "kept": bool(state.params.kernel.sharding == spec),
+        "keeps_sharding": bool(state.params.kernel.sharding == spec),
         "step": int(state.step.addressable_data(0)),
         "traces": len(traces),
-        "values": bool(np.allclose(whole, alone.params.kernel, atol=1e-5)),
+        "values": bool(np.allclose(gathered, single.params.kernel, atol=1e-5)),
     }
 
 
@@ -153,7 +153,7 @@ if __name__ == "__main__":
             "a_few": lambda: mismatches(A_FEW),
             "mismatches": mismatches,
             "late": late,
-            "made": made,
+            "sharded_state": sharded_state,
             "looped": looped,
             "stops": stops,
             "dies": dies,

@@ -1,4 +1,4 @@
-"""The pytest plugin: the marker, the fixture, and that loading it costs other people's runs nothing."""
+"""The pytest plugin: the marker, the fixture, and its import cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 pytest_plugins = ["pytester"]
 
-# All that the runs below import, or pytester would forget it after each and JAX meet our classes twice.
+# Imports of the runs below. Otherwise pytester would unload them after each run, and JAX register our classes twice.
 LOADED = [getattr(treewright, name) for name in treewright.__all__]
 
 PLUGIN = ("--disable-plugin-autoload", "-p", "treewright.testing.plugin", "-p", "no:cacheprovider", "--strict-markers")

@@ -37,10 +37,10 @@ class Layer(Module):
     ],
 )
 def test_allclose_accepts_close_trees(actual: Any, expected: Any) -> None:
-    found = allclose(actual, expected)
+    result = allclose(actual, expected)
 
-    assert found
-    assert str(found) == "close"
+    assert result
+    assert str(result) == "close"
     assert_trees_close(actual, expected)
 
 
@@ -77,10 +77,10 @@ def test_allclose_accepts_close_trees(actual: Any, expected: Any) -> None:
     ],
 )
 def test_assert_trees_close_reports_paths_and_errors(actual: Any, expected: Any, line: str) -> None:
-    found = allclose(actual, expected)
+    result = allclose(actual, expected)
 
-    assert not found
-    assert found.mismatches[0] == line
+    assert not result
+    assert result.mismatches[0] == line
     with pytest.raises(AssertionError) as caught:
         assert_trees_close(actual, expected)
     assert str(caught.value).splitlines()[1].strip() == line
@@ -106,7 +106,7 @@ def test_integers_above_two_to_the_53_are_not_rounded(kind: Any) -> None:
 )
 def test_allclose_agrees_with_numpy(values: list[tuple[float, float, bool]], rtol: float, atol: float) -> None:
     actual = np.array([x for x, _, _ in values])
-    expected = np.array([x if same else y for x, y, same in values])
+    expected = np.array([x if is_equal else y for x, y, is_equal in values])
     with np.errstate(all="ignore"):
         answer = np.allclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
 
@@ -114,10 +114,10 @@ def test_allclose_agrees_with_numpy(values: list[tuple[float, float, bool]], rto
 
 
 def test_at_most_twenty_differences_are_listed() -> None:
-    found = allclose(list(range(30)), [value + 1 for value in range(30)])
-    lines = str(found).splitlines()
+    result = allclose(list(range(30)), [value + 1 for value in range(30)])
+    lines = str(result).splitlines()
 
-    assert len(found.mismatches) == 30
+    assert len(result.mismatches) == 30
     assert lines[0] == "not close in 30 places:"
     assert lines[-1] == "  and 10 more"
     assert len(lines) == 22

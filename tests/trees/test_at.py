@@ -1,4 +1,4 @@
-"""`at`: any place in a tree, read and changed at the cost of the way there, sharing all the rest."""
+"""`at`: read and change any place in a tree, at the cost of its depth, sharing the rest."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def small_net() -> Net:
     return Net((Linear(1.0, 2.0), Linear(3.0)), {"b": [Pair(4.0, 5.0)], "a": 6.0})
 
 
-# A function over the tree
+# A function of the tree
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,13 @@ def test_selectors_can_loop_slice_and_use_isinstance() -> None:
 ran: list[str] = []
 
 
-def noting(value: Any) -> Any:
+def record(value: Any) -> Any:
     ran.append("convert")
     return float(value)
 
 
 class Checked(Module):
-    value: Any = field(converter=noting)
+    value: Any = field(converter=record)
     limit: float = static(default=1.0, converter=float)
 
     def __check_init__(self) -> None:
@@ -191,7 +191,7 @@ STRUCT: Any = flax.struct.dataclass(Struct)
 
 
 class Holder:
-    """A pytree whose children have keys of its own."""
+    """A pytree with a custom key for each child."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -252,7 +252,7 @@ class ReadOnly:
 for foreign in (Sized, ReadOnly):
     dataclasses.dataclass(frozen=True, init=False)(foreign)
     jax.tree_util.register_dataclass(foreign, data_fields=["weight"], meta_fields=["size"])
-setattr(ReadOnly, "size", property(lambda self: 3))  # noqa: B010  a checker would refuse the assignment
+setattr(ReadOnly, "size", property(lambda self: 3))  # noqa: B010  a checker would reject the assignment
 
 
 def test_at_bypasses_constructors_of_foreign_classes() -> None:
@@ -269,7 +269,7 @@ def test_at_bypasses_constructors_of_foreign_classes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "found"),
+    ("where", "expected"),
     [
         (".layers[0].kernel", 1.0),
         ("layers[-1].bias", None),
@@ -286,17 +286,17 @@ def test_at_bypasses_constructors_of_foreign_classes() -> None:
         ("right", 5.0),
     ],
 )
-def test_a_path_matches_one_place_and_a_pattern_many(where: str, found: Any) -> None:
+def test_a_path_matches_one_place_and_a_pattern_many(where: str, expected: Any) -> None:
     net = small_net()
-    if found == "the tree":
+    if expected == "the tree":
         assert at(net, where).get() is net
     elif where == "['table']":
         with pytest.raises(MissingPlaceError, match=r"^Net has no \['table'\] \(did you mean \.table\?\)"):
             at(net, where)
     elif where.endswith(".*"):
-        assert at(net, where).get() == {**found, ".layers[1].activation": "relu"}
+        assert at(net, where).get() == {**expected, ".layers[1].activation": "relu"}
     else:
-        assert at(net, where).get() == found
+        assert at(net, where).get() == expected
 
 
 def test_a_pattern_gives_every_place_the_value_and_applies_one_by_one() -> None:
@@ -365,7 +365,7 @@ def message(tree: Any, where: Any) -> str:
     return str(caught.value)
 
 
-REFUSED: dict[str, tuple[Any, str]] = {
+REJECTED: dict[str, tuple[Any, str]] = {
     "an index from the end": (lambda net: net.layers[-3], "Net.layers (tuple) has no [-3]. It has [0] to [1]."),
     "a dict": (lambda net: net.table["c"], "Net.table (dict) has no ['c']. It has ['b'], ['a']."),
     "below a leaf": (
@@ -378,9 +378,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("where", "said"), REFUSED.values(), ids=REFUSED)
-def test_a_missing_path_lists_existing_ones(where: Any, said: str) -> None:
-    assert message(small_net(), where) == said
+@pytest.mark.parametrize(("where", "expected"), REJECTED.values(), ids=REJECTED)
+def test_a_missing_path_lists_existing_ones(where: Any, expected: str) -> None:
+    assert message(small_net(), where) == expected
 
 
 def test_long_lists_of_places_are_truncated() -> None:

@@ -16,13 +16,13 @@ from treewright.errors import NodeInitError, StaticFieldError, UnfinishedNodeErr
 ran: list[str] = []
 
 
-def noting(value: Any) -> Any:
+def record(value: Any) -> Any:
     ran.append("convert")
     return value
 
 
 class Layer(Module):
-    kernel: Any = field(converter=noting)
+    kernel: Any = field(converter=record)
     bias: Any = None
     mean: Any = buffer(default=0.0)
     activation: str = static(default="relu")
@@ -107,10 +107,10 @@ def test_edit_shares_unchanged_parts_with_the_original() -> None:
     assert untouched == net.layers[1]
     assert draft.layers[0].kernel is net.layers[0].kernel
     assert draft.table is net.table
-    with edit(net) as same:
-        same.layers[0].bias = same.layers[0].bias
-    assert same.layers is net.layers
-    assert same.tree_flatten()[1] is net.tree_flatten()[1]
+    with edit(net) as draft:
+        draft.layers[0].bias = draft.layers[0].bias
+    assert draft.layers is net.layers
+    assert draft.tree_flatten()[1] is net.tree_flatten()[1]
 
 
 def test_edit_runs_converters_on_assignment_and_checks_at_the_end() -> None:
@@ -163,7 +163,7 @@ def test_a_shared_node_becomes_two_drafts() -> None:
     with edit(Net([layer, layer])) as draft:
         draft.layers[0].bias = 3.0
 
-    assert [one.bias for one in draft.layers] == [3.0, None]
+    assert [layer.bias for layer in draft.layers] == [3.0, None]
     assert draft.layers[1] is layer
 
 

@@ -94,9 +94,9 @@ def test_a_spec_has_the_treedef_of_the_tree_and_runs_no_code_of_it() -> None:
     ],
 )
 def test_a_rule_applies_to_all_leaves_below_its_places(where: Any, places: list[str]) -> None:
-    found = settings_of(spec_like(small_net(), "default", {where: "rule"}))
+    settings = settings_of(spec_like(small_net(), "default", {where: "rule"}))
 
-    assert [place for place, setting in found.items() if setting == "rule"] == places
+    assert [place for place, setting in settings.items() if setting == "rule"] == places
 
 
 def test_a_later_rule_wins() -> None:
@@ -175,12 +175,12 @@ def optax_not(mask: Any) -> Any:
 )
 def test_partition_splits_selected_leaves_from_the_rest(where: Any, places: list[str]) -> None:
     net = small_net()
-    chosen, rest = partition(net, where)
+    selected, rest = partition(net, where)
 
-    assert list(settings_without_none(chosen)) == places
+    assert list(settings_without_none(selected)) == places
     assert list(settings_without_none(rest)) == [place for place in ALL if place not in places]
-    assert chosen.layers[0].activation == rest.layers[0].activation == "relu"
-    assert combine(chosen, rest) == net == combine(rest, chosen)
+    assert selected.layers[0].activation == rest.layers[0].activation == "relu"
+    assert combine(selected, rest) == net == combine(rest, selected)
 
 
 def settings_without_none(tree: Any) -> dict[str, Any]:
@@ -199,9 +199,9 @@ def test_a_mask_is_a_prefix_of_bools() -> None:
 
 @pytest.mark.parametrize("answer", [False, True, np.True_])
 def test_a_leaf_predicate_is_not_confused_with_a_mask_function(answer: Any) -> None:
-    chosen = "all" if answer else "none"
+    number = "all" if answer else "none"
     with pytest.raises(
-        TypeError, match=rf"^where= returned {bool(answer)} for the whole tree, which would select {chosen} "
+        TypeError, match=rf"^where= returned {bool(answer)} for the whole tree, which would select {number} "
     ):
         partition(small_net(), lambda leaf: answer)
     with pytest.raises(AttributeError) as caught:

@@ -65,7 +65,7 @@ def test_indices_written_with_dots_suggest_the_right_path(text: str, meant: str)
 
 
 class Foreign:
-    """A class that was registered with keys of its own kind."""
+    """A class registered with custom keys."""
 
     def __init__(self, left: Any = 1, right: Any = 2) -> None:
         self.left, self.right = left, right

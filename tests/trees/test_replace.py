@@ -1,4 +1,4 @@
-"""`replace`: a changed copy that no constructor makes, checked like a new node and sharing all the rest."""
+"""`replace`: a changed copy without a constructor call, checked like a new node, sharing the rest."""
 
 import copy
 import dataclasses
@@ -15,7 +15,7 @@ from treewright import Module, at, buffer, edit, field, pytree_dataclass, replac
 ran: list[str] = []
 
 
-def noting(name: str, convert: Callable[[Any], Any] = lambda value: value) -> Callable[[Any], Any]:
+def recording_converter(name: str, convert: Callable[[Any], Any] = lambda value: value) -> Callable[[Any], Any]:
     def converter(value: Any) -> Any:
         ran.append(name)
         return convert(value)
@@ -25,11 +25,11 @@ def noting(name: str, convert: Callable[[Any], Any] = lambda value: value) -> Ca
 
 @pytree_dataclass
 class Layer:
-    kernel: Any = field(converter=noting("kernel", jnp.asarray))
-    bias: Any = field(default=0.0, converter=noting("bias"))
+    kernel: Any = field(converter=recording_converter("kernel", jnp.asarray))
+    bias: Any = field(default=0.0, converter=recording_converter("bias"))
     scale: dataclasses.InitVar[float] = 1.0
     mean: Any = buffer(default=0.5, init=False)
-    width: Any = static(default=3, converter=noting("width"))
+    width: Any = static(default=3, converter=recording_converter("width"))
     key: Any = field(default=None, kw_only=True)
 
     def __post_init__(self, scale: float) -> None:
@@ -66,22 +66,22 @@ class DeepNet(Net):
 
 
 def changed(node: Any, /, **changes: Any) -> Any:
-    """`replace`, having forgotten what ran before."""
+    """`replace`, with a cleared record of converters and checks."""
     ran.clear()
     return replace(node, **changes)
 
 
-# Changed and kept fields
+# Changed and unchanged fields
 
 
 def test_replace_sets_new_values_and_shares_the_others() -> None:
     layer = Layer(jnp.ones(3), [1.0], key=jax.random.key(0))
-    found = replace(layer, bias=2.0)
-    assert type(found) is Layer
-    assert found.bias == 2.0
-    assert found.kernel is layer.kernel
-    assert found.key is layer.key
-    assert found.tree_flatten()[1] is layer.tree_flatten()[1]  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    result = replace(layer, bias=2.0)
+    assert type(result) is Layer
+    assert result.bias == 2.0
+    assert result.kernel is layer.kernel
+    assert result.key is layer.key
+    assert result.tree_flatten()[1] is layer.tree_flatten()[1]  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 # What runs
@@ -96,10 +96,10 @@ def test_replace_runs_converters_of_changed_fields_and_all_checks(name: str) -> 
 def test_replace_skips_a_custom_init_but_runs_all_checks() -> None:
     build: Any = DeepNet  # It inherits the `__init__` of Net, but checkers assume a generated one.
     net = build(2)
-    found = changed(net, depth=2.0, name="mine")
+    result = changed(net, depth=2.0, name="mine")
     assert ran == ["DeepNet.__check_init__"]
-    assert (type(found), found.depth, found.name) == (DeepNet, 2.0, "mine")
-    assert found.layers is net.layers
+    assert (type(result), result.depth, result.name) == (DeepNet, 2.0, "mine")
+    assert result.layers is net.layers
 
     @pytree_dataclass
     class Checked(Layer):
@@ -114,8 +114,8 @@ def test_replace_skips_a_custom_init_but_runs_all_checks() -> None:
 
 def test_modules_have_a_replace_method() -> None:
     net = Net(2)
-    found = net.replace(name="mine")
-    assert (found.name, found.layers, type(found)) == ("mine", net.layers, Net)
+    result = net.replace(name="mine")
+    assert (result.name, result.layers, type(result)) == ("mine", net.layers, Net)
     assert net.replace() == net
     untyped: Any = net
     with pytest.raises(TypeError, match=r"Net has no field nam \(did you mean name\?\)\. Its fields: layers, name"):
@@ -139,7 +139,7 @@ def test_a_field_or_method_named_replace_is_unchanged() -> None:
     assert not hasattr(variable, "replace")
 
 
-# What `__post_init__` derives: each spelling does what `dataclasses.replace` does
+# Fields derived by `__post_init__`: each spelling behaves like `dataclasses.replace`
 
 
 @pytree_dataclass
@@ -185,10 +185,10 @@ if sys.version_info >= (3, 13):
 )
 def test_every_form_of_replace_reruns_post_init(spelling: Any, cls: Any, changes: dict[str, Any]) -> None:
     node = cls(1.0)
-    found = spelling(node, **changes)
-    assert found == cls(**{"low": 1.0, "high": 2.0, **changes})
+    result = spelling(node, **changes)
+    assert result == cls(**{"low": 1.0, "high": 2.0, **changes})
     assert node == cls(1.0)
-    assert jax.tree.structure(found) == jax.tree.structure(cls(**{"low": 1.0, **changes}))
+    assert jax.tree.structure(result) == jax.tree.structure(cls(**{"low": 1.0, **changes}))
 
 
 def test_replace_rejects_fields_that_post_init_assigns() -> None:
@@ -243,7 +243,7 @@ def test_replace_runs_no_post_init_under_a_custom_init() -> None:
 
 
 def test_replace_rejects_unknown_names_with_close_matches() -> None:
-    layer: Any = Layer(1.0)  # for checkers refuse all of this
+    layer: Any = Layer(1.0)  # checkers reject all of this
     ran.clear()
     with pytest.raises(TypeError, match=r"Layer has no field kernal \(did you mean kernel\?\), wide"):
         replace(layer, kernal=1, bias=2, wide=3)
@@ -261,9 +261,9 @@ def test_replace_works_under_transformations() -> None:
         return replace(layer, kernel=layer.kernel * x, bias=x, width=5)
 
     layer, xs = Layer(jnp.full(2, 2.0)), jnp.arange(3.0)
-    found = jax.jit(step)(layer, 3.0)
-    assert found.width == 5
-    assert found == changed(layer, kernel=jnp.full(2, 6.0), bias=jnp.asarray(3.0), mean=jnp.asarray(0.5), width=5)
+    result = jax.jit(step)(layer, 3.0)
+    assert result.width == 5
+    assert result == changed(layer, kernel=jnp.full(2, 6.0), bias=jnp.asarray(3.0), mean=jnp.asarray(0.5), width=5)
     many = jax.vmap(step, in_axes=(None, 0))(layer, xs)
     assert many.kernel.shape == (3, 2)
     assert many.bias.tolist() == [0.0, 1.0, 2.0]

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from treewright import Module, buffer, count, find_aliases, nbytes, partition, static, trainable
 
@@ -41,25 +40,11 @@ def test_count_includes_all_numbers() -> None:
     assert (count(jax.random.key(0)), nbytes(jax.random.key(0))) == (1, 8)
 
 
-def test_sizes_by_field_and_by_class() -> None:
-    net = small_net()
-
-    assert count(net, by="field") == {"layers": 12, "rate": 1}
-    assert count(net, by="class") == {"Layer": 12, "Net": 1}
-    assert nbytes(net, by="class") == {"Layer": 54, "Net": 4}
-    assert nbytes({"a": [net, 1.0], "b": 2.0}, by="field") == {"a": 62, "b": 4}
-    assert count([net, {"x": 1.0}], by="field") == {"0": 13, "1": 1}
-    assert count([net, {"x": 1.0}], by="class") == {"Layer": 12, "Net": 1, "list": 1}
-    assert count(jnp.ones(3), by="field") == {"Array": 3}
-    with pytest.raises(ValueError, match=r"""^by= must be "field" or "class", got 'path'\.$"""):
-        count(net, by="path")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
-
-
 def test_abstract_arrays_and_tracers_have_sizes() -> None:
     sizes: list[Any] = []
 
     def measure(net: Any) -> Any:
-        sizes.append((count(net), nbytes(net), count(net, by="class")))
+        sizes.append((count(net), nbytes(net)))
         return net
 
     net = Net([Layer(jnp.ones((2, 3)))], 1.0)
@@ -68,7 +53,7 @@ def test_abstract_arrays_and_tracers_have_sizes() -> None:
     jax.vmap(measure)(jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), net))
     measure(abstract)
 
-    assert sizes == [(7, 28, {"Layer": 6, "Net": 1})] * 3
+    assert sizes == [(7, 28)] * 3
 
 
 # Aliases
@@ -102,6 +87,6 @@ def test_deleted_and_traced_arrays_are_distinguished() -> None:
     other.delete()
     assert find_aliases([deleted, other, deleted]) == [("[0]", "[2]")]
 
-    found: list[Any] = []
-    jax.jit(lambda a, b: found.append(find_aliases([a, b, a])))(1.0, 2.0)
-    assert found == [[("[0]", "[2]")]]
+    aliases: list[Any] = []
+    jax.jit(lambda a, b: aliases.append(find_aliases([a, b, a])))(1.0, 2.0)
+    assert aliases == [[("[0]", "[2]")]]

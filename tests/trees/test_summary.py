@@ -101,8 +101,8 @@ def test_abstract_stacked_and_traced_trees_and_specs_have_tables() -> None:
     assert tables == [str(summary(layer))] * 2
     assert summary(stack([layer] * 5)).rows[0] == Row(".kernel", "Linear", "child", "[5,2,3]", "f32", 30, 120)
     assert summary(spec_like(layer, "decay")).rows[0] == Row(".kernel = 'decay'", "Linear", "child")
-    assert summary(jnp.ones(())).title == "Array"
-    assert summary(jnp.ones(())).rows == (Row("the tree itself", "Array", "child", "[]", "f32", 1, 4),)
+    assert summary(jnp.ones(())).title == "jax.Array"
+    assert summary(jnp.ones(())).rows == (Row("the tree itself", "jax.Array", "child", "[]", "f32", 1, 4),)
     assert str(summary(None)).endswith("0 numbers, 0 bytes")
     assert str(summary(np.bool_(1))).endswith("1 number, 1 byte")
     assert summary([jax.random.key(0)]).rows[0].dtype == "key<fry>"
@@ -112,21 +112,21 @@ def test_sharded_trees_have_a_sharding_column() -> None:
     mesh = jax.make_mesh((4,), ("x",))
     spread = jax.device_put(jnp.ones((8, 2)), jax.NamedSharding(mesh, PARTITION("x")))
     other = jnp.ones(4)
-    shown = str(summary({"a": spread, "b": other}))
+    text = str(summary({"a": spread, "b": other}))
 
-    assert "sharding" in shown.splitlines()[1]
-    assert shown.splitlines()[3].endswith("P('x',)")
+    assert "sharding" in text.splitlines()[1]
+    assert text.splitlines()[3].endswith("P('x',)")
     assert "sharding" not in str(summary(other))
 
 
 def test_a_notebook_shows_a_table() -> None:
-    shown: Any = summary({"<b>": Linear(jnp.ones((64, 32)))})
-    page = ET.fromstring(shown._repr_html_().replace("<br>", ""))
+    table: Any = summary({"<b>": Linear(jnp.ones((64, 32)))})
+    page = ET.fromstring(table._repr_html_().replace("<br>", ""))
 
     texts = [[cell.text or "" for cell in row] for row in page.iter("tr")]
     assert texts[0] == ["path", "class", "kind", "shape", "dtype", "count", "bytes"]
     assert texts[1] == ["['<b>'].kernel", "Linear", "child", "[64,32]", "f32", "2,048", "8,192"]
-    assert texts[-1] == [shown.total]
+    assert texts[-1] == [table.total]
     assert [row.get("style") for row in page.iter("tr")][1:4] == ["opacity:1", "opacity:0.65", "opacity:1"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.nodes.test_laws import LEAVES, STATICS, nodes, same
+from tests.nodes.test_laws import LEAVES, STATICS, are_identical, nodes
 from treewright import (
     Module,
     allclose,
@@ -57,18 +57,18 @@ class Place(NamedTuple):
 
 def places_in(tree: Any) -> list[Place]:
     """The fields of all nodes in a tree."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
 
     def note(path: str, value: Any) -> bool:
-        found[path] = value
+        values[path] = value
         return False
 
-    with contextlib.suppress(MissingPlaceError):  # it is true nowhere, and asked everywhere
+    with contextlib.suppress(MissingPlaceError):  # it is called for each place, and never true
         at(tree, note)
     fields: list[Place] = []
-    for path, value in found.items():
-        above, _, name = path.rpartition(".")
-        node: Any = at(tree, above).get() if "." in path else None
+    for path, value in values.items():
+        parent, _, name = path.rpartition(".")
+        node: Any = at(tree, parent).get() if "." in path else None
         if dataclasses.is_dataclass(node):
             kinds = {field.name: "static" in field.metadata for field in dataclasses.fields(node)}
             fields += [Place(path, value, kinds[name])] if name in kinds else []
@@ -78,9 +78,9 @@ def places_in(tree: Any) -> list[Place]:
 @st.composite
 def trees_and_places(draw: st.DrawFn) -> tuple[Any, Place]:
     tree = draw(trees())
-    found = places_in(tree)
-    assume(found)
-    return tree, draw(st.sampled_from(found))
+    places = places_in(tree)
+    assume(places)
+    return tree, draw(st.sampled_from(places))
 
 
 def new_value(data: st.DataObject, place: Place) -> Any:
@@ -92,7 +92,7 @@ def keystr(path: Any) -> str:
 
 
 def by_function(path: str) -> Any:
-    """The function over the tree that goes where the path leads."""
+    """A function of the tree that returns the place of the path."""
     return eval(f"lambda tree: tree{path}")
 
 
@@ -100,8 +100,8 @@ def by_function(path: str) -> Any:
 
 
 @given(trees_and_places(), st.data())
-def test_setting_what_a_predicate_gets_is_the_identity(made: tuple[Any, Place], data: st.DataObject) -> None:
-    tree, place = made
+def test_setting_what_a_predicate_gets_is_the_identity(tree_and_place: tuple[Any, Place], data: st.DataObject) -> None:
+    tree, place = tree_and_place
     paths = {place.path, *data.draw(st.sets(st.sampled_from([other.path for other in places_in(tree)])))}
     selected = at(tree, lambda path, _: path in paths)
 
@@ -110,14 +110,14 @@ def test_setting_what_a_predicate_gets_is_the_identity(made: tuple[Any, Place], 
 
 
 @given(trees_and_places(), st.data())
-def test_set_changes_only_the_selected_place(made: tuple[Any, Place], data: st.DataObject) -> None:
-    tree, place = made
+def test_set_changes_only_the_selected_place(tree_and_place: tuple[Any, Place], data: st.DataObject) -> None:
+    tree, place = tree_and_place
     first, second = new_value(data, place), new_value(data, place)
     changed = at(tree, place.path).set(first)
 
-    assert same(at(changed, place.path).get(), first)
-    assert same(at(at(tree, by_function(place.path)).set(first), by_function(place.path)).get(), first)
-    assert same(at(changed, place.path).set(second), at(tree, place.path).set(second))
+    assert are_identical(at(changed, place.path).get(), first)
+    assert are_identical(at(at(tree, by_function(place.path)).set(first), by_function(place.path)).get(), first)
+    assert are_identical(at(changed, place.path).set(second), at(tree, place.path).set(second))
     assert diff(tree, at(tree, place.path).set(place.value)) == []
     assert all(keystr(difference.path).startswith(place.path) for difference in diff(tree, changed))
     for other in places_in(tree):
@@ -126,25 +126,25 @@ def test_set_changes_only_the_selected_place(made: tuple[Any, Place], data: st.D
 
 
 @given(trees_and_places(), st.data())
-def test_edit_matches_at(made: tuple[Any, Place], data: st.DataObject) -> None:
-    tree, place = made
+def test_edit_matches_at(tree_and_place: tuple[Any, Place], data: st.DataObject) -> None:
+    tree, place = tree_and_place
     value = new_value(data, place)
     outer = Outer(tree, None)
     with edit(outer) as draft:
-        above, _, name = place.path.rpartition(".")
-        setattr(by_function(f".left{above}")(draft), name, value)
-    with edit(outer) as same_as_before:
+        parent, _, name = place.path.rpartition(".")
+        setattr(by_function(f".left{parent}")(draft), name, value)
+    with edit(outer) as unchanged:
         pass
 
-    assert same(draft, at(outer, f".left{place.path}").set(value))
-    assert outer.left is tree is same_as_before.left
+    assert are_identical(draft, at(outer, f".left{place.path}").set(value))
+    assert outer.left is tree is unchanged.left
 
 
 # Differences
 
 
-def patched(tree: Any, differences: list[Any]) -> Any:
-    """The tree with what is right put where it differs. Lists grow and shrink at the end."""
+def apply_differences(tree: Any, differences: list[Any]) -> Any:
+    """The left tree with the right value at each difference. Lists grow and shrink at the end."""
     for difference in differences:
         parent, place = keystr(difference.path[:-1]), keystr(difference.path)
         if difference.kind == "added":
@@ -157,14 +157,14 @@ def patched(tree: Any, differences: list[Any]) -> Any:
 
 
 @given(trees_and_places(), st.data())
-def test_applying_a_diff_turns_one_tree_into_the_other(made: tuple[Any, Place], data: st.DataObject) -> None:
-    tree, place = made
+def test_applying_a_diff_turns_one_tree_into_the_other(tree_and_place: tuple[Any, Place], data: st.DataObject) -> None:
+    tree, place = tree_and_place
     other = at(tree, place.path).set(new_value(data, place))
-    for one in reversed(places_in(tree)):  # what is inside first
-        if data.draw(st.booleans()) and not one.path.startswith(place.path):
-            other = at(other, one.path).set(new_value(data, one))
+    for changed in reversed(places_in(tree)):  # innermost first
+        if data.draw(st.booleans()) and not changed.path.startswith(place.path):
+            other = at(other, changed.path).set(new_value(data, changed))
     for right in (other, data.draw(trees())):
-        result = patched(tree, diff(tree, right))
+        result = apply_differences(tree, diff(tree, right))
         assert diff(result, right) == []
         assert jax.tree.structure(result) == jax.tree.structure(right)
     assert diff(tree, jax.tree.map(lambda leaf: leaf, tree)) == []
@@ -192,21 +192,21 @@ def test_a_spec_has_the_treedef_of_its_tree(tree: Any) -> None:
 
 
 @given(trees_and_places())
-def test_a_rule_applies_only_to_leaves_below_its_place(made: tuple[Any, Place]) -> None:
-    tree, place = made
+def test_a_rule_applies_only_to_leaves_below_its_place(tree_and_place: tuple[Any, Place]) -> None:
+    tree, place = tree_and_place
     assume(not place.is_static)
     spec = spec_like(tree, "other", {place.path: "here"})
-    found = {jax.tree_util.keystr(key): setting for key, setting in jax.tree_util.tree_leaves_with_path(spec)}
+    settings = {jax.tree_util.keystr(key): setting for key, setting in jax.tree_util.tree_leaves_with_path(spec)}
 
-    for path, setting in found.items():
+    for path, setting in settings.items():
         assert (setting == "here") == (path == place.path or path.startswith((f"{place.path}.", f"{place.path}[")))
 
 
 @given(trees(), st.data())
 def test_combine_after_partition_is_the_identity(tree: Any, data: st.DataObject) -> None:
     mask = jax.tree.map(lambda _: data.draw(st.booleans()), tree)
-    for chosen in (mask, trainable, lambda path, leaf: len(path) % 2 == 0):
-        first, rest = partition(tree, chosen)
+    for where in (mask, trainable, lambda path, leaf: len(path) % 2 == 0):
+        first, rest = partition(tree, where)
         assert diff(tree, combine(first, rest)) == []
         assert len(jax.tree.leaves(first)) + len(jax.tree.leaves(rest)) == len(jax.tree.leaves(tree))
 
@@ -228,8 +228,7 @@ def test_unstack_after_stack_is_the_identity(tree: Any, copies: int) -> None:
 
 @given(trees())
 def test_sizes_of_parts_add_up(tree: Any) -> None:
-    total = sum(np.size(leaf) for leaf in jax.tree.leaves(tree))
+    total, rows = sum(np.size(leaf) for leaf in jax.tree.leaves(tree)), summary(tree, depth=1).rows
 
-    for size in (count, nbytes):
-        assert sum(size(tree, by="field").values()) == sum(size(tree, by="class").values()) == size(tree)
-    assert count(tree) == total == sum(row.count for row in summary(tree, depth=1).rows)
+    assert count(tree) == total == sum(row.count for row in rows)
+    assert nbytes(tree) == sum(row.nbytes for row in rows)

@@ -16,7 +16,7 @@ SCRIPTS = Path(sys.executable).parent
 INTERPRETER = f"--python-executable={sys.executable}"
 PYTHON = "3.12"  # Some checkers get this version: they understand more of `replace` since 3.13.
 
-# The options of each, in strict mode where it has one, and how it begins a line about an error.
+# The options of each, with strict mode if it has one, and the beginning of its error lines.
 CHECKERS = {
     "mypy": (("--strict", INTERPRETER), "error:"),
     "pyright": ((f"--pythonpath={sys.executable}",), "error:"),
@@ -37,7 +37,7 @@ CHECKERS = {
 
 
 def errors(checker: str, program: str, folder: Path, *options: str, mode: str = "standard") -> dict[int, str]:
-    """The first message of a checker at each line; `mode` is that of pyright and basedpyright."""
+    """The first message of a checker at each line; `mode` applies to pyright and basedpyright."""
     if not (SCRIPTS / checker).exists():
         pytest.skip(f"{checker} is not installed")
     (folder / "program.py").write_text(program, encoding="utf-8")

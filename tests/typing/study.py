@@ -1,8 +1,9 @@
 """How checkers understand each pytree library: `python -m tests.typing.study` prints the table of docs/types.md.
 
-One program for each library, with the same lines: at a line that ends in `# right` a checker must say nothing, at one
-that ends in `# wrong` it must report an error. Each library is written in the spelling that checkers understand best. A
-share of 100 % means that all right lines pass, with the types that `assert_type` names, and all wrong ones are found.
+One program for each library, with the same lines: at a line that ends in `# right` a checker must report nothing, at
+one that ends in `# wrong` it must report an error. Each library is written in the spelling that checkers understand
+best. A share of 100 % means that all right lines pass, with the types that `assert_type` names, and all wrong ones are
+found.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ STANDARD = "from dataclasses import field, replace\n"
 
 @dataclasses.dataclass(frozen=True)
 class Library:
-    """How a library spells a class (`decorator`, `base`, `options`) and a static field, and what it can't say.
+    """How a library spells a class (`decorator`, `base`, `options`) and a static field, and which features it lacks.
 
     In `static`, `{type}` is the field's type, `{default}` its default with a comma before it, `{value}` the same as a
     right-hand side. Lines that name something in `lacks` are left out.
@@ -236,7 +237,7 @@ def head(library: Library, name: str, inside: str) -> str:
 
 
 def static_field(library: Library, start: str, kind: str, given: str) -> str:
-    """A static field, `given` the arguments of `static(...)`."""
+    """A static field; `given` are the arguments of `static(...)`."""
     value = given.removeprefix("default=")
     value = (
         f" = {value}" if given.startswith("default=") and ", " not in value else f" = field({given})" if given else ""
@@ -245,7 +246,7 @@ def static_field(library: Library, start: str, kind: str, given: str) -> str:
 
 
 def program_of(library: Library) -> str:
-    """The program in the words of a library."""
+    """The program in the spelling of a library."""
     lines = [line for line in PROGRAM.splitlines() if not any(lack in line for lack in library.lacks)]
     text = "\n".join(lines).replace("import jax.numpy as jnp\n", f"import jax.numpy as jnp\n{library.imports}", 1)
     text = re.sub(r"(?<=node Statics:\n)(?!    )", "    pass\n", text)
@@ -269,7 +270,7 @@ def share(checker: str, library: Library, folder: Path, *, show: bool = False) -
 
 
 def main(show: str = "") -> None:
-    """Print the table, and of one library each line that a checker does not understand."""
+    """Print the table; with a library, also each line that a checker does not understand."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         asked = {
             (name, checker): pool.submit(share, checker, library, Path(folder, f"{index}-{checker}"), show=name == show)

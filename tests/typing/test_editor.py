@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 SOURCE = Path(__file__).parents[2] / "src"
 
-# The places are marked: `^` stands behind what is asked about, and is taken out.
+# The places are marked: `^` follows the text in question, and is removed.
 PROGRAM = '''
 import jax
 import treewright
@@ -79,12 +79,12 @@ class Server:
             "processId": None,
             "capabilities": {},
         }
-        self.ask("initialize", root)
-        self.tell("initialized", {})
+        self.request("initialize", root)
+        self.notify("initialized", {})
         opened = {"uri": self.uri, "languageId": "python", "version": 1, "text": text}
-        self.tell("textDocument/didOpen", {"textDocument": opened})
+        self.notify("textDocument/didOpen", {"textDocument": opened})
 
-    def tell(self, method: str, params: Any, number: int | None = None) -> None:
+    def notify(self, method: str, params: Any, number: int | None = None) -> None:
         message = {"jsonrpc": "2.0", "method": method, "params": params} | ({} if number is None else {"id": number})
         self.send(message)
 
@@ -94,9 +94,9 @@ class Server:
         self.process.stdin.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
         self.process.stdin.flush()
 
-    def ask(self, method: str, params: Any) -> Any:
+    def request(self, method: str, params: Any) -> Any:
         self.asked += 1
-        self.tell(method, params, self.asked)
+        self.notify(method, params, self.asked)
         while True:
             message = self.receive()
             if message.get("id") == self.asked and "method" not in message:
@@ -120,19 +120,19 @@ class Server:
         return {"textDocument": {"uri": self.uri}, "position": position}
 
     def completions(self, place: int) -> set[str]:
-        """The names that are offered, without those of every object."""
-        found = self.ask("textDocument/completion", self.at(place))
+        """The completions, without the names that every object has."""
+        found = self.request("textDocument/completion", self.at(place))
         items = found["items"] if isinstance(found, dict) else found
         return {item["label"] for item in items if item["kind"] != 14} - set(dir(object))
 
     def hover(self, place: int) -> str:
         place_of = self.at(place)
         place_of["position"]["character"] -= 1
-        text: str = self.ask("textDocument/hover", place_of)["contents"]["value"]
+        text: str = self.request("textDocument/hover", place_of)["contents"]["value"]
         return text
 
     def signature(self, place: int) -> str:
-        label: str = self.ask("textDocument/signatureHelp", self.at(place))["signatures"][0]["label"]
+        label: str = self.request("textDocument/signatureHelp", self.at(place))["signatures"][0]["label"]
         return label
 
 

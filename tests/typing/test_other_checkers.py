@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 FASTEST = ["ty", "pyrefly", "zuban"]
 
 
-def promised(library: str, checker: str) -> str:
+def documented_share(library: str, checker: str) -> str:
     """The cell of the table in docs/types.md."""
     page = (ROOT / "docs" / "types.md").read_text(encoding="utf-8").replace("`", "")
     (row,) = re.findall(rf"^\| {re.escape(library)} \|(.*)\|$", page, re.MULTILINE)
@@ -29,7 +29,7 @@ def promised(library: str, checker: str) -> str:
 def test_checkers_understand_nodes_as_documented(checker: str, library: str, tmp_path: Path) -> None:
     skip_before_jax(0, 10, 2)  # the checkers read its annotations
 
-    assert f"{share(checker, LIBRARIES[library], tmp_path / 'program'):.0%}" == promised(library, checker)
+    assert f"{share(checker, LIBRARIES[library], tmp_path / 'program'):.0%}" == documented_share(library, checker)
 
 
 @pytest.mark.parametrize("checker", FASTEST)

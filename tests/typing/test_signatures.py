@@ -15,7 +15,7 @@ STUB = ast.parse((Path(treewright.__file__).parent / "typed.pyi").read_text(enco
 FUNCTIONS = sorted({*typed.__all__} - {"Ref", "WithReplace", "hessian", "jacfwd", "jacrev"})
 # Options that JAX deprecates, ignores or keeps private
 LEFT_OUT = {"device", "backend", "concrete", "reduce_axes", "operand", "_split_transpose"}
-# What some supported JAX does not have yet.
+# Options that some supported JAX versions lack.
 NEWER = {"kind", "memory_space", "pin", "static_argnames", "sum_match", "unroll"}
 
 
@@ -26,7 +26,7 @@ def definitions(name: str) -> list[ast.FunctionDef]:
 
 
 def options_of(arguments: ast.arguments) -> set[str]:
-    """The names by which a caller may give arguments."""
+    """The names of arguments that callers may pass by name."""
     return {argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)}
 
 
@@ -35,7 +35,7 @@ def test_a_stub_has_the_options_of_jax(name: str) -> None:
     parameters = inspect.signature(getattr(typed, name)).parameters.values()
     ours = set[str]().union(*(options_of(definition.args) for definition in definitions(name)))
     theirs = {p.name for p in parameters if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}}
-    of_a_call = {"fun"} if name == "eval_shape" else set[str]()  # whose options are those of the function
+    of_a_call = {"fun"} if name == "eval_shape" else set[str]()  # it passes its options to the function
 
     left_out = LEFT_OUT - {"device"} if name == "device_put" else LEFT_OUT
     assert theirs - ours <= left_out | of_a_call

@@ -1,6 +1,6 @@
 """mypy and pyright on the files in `cases/`: each error is announced by a comment on its line.
 
-An announced error that does not come is an error too. The files also run, so that what checkers accept, run time does.
+A missing announced error is a failure too. The files also run, so code that checkers accept works at run time.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ CASES = Path(__file__).parent / "cases"
 TARGETS = ("3.11", "3.12", "3.13", "3.14", "3.15")
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 
-# Neither reads the suppressions of the other, and each tells which of its own are stale.
+# Neither reads the suppressions of the other, and each reports its own stale ones.
 PYRIGHT = {
     "typeCheckingMode": "strict",
     "enableTypeIgnoreComments": False,
     "reportUnnecessaryTypeIgnoreComment": True,
 }
 
-# What mypy keeps of JAX serves all that this process asks; two processes at once must not write into one cache.
+# One cache for each process: all its runs share the parsed JAX, and two processes must not write into one cache.
 CACHE = ROOT / ".mypy_cache" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
 
-# No calls of jax.numpy: pyright finds their types only partly known, whoever calls them.
+# No calls of jax.numpy: for pyright, their types are only partly known.
 PROGRAM = """
 import jax
-from treewright import AsArray, Module, TrainState, replace, static
+from treewright import Module, TrainState, replace, static
 from treewright.typed import grad, jit
 from treewright.train import Optimizer
 
 
 class Net(Module):
-    kernel: AsArray
+    kernel: jax.Array
     scale: float = static(default=1.0)
 
-    def __init__(self, kernel: float) -> None:
+    def __init__(self, kernel: jax.Array) -> None:
         self.kernel = kernel
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -63,10 +63,10 @@ def step(state: TrainState[Net], x: jax.Array) -> TrainState[Net]:
 
 
 def train(tx: Optimizer, x: jax.Array) -> Net:
-    return replace(step(TrainState.create(params=Net(1.0), tx=tx), x).params, scale=2.0)
+    return replace(step(TrainState.create(params=Net(x), tx=tx), x).params, scale=2.0)
 """
 
-# Not a file of cases: the syntax is of 3.12, and tools here run on 3.11.
+# Not a file of cases: the syntax needs 3.12, and the tools here run on 3.11.
 PEP_695 = """
 from typing import assert_type
 
@@ -107,7 +107,7 @@ assert_type(Pair(1.0, Unit()).swap(2.0), Pair[float, Unit])
 rows: Rows = (Box(3), Box(4))
 
 
-def refused() -> None:
+def rejected() -> None:
     Box[int]("no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Box(3, label=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     replace(Box(3), value="no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -116,7 +116,7 @@ def refused() -> None:
     Pair(1.0, Unit()).swap(Unit())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-print(refused)
+print(rejected)
 """
 
 
@@ -144,7 +144,7 @@ def checked(path: Path, target: str) -> tuple[str, str]:
         return of_mypy.result(), of_pyright.result()
 
 
-# For the Python that runs, `make test` has both check all cases along with everything else.
+# For the running Python, `make test` checks all cases with both, along with everything else.
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("target", [target for target in TARGETS if target != RUNNING])
 def test_checkers_report_exactly_the_annotated_errors(target: str) -> None:
@@ -168,8 +168,8 @@ def test_accepted_cases_run() -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-def installed_in(folder: Path, source: Path) -> Path:
-    """The Python of a new environment that sees all that this one does, with `source` installed as the package."""
+def install_into(folder: Path, source: Path) -> Path:
+    """The Python of a new environment with all packages of this one, and `source` installed as the package."""
     venv.create(folder, with_pip=False)
     (packages,) = folder.glob("lib/python*/site-packages")
     shutil.copytree(source, packages / "treewright")
@@ -179,8 +179,8 @@ def installed_in(folder: Path, source: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The Python of an environment where the package is installed as users have it."""
-    return str(installed_in(tmp_path_factory.mktemp("venv"), ROOT / "src" / "treewright"))
+    """The Python of an environment with the package installed as for users."""
+    return str(install_into(tmp_path_factory.mktemp("venv"), ROOT / "src" / "treewright"))
 
 
 def test_strict_mode_shows_no_errors_in_the_package(installed: str, tmp_path: Path) -> None:

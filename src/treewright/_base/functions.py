@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from treewright._base.jax_private import JIT_ATTRIBUTES, options_of
 
 # Packages whose modules and functions users don't modify, and whose factories capture only constants. A package joins
-# with `__treewright_library__ = True` in its top module. docs/statics.md prints both lists.
+# by setting `__treewright_library__ = True` in its top module. docs/statics.md prints both lists.
 LIBRARIES = frozenset(
     {
         *("jax", "jaxlib", "numpy", "scipy", "ml_dtypes", "opt_einsum", "einops", "treewright"),
@@ -192,7 +192,7 @@ def earlier_class_hint(cls: type[Any]) -> str:
     )
 
 
-# Whose code
+# Code of libraries and of users
 
 
 def is_library(module: object) -> bool:

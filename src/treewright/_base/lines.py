@@ -1,7 +1,6 @@
-"""Parts of reports: tables, truncated lists, counts, common prefixes, meshes."""
+"""Parts of reports: tables, truncated lists, counts, common prefixes, excerpts, meshes."""
 
-import html
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 
@@ -36,6 +35,19 @@ def common_prefix(texts: Collection[str]) -> str:
     return next((first[:index] for index, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), first)
 
 
+def excerpts(texts: Sequence[str], width: int, *, show: Callable[[str], str] = str) -> list[str]:
+    """Texts that differ; a text longer than `width` is cut to begin shortly before the first difference."""
+    same = len(common_prefix(texts))
+    start = max(0, same - width // 3)
+    end = start + width
+    return [
+        text
+        if len(text) <= width
+        else f"{'...' if start else ''}{show(text[start:end])}{'...' if end < len(text) else ''}"
+        for text in texts
+    ]
+
+
 def mesh_text(mesh: Any) -> str:
     """`no mesh`, or a mesh by its axes: `a mesh of data=2, model=4 (Auto)`."""
     sizes: dict[str, int] = dict(getattr(mesh, "shape", None) or {})
@@ -43,7 +55,3 @@ def mesh_text(mesh: Any) -> str:
         return "no mesh"
     kinds = dict.fromkeys(getattr(kind, "name", str(kind)) for kind in mesh.axis_types or ())
     return f"a mesh of {', '.join(f'{axis}={size}' for axis, size in sizes.items())} ({', '.join(kinds)})"
-
-
-def in_html(shown: str) -> str:
-    return f"<pre>{html.escape(shown)}</pre>"

@@ -1,7 +1,7 @@
 """Format values as text: in full, over several lines for `repr`, or truncated for messages; and parts of messages.
 
 Nothing here reads the data of an array (except scalars, for `repr`), fails on values that transformations put into
-nodes (tracers, `object()`, `None`, specs), or follows a cycle. Of a node class, it reads only `__node_spec__.fields`.
+nodes (tracers, `object()`, `None`, specs), or follows a cycle. It reads only `__node_spec__.fields` of a node class.
 """
 
 import difflib
@@ -130,11 +130,11 @@ class _Walk:
     def __init__(self, most: int | None = None, *, with_module: bool = False, width: int | None = None) -> None:
         self.most, self.with_module, self.width = most, with_module, width
         self.depth = min(most or _MAX_DEPTH, _MAX_DEPTH)
-        self.left = 1000  # After so many items, a walk with a limit writes containers as `Layer(...)`.
+        self.left = 1000  # After this many items, a walk with a limit writes containers as `Layer(...)`.
         self.inside: list[int] = []  # The ids of the enclosing values; a cycle to one of them is written as `...`.
 
     def text(self, value: Any, reserved_width: int = 0) -> str:
-        """The text of a value, with so many characters of its line reserved."""
+        """The text of a value. On its last line, `reserved_width` characters remain free."""
         name = array_text(value, with_value=self.width is not None)
         name = name or function_text(value, with_module=self.with_module)
         if name is not None:
@@ -255,9 +255,14 @@ def with_article(name: str) -> str:
     return f"{'an' if name[0] in vowels else 'a'} {name}"
 
 
+def class_name(value: Any) -> str:
+    """The name of a value's class; `jax.Array` for JAX's arrays and tracers, whose classes are private."""
+    return "jax.Array" if isinstance(value, jax.Array) else type(value).__name__
+
+
 def text_with_class(value: Any) -> str:
     """`a list, [64, 64]`."""
-    return f"{with_article(type(value).__name__)}, {short_text(value)}"
+    return f"{with_article(class_name(value))}, {short_text(value)}"
 
 
 def annotation_text(annotation: Any, cls: type[Any]) -> str:

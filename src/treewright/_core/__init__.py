@@ -13,9 +13,8 @@ from treewright._core.instance import (
     with_fields,
 )
 from treewright._core.keys import exact_key
-from treewright._core.kinds import FAMILIES, KINDS, Kind, kind_of, with_parts
+from treewright._core.kinds import Kind, kind_of, with_parts
 from treewright._core.methods import leaves_equal
 from treewright._core.module import Module, pytree_dataclass
-from treewright._core.registration import read_aux_data, write_aux_data
 from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics

@@ -14,23 +14,18 @@ import numpy as np
 import typing_extensions
 
 from treewright._base.functions import FrozenValue, is_generated
-from treewright._base.text import annotation_text, short_text, text_with_class
-from treewright._core.field_checks import LAYERS
-from treewright._core.fields import (
-    MISSING,
-    converter_of,
-    options_of,
-    specifier_in,
-)
+from treewright._base.text import annotation_text, short_text
+from treewright._core.field_checks import LAYERS, specifier_text
+from treewright._core.fields import MISSING, options_of, specifier_in, specifier_inside
 from treewright._core.init import Docstring, make_init
 from treewright._core.instance import FLAT_FORM, FieldView, Unfinished, replace, wrap_init
 from treewright._core.methods import METHODS
-from treewright._core.registration import refuse_base, register_once
+from treewright._core.registration import register_once, reject_base
 from treewright._core.spec import FieldSpec, NodeSpec
 from treewright._core.statics import StaticTable
 from treewright.errors import NodeDefinitionError
 
-# These modules give each protocol an `__init__` that only calls the next one.
+# These modules define an `__init__` for each protocol that only calls the next one.
 _PLACEHOLDERS = frozenset({typing.__name__, typing_extensions.__name__})
 # The marks of `dataclasses` for fields and InitVars; private, but unchanged since Python 3.7.
 _FIELD, _INIT_VAR = getattr(dataclasses, "_FIELD"), getattr(dataclasses, "_FIELD_INITVAR")  # noqa: B009
@@ -55,7 +50,7 @@ _NEVER_OVERRIDDEN = MappingProxyType(
 
 
 class _Draft(NamedTuple):
-    """A class on its way to a node class: the user's body and the inherited attributes."""
+    """A class that is becoming a node class: the body that the user wrote, and the inherited attributes."""
 
     cls: Any
     options: Mapping[str, bool]
@@ -78,7 +73,7 @@ def make_node_class(cls: Any, options: Mapping[str, bool], wrap_method: Callable
         inherited.update(vars(base))
     annotations = typing_extensions.get_annotations(cls, format=typing_extensions.Format.FORWARDREF)
     draft = _Draft(cls, options, is_module, annotations, dict(vars(cls)), inherited)
-    _refuse_attributes(draft)
+    _reject_attributes(draft)
     _read_fields(draft)
     init, keeps_init = _init_of(draft)
     spec, arguments = _node_spec(draft, keeps_init=keeps_init)
@@ -103,7 +98,7 @@ def _reject_class(cls: type[Any], options: Mapping[str, bool]) -> None:
                 f"{cls.__qualname__}: {option}={options[option]} is not supported, because {_UNSUPPORTED[option]}. "
                 f"Remove it; use treewright.replace(node, field=...) for a changed copy."
             )
-    refuse_base(cls)
+    reject_base(cls)
     for base in (*cls.__mro__[:-1], *inspect.getmro(type(cls))[:-1]):
         package = base.__module__.partition(".")[0]
         if (package, base.__name__) in LAYERS or (package == "equinox" and issubclass(base, type)):
@@ -123,8 +118,8 @@ def _reject_class(cls: type[Any], options: Mapping[str, bool]) -> None:
             raise NodeDefinitionError(f"{cls.__qualname__} defines {name} itself. Remove it: {reason}.")
 
 
-def _refuse_attributes(draft: _Draft) -> None:
-    """Raise for names and values in the body that Python accepts but that don't mean what they look like."""
+def _reject_attributes(draft: _Draft) -> None:
+    """Raise for names and values in the body that Python accepts but the user did not intend."""
     for name in draft.annotations:
         if name in {FLAT_FORM, *_NEVER_OVERRIDDEN} or (name == "replace" and draft.is_module) or _is_special(name):
             raise NodeDefinitionError(
@@ -177,10 +172,8 @@ def _value_problem(draft: _Draft, name: str, value: Any) -> str | None:
                 f"leaf.\n"
                 f"  Write {name}: {annotation_text(draft.annotations[name], draft.cls)} = {specifier}()"
             )
-        if type(default) in {list, dict, set} and specifier_in(value) == "static":
-            return _mutable_default(draft, name, default)
     elif isinstance(hidden, FieldView) and type(value) is not dataclasses.Field:  # `dataclasses` rejects a Field.
-        call = short_text(value) if hidden.field.kind == "child" else _call_text(hidden.field.kind, value)
+        call = short_text(value) if hidden.field.kind == "child" else specifier_text(hidden.field.kind, value)
         line = f"{name}: {annotation_text(hidden.field.type, draft.cls)} = {call}"
         fix = f"For a new default, repeat the annotation:\n  {line}\nFor a constant, write {name}: ClassVar = ..."
         if hasattr(type(value), "__get__"):
@@ -197,28 +190,12 @@ def _value_problem(draft: _Draft, name: str, value: Any) -> str | None:
     return None
 
 
-def _mutable_default(draft: _Draft, name: str, default: Any) -> str:
-    """Why a mutable default of a static is wrong. The fix has a converter, because the field would reject the value."""
-    line = f"{name}: {annotation_text(draft.annotations[name], draft.cls)} = static("
-    factory = f"default_factory=lambda: {short_text(default)}"
-    return (
-        f"is static, but its default is mutable: {text_with_class(default)}.\n"
-        f"  Write {line}{factory}, converter=treewright.freeze)\n"
-        f"  or, to keep a mutable object, {line}{factory}, identity=True)"
-    )
-
-
 def _is_defined_in(cls: type[Any], name: str, value: Any) -> bool:
     """Whether a value is a method or property whose `def` is in the class body."""
     for attribute in ("fget", "func", "__func__", "__wrapped__"):
         value = getattr(value, attribute, None) or value
     path = (getattr(value, "__module__", None), getattr(value, "__qualname__", None))
     return isinstance(value, types.FunctionType) and path == (cls.__module__, f"{cls.__qualname__}.{name}")
-
-
-def _call_text(specifier: str, default: Any) -> str:
-    """The call of a specifier as a user writes it: `static(default=3)`."""
-    return f"{specifier}({'' if default is MISSING else f'default={short_text(default)}'})"
 
 
 # 2. The fields, as `dataclasses` reads them
@@ -283,6 +260,7 @@ def _node_spec(draft: _Draft, *, keeps_init: bool) -> tuple[NodeSpec, list[Field
         table=StaticTable(cls, names, identity, tuple([spec.name for spec in children])),
         checks=tuple([vars(base)["__check_init__"] for base in cls.__mro__[::-1] if "__check_init__" in vars(base)]),
         has_own_init=keeps_init,
+        has_getattr=hasattr(cls, "__getattr__"),
         has_own_new=cls.__new__ is not object.__new__,
         runs_post_init=draft.options["init"] and not keeps_init and hasattr(cls, "__post_init__"),
         init_vars=init_vars,
@@ -311,8 +289,12 @@ def _field_spec(draft: _Draft, field_: Any) -> FieldSpec:
         return inherited
     options = options_of(field_)
     values: dict[str, Any] = {"doc": getattr(field_, "doc", None), "is_plain": not options, **options}
-    if not isinstance(field_.type, type):  # a class converts nothing
-        values["converter"] = converter_of(owner, field_, options)
+    specifier = specifier_inside(field_.type, owner)
+    if specifier is not None:
+        raise NodeDefinitionError(
+            f"{cls.__qualname__}.{name} has {specifier} inside its annotation, where it would be ignored.\n"
+            f"  Write {name}: ... = {specifier}()"
+        )
     copied = ("type", "init", "repr", "kw_only", "default", "default_factory")
     values |= {attribute: getattr(field_, attribute) for attribute in copied}
     hashed = field_.compare if field_.hash is None else field_.hash
@@ -321,11 +303,11 @@ def _field_spec(draft: _Draft, field_: Any) -> FieldSpec:
     spec = FieldSpec(name=name, index=0, equal=field_.compare, hash=hashed, **values)
     view = draft.inherited.get(name)
     if isinstance(view, FieldView) and name in draft.annotations and not options:
-        _refuse_lost_options(cls, spec, view.field)
+        _reject_lost_options(cls, spec, view.field)
     return spec
 
 
-def _refuse_lost_options(cls: type[Any], spec: FieldSpec, base: FieldSpec) -> None:
+def _reject_lost_options(cls: type[Any], spec: FieldSpec, base: FieldSpec) -> None:
     """Raise if a field is annotated again without its base's specifier, and so would become a plain child."""
     if base.kind == "child" and not base.sharding and not base.stack:
         return
@@ -333,8 +315,8 @@ def _refuse_lost_options(cls: type[Any], spec: FieldSpec, base: FieldSpec) -> No
     effect = "store it whole on every device" if kind == "field" else "turn it into a plain child"
     raise NodeDefinitionError(
         f"{cls.__qualname__}.{spec.name} redeclares a {kind}() field without {kind}(), which would {effect}.\n"
-        f"  Write {spec.name}: {annotation_text(spec.type, cls)} = {_call_text(kind, spec.default)}, or "
-        f"{_call_text('field', spec.default)} for a plain child."
+        f"  Write {spec.name}: {annotation_text(spec.type, cls)} = {specifier_text(kind, spec.default)}, or "
+        f"{specifier_text('field', spec.default)} for a plain child."
     )
 
 
@@ -350,7 +332,7 @@ def _install_views(spec: NodeSpec) -> None:
 
 
 def _init_of(draft: _Draft) -> tuple[Callable[..., None], bool]:
-    """The `__init__` that Python would run, wrapped to seal the node; and whether it is a user's, to be kept."""
+    """The `__init__` that Python would run, wrapped to seal the node; and whether to keep it, as a user wrote it."""
     for base in draft.cls.__mro__[:-1]:
         init: Any = vars(base).get("__init__")
         if init is None or getattr(init, "__module__", None) in _PLACEHOLDERS:
@@ -365,7 +347,7 @@ def _init_of(draft: _Draft) -> tuple[Callable[..., None], bool]:
 def _install_methods(draft: _Draft, wrap_method: Callable[[Any], Any] | None) -> None:
     """Add the methods of every node, with those for comparison as the options specify, and wrap a Module's methods.
 
-    Abstract methods work as with `abc.ABC`: Python itself refuses to create an instance, whatever the metaclass.
+    Abstract methods work as with `abc.ABC`: Python raises for an instance of the class, whatever its metaclass.
     """
     cls, options, body = draft.cls, draft.options, draft.body
     by_option = {
@@ -398,6 +380,6 @@ def _install_methods(draft: _Draft, wrap_method: Callable[[Any], Any] | None) ->
 
 
 def _is_of_dataclass(cls: type[Any], name: str) -> bool:
-    """Whether a class inherits a method from a dataclass that is not a node, so that it reads different attributes."""
+    """Whether a class inherits a method from a dataclass that is not a node: it would compare or show fewer fields."""
     writer = next((base for base in cls.__mro__[1:] if name in vars(base)), object)
     return "__dataclass_params__" in vars(writer) and "__node_spec__" not in vars(writer)

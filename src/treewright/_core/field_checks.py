@@ -4,7 +4,6 @@ import collections.abc
 import dataclasses
 import enum
 import random
-import sys
 import types
 from collections.abc import Mapping, MutableMapping, MutableSequence, MutableSet
 from typing import Any
@@ -65,9 +64,6 @@ _FIXES = types.MappingProxyType(
 )
 
 
-_UNHASHABLE = "It is not hashable, so jit can't tell whether it compiled for this value."
-
-
 @dataclasses.dataclass(eq=False)
 class NoExactKeyError(TypeError):
     """A value that can't be static: its description, the consequence, and the value to pass instead, if any."""
@@ -87,16 +83,13 @@ class ArraysReachedError(NoExactKeyError):
 def problem_of(value: Any) -> NoExactKeyError:
     """Why a value can't be static."""
     description, (fix, can_freeze), can_be_child = text_with_class(value), _fix(value), True
-    consequence = _UNHASHABLE
+    consequence = "It is not hashable, so jit can't tell whether it compiled for this value."
     if isinstance(value, Tracer):
         description, fix = f"a tracer, {text(value)}", ""
         consequence = "A tracer is valid only during its trace, but a static outlives it."
     elif type(value) is jax.Ref:
         description, fix = f"a ref, {text(value)}", ""
-        consequence = (
-            "A ref changes in place, but jit would treat it as part of the program, not of the tree: checkpoints would "
-            "not save it, and a program compiled for one ref would not run with a different one."
-        )
+        consequence = "A ref changes in place, but jit would treat it as part of the program, not of the tree."
     elif isinstance(value, np.ndarray | jax.Array):
         description, fix = f"an array, {text(value)}", "" if fix is _OWN_HASH else fix
         consequence = (
@@ -104,7 +97,7 @@ def problem_of(value: Any) -> NoExactKeyError:
         )
     elif isinstance(value, _GENERATORS) or is_nnx(type(value)):
         fix, can_be_child = IDENTITY, False
-        consequence = "It changes when it is used, but a compiled program keeps its state during the trace."
+        consequence = "It changes when it is used, but a compiled program keeps the state that it had during the trace."
     elif isinstance(value, MUTABLE):
         consequence = "jit compares statics and never copies them, so a change in place would give stale results."
     return NoExactKeyError(value, description, consequence, fix, can_freeze, can_be_child)
@@ -138,23 +131,6 @@ def arrays_reached(node: Any, *, is_built: bool = True) -> ArraysReachedError:
         "Its arrays would be constants of the compiled program, without gradients or updates.",
         "",
         can_be_child=is_built,
-    )
-
-
-def unset_field(value: Any, name: str) -> NoExactKeyError:
-    """Why a dataclass with a field that was never assigned can't be static."""
-    cls = type(value).__qualname__
-    description = f"{with_article(cls)} whose field {name} has no value"
-    return NoExactKeyError(value, description, "jit compares it by its fields.", f"a {cls} with a {name}")
-
-
-def too_deep(value: Any) -> NoExactKeyError:
-    """Why a value that is nested deeper than Python's stack can't be static."""
-    return NoExactKeyError(
-        value,
-        f"{with_article(type(value).__name__)} that is nested too deeply",
-        "It can't be compared.",
-        "a flatter value",
     )
 
 
@@ -195,17 +171,17 @@ def has_arrays(value: Any) -> bool:
         return False
 
 
-def refusal(cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, NoExactKeyError]) -> StaticFieldError:
+def rejection(cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, NoExactKeyError]) -> StaticFieldError:
     """The error for the static fields of a new node that have a problem: the first in full, the others by name."""
     (name, problem), *others = problems.items()
-    lines = _refusal_lines(cls, name, values[name], problem)
+    lines = _rejection_lines(cls, name, values[name], problem)
     if others:
         lines.append(f"Other static fields of {cls.__qualname__} that must change:")
         lines += [f"  {other}: {each.description}" for other, each in others]
     return StaticFieldError("\n".join(lines))
 
 
-def _refusal_lines(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> list[str]:
+def _rejection_lines(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> list[str]:
     is_value, line, verb = problem.value is value, f"  {name}: ... = static(", "holds"
     inside = "" if is_value else f", inside {text_with_class(value)}"
     fixes, can_be_child = [f"Pass {problem.fix}."] if problem.fix else [], problem.can_be_child
@@ -260,7 +236,7 @@ MAX_CHECKED_NODES = 64
 _COMMON = frozenset({tuple, dict, types.NoneType, np.ndarray, bool, int, float, complex})
 _NUMBERS = (int, float, complex)
 _SETTINGS = (str, bytes, enum.Enum, type, np.dtype)
-# Iterables such as `map` and `dict.values()`, which to JAX are leaves.
+# Iterables such as `map` and `dict.values()`, which JAX treats as leaves.
 _ITERABLES = (collections.abc.Iterator, collections.abc.Set, collections.abc.MappingView, range)
 LAYERS = frozenset({("equinox", "Module"), ("flax", "Module")})  # flax.linen's and flax.nnx's
 
@@ -271,10 +247,9 @@ def check_fields(node: Any) -> None:
     Raises:
         NodeInitError: If the value of a field is a field marker, such as `static()`.
     """
-    spec, form = node.__node_spec__, object.__getattribute__(node, "_node")
+    spec, (children, statics) = node.__node_spec__, object.__getattribute__(node, "_node")
     spec.table.to_check = max(spec.table.to_check - 1, 0)
-    for field in spec.fields:
-        value = field.value_in(form)
+    for field, value in zip((*spec.children, *spec.statics), (*children, *statics.values), strict=True):
         if type(value) in _COMMON or isinstance(value, jax.Array):
             continue
         if isinstance(value, dataclasses.Field):
@@ -290,15 +265,6 @@ def check_fields(node: Any) -> None:
 def _child_problem(cls: type[Any], field: Any, value: Any) -> str | None:
     """The warning for a child; None if it is fine."""
     place, value_cls = f"{cls.__qualname__}.{field.name}", type(value)
-    as_tuple = f"Pass a tuple: {field.name} = tuple(...)."
-    if value_cls is list:
-        annotation = annotation_text(field.type, cls)
-        if not annotation.startswith("tuple["):
-            return None
-        return (
-            f"{place} is annotated {annotation} but got a list. To JAX these are different trees: jit retraces, and "
-            f"the nodes are unequal.\n{as_tuple}"
-        )
     if any((base.__module__.partition(".")[0], base.__name__) in LAYERS for base in value_cls.__mro__):
         leaves = jax.tree.leaves(value)  # The layer itself is a leaf if its library has not registered it.
         if all(leaf is not value and (hasattr(leaf, "dtype") or isinstance(leaf, _NUMBERS)) for leaf in leaves):
@@ -310,7 +276,7 @@ def _child_problem(cls: type[Any], field: Any, value: Any) -> str | None:
     elif not jax.tree_util.all_leaves([value]) or hasattr(value_cls, "dtype") or hasattr(value_cls, "__jax_array__"):
         return None
     elif isinstance(value, _ITERABLES):
-        fix = as_tuple
+        fix = f"Pass a tuple: {field.name} = tuple(...)."
     elif isinstance(value, _SETTINGS) or callable(value) or dataclasses.is_dataclass(value_cls):
         fix = f"If it is a setting, make it static:\n  {_static_line(cls, field)}\n"
         if dataclasses.is_dataclass(value_cls):
@@ -326,19 +292,14 @@ def _child_problem(cls: type[Any], field: Any, value: Any) -> str | None:
 
 def _static_line(cls: type[Any], field: Any) -> str:
     """The declaration of a child as a static."""
-    option = "" if field.default is dataclasses.MISSING else f"default={_as_written(field.default, cls)}"
-    return f"{field.name}: {annotation_text(field.type, cls)} = static({option})"
+    return f"{field.name}: {annotation_text(field.type, cls)} = {specifier_text('static', field.default)}"
 
 
-def _as_written(value: Any, cls: type[Any]) -> str:
-    """A value as the module of `cls` writes it, such as `jnp.tanh`."""
-    name = function_text(value)
-    if name is None:
-        return short_text(value)
-    names = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
-    modules = [alias for alias, module in names.items() if isinstance(module, types.ModuleType)]
-    owner = next((alias for alias in modules if getattr(names[alias], name, None) is value), None)
-    return name if owner is None or names.get(name) is value else f"{owner}.{name}"
+def specifier_text(specifier: str, default: Any) -> str:
+    """The call of a specifier as a user writes it: `static(default=3)`, with dots in place of a function."""
+    if default is dataclasses.MISSING:
+        return f"{specifier}()"
+    return f"{specifier}(default={'...' if callable(default) else short_text(default)})"
 
 
 def add_static_hint(error: TypeError, node: Any) -> None:

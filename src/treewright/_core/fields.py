@@ -1,22 +1,16 @@
-"""Fields: `field`, `static`, `buffer`, and converter annotations. `fields.pyi` has the types for checkers."""
+"""The field specifiers: `field`, `static` and `buffer`. `fields.pyi` has their types for checkers."""
 
+import contextlib
 import copyreg
 import dataclasses
-import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Generic, Literal, Protocol, TypeAlias
-
-import jax
-import jax.numpy as jnp
-from jax.typing import ArrayLike
-from typing_extensions import TypeAliasType, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol, TypeAlias
 
 from treewright._base.functions import MISSING, set_public_module
-from treewright._base.text import annotation_text, function_text, short_text
-from treewright.errors import NodeDefinitionError
+from treewright._base.text import short_text
 
 
 @set_public_module("treewright")
@@ -89,10 +83,7 @@ def options_of(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
     `{"pytree_node": False}` of `flax.struct.field`, `{"converter": f}` of `equinox.field`.
     """
     metadata = field.metadata
-    try:
-        options: Mapping[str, Any] = metadata.get(_OPTIONS_KEY, {})
-    except AttributeError:  # dataclasses accepts any mapping, even one without `get`.
-        return {}
+    options: Mapping[str, Any] = metadata.get(_OPTIONS_KEY, {})
     if "converter" in metadata and options.get("converter") is None:
         options = {**options, "converter": metadata["converter"]}
     if metadata and options.get("kind", "child") == "child":
@@ -100,6 +91,15 @@ def options_of(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
             if bool(metadata.get(mark, not value)) is value:
                 return {**options, "kind": "static"}
     return options
+
+
+def specifier_inside(annotation: Any, cls: type[Any]) -> str | None:
+    """The specifier inside an annotation in the body of `cls`, as in `Annotated[int, static()]`; None without one."""
+    if isinstance(annotation, str):
+        with contextlib.suppress(Exception):  # a forward reference, or a name imported only for checkers
+            annotation = eval(annotation, vars(sys.modules[cls.__module__]), dict(vars(cls)))  # noqa: S307
+    names = (specifier_in(part) or specifier_inside(part, cls) for part in typing.get_args(annotation))
+    return next(filter(None, names), None)
 
 
 def specifier_in(value: Any) -> str | None:
@@ -205,12 +205,6 @@ def static(
         >>> jax.tree.leaves(Layer(2.0))
         [2.0]
     """
-    if not isinstance(compare, bool):
-        raise TypeError(
-            f"static(compare=...) must be True or False, got {compare!r}. To compare a function by the values that it "
-            f"uses, write a frozen dataclass with a __call__, or a functools.partial of a function without captured "
-            f"variables."
-        )
     return _specify("static", locals())
 
 
@@ -246,122 +240,3 @@ def buffer(
 
 
 _SPECIFIERS: tuple[Any, ...] = (field, static, buffer, dataclasses.field)
-
-
-# Converters
-
-Given_contra = TypeVar("Given_contra", contravariant=True)
-Kept_co = TypeVar("Kept_co", covariant=True)
-
-
-@set_public_module("treewright")
-class Converted(Generic[Given_contra, Kept_co]):
-    """Annotation for a field that accepts one type and stores another, inside `Annotated` with a `Converter`.
-
-    For checkers, wrap a default in `Converted(...)`; at run time, that returns the default itself.
-
-    Examples:
-        >>> AsTuple = Annotated[Converted[Iterable[int], tuple[int, ...]], Converter(tuple)]
-        >>> @pytree_dataclass
-        ... class Layer:
-        ...     kernel: AsArray = Converted(0.0)
-        ...     sizes: AsTuple = static(default=Converted((3, 3)))
-        >>> Layer([1.0, 2.0])
-        Layer(kernel=f32[2], sizes=(3, 3))
-
-    Source: PEP 681, "Descriptor-typed field support".
-    """
-
-    def __new__(cls, default: Any, /) -> Any:
-        """The default, unchanged."""
-        return default
-
-
-@set_public_module("treewright")
-@dataclasses.dataclass(frozen=True, repr=False)
-class Converter:
-    """Inside an `Annotated` annotation, the converter of the field, like `field(converter=...)`.
-
-    Args:
-        function: Accepts the passed value and returns the one to store.
-
-    Examples:
-        >>> @pytree_dataclass
-        ... class Layer:
-        ...     rate: Annotated[Converted[int, float], Converter(float)]
-        >>> Layer(1).rate
-        1.0
-    """
-
-    function: Callable[[Any], Any]
-
-    def __repr__(self) -> str:
-        return f"Converter({getattr(self.function, '__qualname__', self.function)})"
-
-
-AsArray: TypeAlias = Annotated[Converted[ArrayLike, jax.Array], Converter(jnp.asarray)]
-
-
-# Annotations
-
-_ALIASES = tuple({TypeAliasType, getattr(typing, "TypeAliasType", TypeAliasType)})
-_UNKNOWN = Converter(str)  # Placeholder for a converter whose name is imported only for checkers.
-
-
-def converter_of(cls: type[Any], field: "dataclasses.Field[Any]", options: Mapping[str, Any]) -> Any:
-    """The converter of a field declared in the body of `cls`, from its specifier or its `Annotated` annotation.
-
-    Raises:
-        NodeDefinitionError: If the annotation contains a converter or a specifier in a position that is ignored.
-    """
-    from_specifier, annotation = options.get("converter"), _resolved(field.type, cls)
-    marks = [part for part in _parts(annotation, cls) if isinstance(part, Converter) or specifier_in(part)]
-    read = [part for part in getattr(annotation, "__metadata__", ()) if isinstance(part, Converter)]
-    if marks != read or len(read) + (from_specifier is not None) > 1:
-        kind = next(filter(None, map(specifier_in, marks)), None)
-        functions = [
-            function_text(part.function) for part in marks if isinstance(part, Converter) and part is not _UNKNOWN
-        ]
-        line = f"{kind}()" if kind else f"field(converter={next(filter(None, functions), '...')})"
-        raise NodeDefinitionError(
-            f"{cls.__qualname__}.{field.name}: part of {annotation_text(field.type, cls)} would be ignored. A field "
-            f"has at most one converter, in an Annotated for the whole value, such as AsArray: not inside Final, a "
-            f"union, an alias or a container, and not imported only for checkers. Specifiers don't belong there.\n"
-            f"  Write {field.name}: ... = {line}"
-        )
-    return read[0].function if read else from_specifier
-
-
-def _parts(annotation: Any, cls: type[Any], depth: int = 8) -> Iterator[Any]:
-    """All parts of an annotation, also inside strings and aliases. `depth` limits an alias that refers to itself."""
-    annotation = _resolved(annotation, cls)
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if isinstance(annotation, str) and re.search(r"\b(AsArray|Convert(er|ed))\b", annotation):
-        yield _UNKNOWN
-    alias: Any = annotation if isinstance(annotation, _ALIASES) else origin
-    if isinstance(alias, _ALIASES):
-        try:
-            inner = (*inner, alias.__value__)
-        except NameError:  # a name that is not defined yet
-            return
-    elif origin is Annotated:
-        yield from inner[1:]
-        inner = inner[:1]
-    elif origin is Literal:
-        return
-    elif isinstance(annotation, dataclasses.InitVar):
-        inner = (annotation.type,)
-    for part in inner if depth > 0 else ():
-        yield from _parts(part, cls, depth - 1)
-
-
-def _resolved(annotation: Any, cls: type[Any]) -> Any:
-    """The type that a string annotation in the body of `cls` refers to; the string if a name in it is unknown."""
-    text = annotation.__forward_arg__ if isinstance(annotation, typing.ForwardRef) else annotation
-    if not isinstance(text, str):
-        return annotation
-    module = sys.modules.get(cls.__module__)
-    try:
-        return eval(text, {} if module is None else vars(module), dict(vars(cls)))  # noqa: S307
-    except Exception:  # noqa: BLE001  a forward reference, or a name imported only for checkers
-        return text

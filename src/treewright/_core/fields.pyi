@@ -4,10 +4,8 @@
 # mypy: disable-error-code="unreachable"
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Generic, Literal, Protocol, Self, TypeAlias, overload, type_check_only
+from typing import Any, Literal, Protocol, TypeAlias, overload, type_check_only
 
-import jax
-from jax.typing import ArrayLike
 from typing_extensions import TypeVar
 
 # mypy assumes that a variable of this name is true; other checkers read False. So mypy can see different definitions.
@@ -36,7 +34,7 @@ MISSING: Any
 # fmt: off
 def options_of(field: dataclasses.Field[Any]) -> Mapping[str, Any]: ...
 def specifier_in(value: Any) -> str | None: ...
-def converter_of(cls: type[Any], field: dataclasses.Field[Any], options: Mapping[str, Any]) -> Any: ...
+def specifier_inside(annotation: Any, cls: type[Any]) -> str | None: ...
 
 @overload
 def field(*, default: T, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compare: bool = ...,
@@ -112,20 +110,3 @@ def buffer(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compa
            sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> Any: ...
 
 # fmt: on
-Given_contra = TypeVar("Given_contra", contravariant=True)
-Kept_co = TypeVar("Kept_co", covariant=True)
-
-class Converted(Generic[Given_contra, Kept_co]):
-    def __init__(self, default: Given_contra, /) -> None: ...
-    @overload
-    def __get__(self, node: None, owner: Any, /) -> Self: ...
-    @overload
-    def __get__(self, node: object, owner: Any, /) -> Kept_co: ...
-    def __set__(self, node: object, value: Given_contra, /) -> None: ...
-
-class Converter:
-    def __init__(self, function: Callable[[Any], Any]) -> None: ...
-    @property
-    def function(self) -> Callable[[Any], Any]: ...
-
-AsArray: TypeAlias = Annotated[Converted[ArrayLike, jax.Array], Converter(callable)]

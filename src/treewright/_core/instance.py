@@ -15,6 +15,7 @@ from treewright._base.functions import class_attribute, earlier_class_hint, is_c
 from treewright._base.jax_private import jax_trees
 from treewright._base.text import (
     annotation_text,
+    class_name,
     did_you_mean,
     is_node_class,
     short_text,
@@ -38,21 +39,13 @@ _read = object.__getattribute__
 _store = object.__setattr__
 
 
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Unfinished:
     """The value of `_node` until the node is sealed, or forever if `__init__` raised. JAX's errors print it."""
 
-    __slots__ = ("cls", "takes_values", "why")
-
-    def __init__(
-        self,
-        cls: type[Any],
-        why: str = "its __init__ has not returned, so it can't be flattened yet",
-        *,
-        takes_values: bool = True,
-    ) -> None:
-        self.cls = cls
-        self.why = why
-        self.takes_values = takes_values
+    cls: type[Any]
+    why: str = "its __init__ has not returned, so it can't be flattened yet"
+    takes_values: bool = dataclasses.field(default=True, kw_only=True)
 
     def values_of(self, node: Any) -> dict[str, Any]:
         """The values assigned to this node so far, which can be read, assigned and deleted.
@@ -75,7 +68,7 @@ def raw_form(node: Any) -> FlatForm | Unfinished:
         form: FlatForm | Unfinished = _read(node, FLAT_FORM)
     except AttributeError:
         cls = type(node)
-        refuse_undecorated(cls)
+        reject_undecorated(cls)
         why = f"no __init__ has run. Create it by calling the class: {cls.__qualname__}(...)"
         if cls.__init__ is object.__init__:
             why = "the class has no __init__. Remove init=False, or write an __init__"
@@ -107,7 +100,7 @@ def is_node(value: object) -> bool:
     return is_node_class(type(value))
 
 
-def refuse_undecorated(cls: type[Any]) -> None:
+def reject_undecorated(cls: type[Any]) -> None:
     """Raise if a subclass of a node class is not a node class itself."""
     if "__node_spec__" in vars(cls):
         return
@@ -132,7 +125,7 @@ class FieldView(property):  # noqa: PLW1641  `__hash__` is one of the uses that 
     Tools that redefine a class, such as IPython's autoreload, copy the new class's attributes to the old one.
     """
 
-    # `dataclasses` must take it for a field and assign its `name`, which raises; otherwise it would become a default.
+    # `dataclasses` must treat it as a field and assign its `name`, which raises; otherwise it would become a default.
     __class__ = property(lambda _: dataclasses.Field)  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def __init__(self, field: FieldSpec, table: StaticTable) -> None:
@@ -158,12 +151,12 @@ class FieldView(property):  # noqa: PLW1641  `__hash__` is one of the uses that 
     def __eq__(self, other: object) -> bool:
         """Whether both are views of the same field, also before and after its class was redefined."""
         if not isinstance(other, FieldView):
-            self.refuse_use()
+            self.reject_use()
         owners = (self.table.owner, other.table.owner)
         paths = {(cls.__module__, cls.__qualname__) for cls in owners}
         return len(paths) == 1 and self.field.name == other.field.name
 
-    def refuse_use(self, *_: object, **__: object) -> Never:
+    def reject_use(self, *_: object, **__: object) -> Never:
         raise FieldOnClassError(self._problem("has no value"))
 
     def _problem(self, problem: str) -> str:
@@ -178,9 +171,9 @@ class FieldView(property):  # noqa: PLW1641  `__hash__` is one of the uses that 
         )
 
     # `dataclasses` assigns a field's name; nothing reads it.
-    name = property(None, lambda self, name: self._refuse_dataclass(name))
+    name = property(None, lambda self, name: self._reject_dataclass(name))
 
-    def _refuse_dataclass(self, name: str) -> Never:
+    def _reject_dataclass(self, name: str) -> Never:
         raise NodeDefinitionError(
             f"{name} is a field of a node class, which is already a dataclass. Remove @dataclass, or replace it with "
             f"@pytree_dataclass if this is a subclass of a decorated class."
@@ -201,7 +194,7 @@ for _use in (
         for side in ("", "r")
     ),
 ):
-    setattr(FieldView, f"__{_use}__", FieldView.refuse_use)
+    setattr(FieldView, f"__{_use}__", FieldView.reject_use)
 
 
 def _reader(field: FieldSpec, table: StaticTable) -> Callable[[Any], Any]:
@@ -304,8 +297,9 @@ def wrap_init(init: Callable[..., None]) -> Callable[..., None]:
 
 def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) -> object:
     """Run an `__init__`; the outermost one seals the node when it returns, or marks it as failed when it raises."""
-    try:  # Before the outermost __init__, `_node` is missing; `getattr` finds out three times faster than `except`.
-        form = _read(node, FLAT_FORM) if hasattr(type(node), "__getattr__") else getattr(node, FLAT_FORM, None)
+    spec: NodeSpec = node.__node_spec__
+    try:  # Before the outermost __init__, `_node` is missing; `getattr` is three times faster than `except`.
+        form = _read(node, FLAT_FORM) if spec.has_getattr else getattr(node, FLAT_FORM, None)
     except AttributeError:
         form = None
     if isinstance(form, tuple):
@@ -317,9 +311,8 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
     if form is not None:
         form.values_of(node)
         return init(node, *args, **kwargs)
-    spec: NodeSpec = node.__node_spec__
     if spec.cls is not type(node):
-        refuse_undecorated(type(node))
+        reject_undecorated(type(node))
     _store(node, FLAT_FORM, spec.unfinished)
     try:
         # Without a new reference to the node, no value can contain it, unless its `__new__` stored one.
@@ -329,28 +322,10 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
         _seal(node, spec, is_referenced=is_referenced)
     except BaseException as error:
         mark_failed(node, error)
-        if kwargs and isinstance(error, TypeError) and getattr(error.__traceback__, "tb_next", None) is None:
-            # Python rejected the arguments.
-            error.args = (f"{error}{_keywords_hint(str(error), spec, init, kwargs)}",)
         raise
     if spec.checks or spec.table.to_check:
         check(node)
     return returned
-
-
-def _keywords_hint(message: str, spec: NodeSpec, init: Callable[..., object], kwargs: Mapping[str, Any]) -> str:
-    """A hint to append to Python's error for unexpected keywords of an `__init__`."""
-    if spec.has_own_init and {field.name for field in spec.fields if field.init} <= kwargs.keys():
-        return (
-            f". dataclasses.replace passes every field to the constructor, but {spec.cls.__qualname__} has a custom "
-            f"__init__. Use treewright.replace(node, ...) or node.replace(...), which do not call __init__."
-        )
-    code: Any = getattr(init, "__code__", None)
-    if code is None or "Did you mean" in message:  # Python 3.13 and newer
-        return ""
-    parameters = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
-    hints = (did_you_mean(name, parameters) for name in kwargs if name not in parameters)
-    return next(filter(None, hints), "")
 
 
 def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
@@ -427,9 +402,9 @@ def check(node: Any) -> None:
     try:
         if spec.table.to_check:
             _reject_class_assignments(spec)
-            for child in flat_form(node)[0]:
+            for child in _read(node, FLAT_FORM)[0]:
                 if type(child) is FieldView:
-                    child.refuse_use()
+                    child.reject_use()
             check_fields(node)
         for own_check in spec.checks:
             if own_check(node) is not None:
@@ -445,7 +420,7 @@ def check(node: Any) -> None:
 def _reject_class_assignments(spec: NodeSpec) -> None:
     """Undo an assignment to a field on the class and raise, because every instance would read the value.
 
-    Without a metaclass the assignment itself can't be seen, so the first nodes of each class look for it.
+    Without a metaclass the assignment itself can't be observed, so it is detected when the first nodes are created.
     """
     for field in spec.fields:
         value = vars(spec.cls).get(field.name)
@@ -472,7 +447,7 @@ def mark_failed(node: Any, error: BaseException) -> None:
 def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
     """A copy with different values in some fields. Converters and checks run, but no constructor."""
     spec, (children, statics) = spec_of(node), flat_form(node)
-    _refuse_unknown(spec, changes, spec.by_name)
+    _reject_unknown(spec, changes, spec.by_name)
     new_children, new_statics = list(children), list(statics.values)
     for name, value in changes.items():
         field = spec.by_name[name]
@@ -491,7 +466,7 @@ def with_post_init(node: Any, changes: dict[str, Any]) -> Any:
     `dataclasses.replace` also runs it, and all spellings of `replace` must agree.
     """
     spec, pair = spec_of(node), flat_form(node)
-    _refuse_unknown(spec, changes, (*spec.by_name, *spec.init_vars))
+    _reject_unknown(spec, changes, (*spec.by_name, *spec.init_vars))
     for name, default in spec.init_vars.items():
         if changes.get(name, default) is MISSING:
             raise TypeError(
@@ -526,7 +501,7 @@ def with_post_init(node: Any, changes: dict[str, Any]) -> Any:
     return copy
 
 
-def _refuse_unknown(spec: NodeSpec, changes: Iterable[str], names: Collection[str]) -> None:
+def _reject_unknown(spec: NodeSpec, changes: Iterable[str], names: Collection[str]) -> None:
     wrong = [name for name in changes if name not in names]
     if wrong:
         raise TypeError(
@@ -563,7 +538,7 @@ def replace(node: T, /, **changes: Any) -> T:
     if not is_node(node):
         raise TypeError(
             f"replace() needs an instance of a Module or of a class with @pytree_dataclass, "
-            f"got {type(node).__name__!r}."
+            f"got {with_article(class_name(node))}."
         )
     make: Any = with_post_init if changes and spec_of(node).runs_post_init else with_fields
     copy: T = make(node, changes)

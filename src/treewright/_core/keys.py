@@ -53,7 +53,6 @@ from treewright._core.field_checks import (
     has_arrays,
     is_nnx,
     problem_of,
-    unset_field,
 )
 from treewright._core.kinds import DATACLASS, KINDS, NAMEDTUPLE, Kind, fields_of, kind_of
 
@@ -117,7 +116,7 @@ class KeyBuilder:
     one of its parts can change.
 
     Attributes:
-        doubts: Objects that are compared by identity and may be meant as constants; filled if given.
+        doubts: If it is a list, objects are added that are compared by identity and may be meant as constants.
         visited: Inside a function, partial or method, the objects entered so far, numbered because of cycles.
         is_open: Whether a part of that function, partial or method can change.
         code: Whose function captured the value, if any. A library's functions capture only constants.
@@ -156,7 +155,7 @@ class KeyBuilder:
             return key
         return self.by_class(value)
 
-    def refuse(self, problem: NoExactKeyError) -> None:
+    def reject(self, problem: NoExactKeyError) -> None:
         """Raise for a value that can't be static; a function that contains it becomes open instead."""
         if self.code is None:
             raise problem
@@ -211,9 +210,8 @@ class KeyBuilder:
         cls = type(value)
         try:
             fields = fields_of(value)
-        except AttributeError as error:
-            self.refuse(unset_field(value, str(error.name)))
-            return None
+        except AttributeError:  # a field without a value
+            return self.by_identity(value)
         for name, part in instance_attributes(value).items():
             if not is_cached_property(cls, name) and not (is_linen(cls) and name.startswith("_")):
                 fields.setdefault(name, part)
@@ -241,7 +239,7 @@ class KeyBuilder:
         by_author = has_author(cls)
         problem = comparison_problem(value, with_equality=by_author)
         if problem is not None:
-            self.refuse(problem)
+            self.reject(problem)
             return None
         if not by_author:
             return self.by_identity(value)

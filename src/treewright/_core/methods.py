@@ -28,7 +28,7 @@ from treewright._core.instance import (
     set_attribute,
 )
 from treewright._core.keys import KeyBuilder, compared_by_itself, exact_key
-from treewright._core.registration import register_for_export, register_with_jax
+from treewright._core.registration import register_with_jax
 from treewright._core.spec import FieldSpec, spec_of
 from treewright._core.statics import Statics
 from treewright.errors import TracedComparisonError
@@ -338,4 +338,3 @@ register_with_jax(
     lambda function, children: BoundMethod(function, *children),
     lambda method: ((method.__self__,), method.__func__),
 )
-register_for_export(BoundMethod, lambda function, children: BoundMethod(function, *children), "treewright.BoundMethod")

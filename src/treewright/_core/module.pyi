@@ -83,7 +83,7 @@ class Module(ABC):
     @classmethod
     def tree_unflatten(cls, aux_data: object, children: Iterable[Any]) -> Self: ...
 
-# Last, because mypy takes everything after it for unreachable.
+# Last, because mypy considers everything after it unreachable.
 if MYPY:
     # mypy has a special case for this function: it checks names and types of fields on every Python version.
     from dataclasses import replace as replace

@@ -1,27 +1,32 @@
 """Register classes with JAX and `jax.export`."""
 
 import dataclasses
-import functools
+import enum
 import itertools
+import json
 import operator
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax.export
 
-from treewright._base.functions import native_base
+from treewright._base.functions import import_path, lookup_imported, native_base
 from treewright._base.jax_private import jax_trees
-from treewright._base.text import with_article
+from treewright._base.text import short_text, with_article
 from treewright._core.instance import FLAT_FORM, from_flat_form
+from treewright._core.kinds import kind_of
+from treewright._core.spec import spec_of
 from treewright._core.statics import Statics
-from treewright.errors import NodeDefinitionError
+from treewright.errors import NodeDefinitionError, StaticSerializationError
 
 _new: Any = object.__new__
 _store: Any = object.__setattr__
+_PLAIN = frozenset({str, int, float, bool, types.NoneType})  # JSON keeps their type and value.
 _REDEFINED = itertools.count(2)  # One counter for all names: trying each name's numbers took 10 ms for the 1,600th.
 
 
-def refuse_base(cls: type[Any]) -> None:
+def reject_base(cls: type[Any]) -> None:
     """Raise for a subclass of `list`, `Exception` and other classes written in C."""
     base = native_base(cls)
     if base is not None:
@@ -77,7 +82,7 @@ def register_once(cls: type[Any]) -> Registration:
             return node
 
     register_with_jax(cls, _flatten_with_keys, unflatten, operator.attrgetter(FLAT_FORM))
-    register_for_export(cls, lambda statics, children: from_flat_form(cls, (tuple(children), statics)))
+    _register_for_export(cls)
     cls.__node_registered__ = registration = Registration(cls)
     return registration
 
@@ -98,23 +103,21 @@ def register_with_jax(cls: type[Any], *functions: Callable[..., Any]) -> None:
         ) from None
 
 
-def register_for_export(
-    cls: type[Any], from_children: Callable[[Any, Iterable[Any]], Any], name: str | None = None
-) -> None:
+def _register_for_export(cls: type[Any]) -> None:
     """Register the class for `jax.export` under a stable name, `module.Class`, so that other processes find it.
 
     If a class is redefined, for example by running a notebook cell again, a number follows the name.
     """
-    name = serialized_name = name or f"{cls.__module__}.{cls.__qualname__}"
+    name = serialized_name = f"{cls.__module__}.{cls.__qualname__}"
     register: Any = jax.export.register_pytree_node_serialization
     while True:
         try:
             register(
                 cls,
                 serialized_name=serialized_name,
-                serialize_auxdata=write_aux_data,
-                deserialize_auxdata=lambda data: read_aux_data(data, cls),
-                from_children=from_children,
+                serialize_auxdata=_statics_to_json,
+                deserialize_auxdata=lambda data: _statics_from_json(cls, data),
+                from_children=lambda statics, children: from_flat_form(cls, (tuple(children), statics)),
             )
         except ValueError:  # the name is taken
             serialized_name = f"{name}#{next(_REDEFINED)}"
@@ -122,13 +125,54 @@ def register_for_export(
             return
 
 
-@functools.singledispatch
-def write_aux_data(aux_data: object) -> bytes:
-    """The `aux_data` of a node as bytes for `jax.export`; implemented in `treewright._export`."""
-    raise NotImplementedError(aux_data)
+# Statics in exported programs: plain values, names of functions and classes, and containers of them
 
 
-@functools.singledispatch
-def read_aux_data(data: object, cls: type[Any]) -> Any:
-    """The `aux_data` of a class from the bytes of `write_aux_data`."""
-    raise NotImplementedError(data, cls)
+def _statics_to_json(statics: Statics) -> bytes:
+    owner, values = statics.table.owner.__qualname__, zip(statics.names, statics.values, strict=True)
+    return json.dumps({name: _encode(value, f"{owner}.{name}") for name, value in values}).encode()
+
+
+def _statics_from_json(cls: type[Any], data: bytes) -> Statics:
+    encoded, table = json.loads(bytes(data)), spec_of(cls).table
+    if {*encoded} != {*table.names}:
+        raise StaticSerializationError(
+            f"The exported program has the static fields {', '.join(encoded) or 'none'} of {cls.__qualname__}, which "
+            f"now has {', '.join(table.names) or 'none'}. Export it again with this version of the class."
+        )
+    return table.intern(tuple([_decode(encoded[name]) for name in table.names]))
+
+
+def _encode(value: Any, place: str) -> Any:
+    """A static as JSON: by the name of an importable object, or by the class and parts of a container."""
+    cls = type(value)
+    if cls in _PLAIN:
+        return value
+    path = (cls.__module__, f"{cls.__qualname__}.{value.name}") if isinstance(value, enum.Enum) else import_path(value)
+    if path is not None and lookup_imported(*path) is value:
+        return {"name": path}
+    kind, class_path = kind_of(cls), import_path(cls)
+    parts = None if kind is None or kind.make is None or class_path is None else kind.parts(value)
+    if parts is None:
+        raise StaticSerializationError(
+            f"{place}: {short_text(value)} can't be saved in an exported program. Use numbers, strings, enums, "
+            f"functions and classes at the top level of a module, or tuples and frozen dataclasses of them."
+        )
+    return {"class": class_path, "parts": [_encode(part, place) for part in parts]}
+
+
+def _decode(encoded: Any) -> Any:
+    """The value of `_encode`'s JSON. Imports nothing, and runs no code of a user's class."""
+    if not isinstance(encoded, dict):
+        return encoded
+    module, name = encoded.get("name") or encoded["class"]
+    value = lookup_imported(module, name)
+    if value is None:
+        raise StaticSerializationError(
+            f"{module}.{name} was not found, but the exported program needs it. Import {module} before reading the "
+            f"program."
+        )
+    if "name" in encoded:
+        return value
+    kind: Any = kind_of(value)
+    return kind.make(*map(_decode, encoded["parts"]))

@@ -69,6 +69,7 @@ class NodeSpec:
     table: StaticTable
     checks: tuple[Callable[[Any], None], ...]  # each `__check_init__`, bases first
     has_own_init: bool
+    has_getattr: bool
     has_own_new: bool  # its `__new__` may store the node, or return a finished one
     runs_post_init: bool  # True if the generated constructor calls a `__post_init__`
     init_vars: dict[str, Any]  # the default of each, or MISSING

@@ -4,6 +4,7 @@ It is the `aux_data` of the node. `jit` compares it on every call. Because equal
 Python code.
 """
 
+import dataclasses
 import enum
 import functools
 import importlib
@@ -24,8 +25,7 @@ from treewright._core.field_checks import (
     NoExactKeyError,
     has_public_attributes,
     is_user_class,
-    refusal,
-    too_deep,
+    rejection,
 )
 from treewright._core.keys import KeyBuilder, compared_by_itself, identity_key
 from treewright._core.kinds import kind_of, partial_parts, with_parts
@@ -48,6 +48,7 @@ class _Combination:
         return self.hash
 
 
+@dataclasses.dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class Statics:
     """All static values of a node, interned: two `Statics` are equal exactly if they are the same object.
 
@@ -56,12 +57,9 @@ class Statics:
         values: The values in the order of the fields.
     """
 
-    __slots__ = ("__weakref__", "_keys", "table", "values")
-
-    def __init__(self, table: "StaticTable", values: tuple[Any, ...], keys: _Combination) -> None:
-        self.table: StaticTable = table
-        self.values: tuple[Any, ...] = values
-        self._keys = keys
+    table: "StaticTable"
+    values: tuple[Any, ...]
+    _keys: _Combination
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -154,12 +152,10 @@ class StaticTable:
                 keys.append(identity_key(value) if by_identity else builder.key(value))
             except NoExactKeyError as problem:
                 problems[name], builder = problem, KeyBuilder(builder.doubts)
-            except RecursionError:
-                problems[name], builder = too_deep(value), KeyBuilder(builder.doubts)
             while builder.doubts and not problems:
                 self._doubt(name, builder.doubts.pop())
         if problems:
-            raise refusal(self.owner, dict(zip(self.names, values, strict=True)), problems)
+            raise rejection(self.owner, dict(zip(self.names, values, strict=True)), problems)
         return tuple(keys)
 
     def _doubt(self, name: str, value: Any) -> None:

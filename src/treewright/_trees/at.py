@@ -14,7 +14,7 @@ import jax
 from treewright._base.functions import earlier_class_hint
 from treewright._base.jax_private import DictKey, GetAttrKey, Key, Path, SequenceKey, path_text
 from treewright._base.lines import first_lines
-from treewright._base.text import Verbatim, did_you_mean, short_text, with_article
+from treewright._base.text import Verbatim, class_name, did_you_mean, short_text, with_article
 from treewright._core import is_node
 from treewright._trees.level import Place, all_entries, reject_class, walk, with_values
 from treewright.errors import MissingPlaceError
@@ -155,7 +155,7 @@ def _split(structure: Any, value: object) -> Any:
 def _values_for(places: Sequence[Place], value: Any) -> list[Any]:
     """One value for each place: the same for all, or the values of a dict by path."""
     paths = [path_text(place.path) for place in places]
-    if not (isinstance(value, dict) and any(isinstance(key, str) and key[:1] in {"", ".", "["} for key in value)):
+    if not (isinstance(value, dict) and any(isinstance(key, str) and not key.isidentifier() for key in value)):
         return [value] * len(paths)
     if value.keys() != {*paths}:
         wrong = [f"{path!r} is missing" for path in paths if path not in value]
@@ -339,7 +339,7 @@ def _item_key(value: Any, item: Any) -> Key:
 
 def _missing_place(place: Place, key: Key) -> MissingPlaceError:
     value: Any = place.value
-    kind = "None" if value is None else type(value).__qualname__
+    kind = "None" if value is None else class_name(value)
     where = place.name if place.name == kind else f"{place.name} ({kind})"
     if type(value) in {list, tuple} and value:
         return MissingPlaceError(f"{where} has no {key}. It has [0] to [{len(value) - 1}].")

@@ -19,11 +19,11 @@ from treewright._base.jax_private import (
     jax_trees,
     path_text,
 )
-from treewright._base.lines import common_prefix, counted, first_lines, mesh_text
+from treewright._base.lines import counted, excerpts, first_lines, mesh_text
 from treewright._base.text import LENGTH, cut_text, short_text
 from treewright._contents import Part, contents
 from treewright._core import NoExactKeyError, exact_key, flat_form, is_node_class, leaves_equal, spec_of
-from treewright._trees.level import AuxKey, LeafType, Level, Structure, leaf_type_of, level_of, reject_class
+from treewright._trees.level import AuxKey, LeafType, Level, leaf_type_of, level_of, reject_class
 
 _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "value"]
 _OfCalls: TypeAlias = Literal["placement", "passing", "setting", "option", "batch", "function"]
@@ -127,22 +127,8 @@ def short_texts(left: Any, right: Any) -> Sequence[str]:
     return short_text(left, with_module=True), short_text(right, with_module=True)
 
 
-def excerpts(texts: Sequence[str], width: int, *, show: Callable[[str], str] = str) -> list[str]:
-    """Texts that differ; a text longer than `width` is cut to begin shortly before the first difference."""
-    same = len(common_prefix(texts))
-    start = max(0, same - width // 3)
-    end = start + width
-    return [
-        text
-        if len(text) <= width
-        else f"{'...' if start else ''}{show(text[start:end])}{'...' if end < len(text) else ''}"
-        for text in texts
-    ]
-
-
 def shown(tree: Any) -> str:
     """The text of one side: the type of an array, the class and contents of a node or container, else the value."""
-    tree = Structure(tree) if isinstance(tree, jax_trees.PyTreeDef) else tree
     opened = level_of(tree) or leaf_type_of(tree)
     is_plain = isinstance(opened, LeafType) and (opened.python or opened.aval is None) and not opened.anything
     return short_text(tree) if is_plain else cut_text(repr(opened))
@@ -151,7 +137,7 @@ def shown(tree: Any) -> str:
 def diff(left: Any, right: Any, *, values: bool = True) -> "Differences":
     """Every difference between two trees, or between two treedefs, in the order of the fields.
 
-    Subtrees that are the same object in both trees are skipped. Nothing is unflattened, so no constructor runs.
+    Subtrees that are the same object in both trees are skipped. Trees are not unflattened, but treedefs are.
 
     Args:
         left: Any tree, or a treedef.
@@ -177,12 +163,14 @@ def diff(left: Any, right: Any, *, values: bool = True) -> "Differences":
     """
     reject_class("diff", left, right)
     if isinstance(left, jax_trees.PyTreeDef) or isinstance(right, jax_trees.PyTreeDef):
-        left, right = _as_structure(left), _as_structure(right)
+        left, right = _without_values(left), _without_values(right)
     return Differences(differences(left, right, values=values))
 
 
-def _as_structure(tree: Any) -> Structure:
-    return Structure(tree if isinstance(tree, jax_trees.PyTreeDef) else jax.tree.structure(tree))
+def _without_values(tree: Any) -> Any:
+    """A tree with the structure of a tree or treedef, whose leaves differ from none."""
+    treedef = tree if isinstance(tree, jax_trees.PyTreeDef) else jax.tree.structure(tree)
+    return jax.tree.unflatten(treedef, [LeafType(None, anything=True)] * treedef.num_leaves)
 
 
 # Statics
@@ -283,7 +271,7 @@ def differences(
                 yield Difference(path, a, b, *kind_and_reason)
         elif old is None or new is None or old.kind is not new.kind:
             reason = compare.reason(old.kind, new.kind) if old and new else ""
-            yield Difference(path, _bare(a), _bare(b), "class", reason)
+            yield Difference(path, a, b, "class", reason)
         else:
             yield from _static_differences(path, old, new, compare)
             pairs, unpaired = _children_of_both(path, old, new)
@@ -302,10 +290,6 @@ def _pairs_below(a: Any, b: Any) -> "Iterable[tuple[Key, Any, Any]] | None":
     return ((SequenceKey(index), x, y) for index, (x, y) in enumerate(zip(a, b, strict=True)) if x is not y)
 
 
-def _bare(tree: Any) -> Any:
-    return tree.treedef if isinstance(tree, Structure) else tree
-
-
 def _children_of_both(path: Path, old: Level, new: Level) -> tuple[list[tuple[Path, Any, Any]], list[Difference]]:
     """The pairs of children to compare, and the differences for children that only one tree has."""
     if len(old.children) == len(new.children):
@@ -313,8 +297,8 @@ def _children_of_both(path: Path, old: Level, new: Level) -> tuple[list[tuple[Pa
         if all(key == other for (key, _), (other, _) in pairs):
             return [((*path, key), a, b) for (key, a), (_, b) in pairs if a is not b], []
     ours, theirs = dict(old.children), dict(new.children)
-    removed = [Difference((*path, key), _bare(ours[key]), ABSENT, "removed") for key in ours if key not in theirs]
-    added = [Difference((*path, key), ABSENT, _bare(theirs[key]), "added") for key in theirs if key not in ours]
+    removed = [Difference((*path, key), ours[key], ABSENT, "removed") for key in ours if key not in theirs]
+    added = [Difference((*path, key), ABSENT, theirs[key], "added") for key in theirs if key not in ours]
     return [((*path, key), ours[key], theirs[key]) for key in ours if key in theirs], removed + added
 
 

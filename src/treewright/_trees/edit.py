@@ -8,7 +8,7 @@ from typing import Any, Never, TypeVar, overload
 
 from treewright._base.functions import earlier_class_hint, is_cached_property
 from treewright._base.jax_private import Key
-from treewright._base.text import with_article, with_close_matches
+from treewright._base.text import class_name, with_article, with_close_matches
 from treewright._core import (
     FLAT_FORM,
     Module,
@@ -76,7 +76,7 @@ def edit(node: Any, /) -> contextlib.AbstractContextManager[Any]:
     if not is_node(node):
         raise TypeError(
             f"edit() needs an instance of a Module or of a class with @pytree_dataclass, but got "
-            f"{with_article(type(node).__name__)}."
+            f"{with_article(class_name(node))}."
         )
     return _Editing(node)
 

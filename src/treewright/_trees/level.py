@@ -14,7 +14,6 @@ import numpy as np
 
 from treewright._base.jax_private import (
     DictKey,
-    FlattenedIndexKey,
     GetAttrKey,
     Key,
     Path,
@@ -23,8 +22,8 @@ from treewright._base.jax_private import (
     path_text,
     typeof,
 )
-from treewright._base.text import short_text
-from treewright._core import Statics, flat_form, is_node, is_node_class, spec_of, with_fields
+from treewright._base.text import class_name, short_text
+from treewright._core import flat_form, is_node, is_node_class, spec_of, with_fields
 from treewright._freeze import FrozenMapping
 
 _NUMBERS = frozenset({bool, int, float, complex})
@@ -86,22 +85,17 @@ class LeafType:
         return f"{str(self.aval).lstrip('~')}{' (weakly typed)' if getattr(self.aval, 'weak_type', False) else ''}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Structure:
-    """A treedef to traverse as the tree that it describes; a bare treedef in a tree is a leaf."""
-
-    treedef: Any
-
-
 def level_of(value: Any) -> Level | None:
-    """One level of a live tree, of a `Structure`, or of a snapshot; None for a leaf. Nothing is unflattened.
+    """One level of a live tree or of a snapshot; None for a leaf. Nothing is unflattened.
 
     Raises:
         UnfinishedNodeError: If `value` is a node whose `__init__` has not returned.
     """
     kind = type(value)
     if is_node_class(kind):
-        return _node_level(kind, *flat_form(value))
+        children, statics = flat_form(value)
+        named = ((GetAttrKey(name), value) for name, value in zip(statics.names, statics.values, strict=True))
+        return Level(kind, statics, named, tuple(zip(statics.table.keys, children, strict=True)), statics.keys)
     if kind in _SEQUENCES:
         return Level(kind, None, (), tuple((SequenceKey(i), item) for i, item in enumerate(value)), ())
     if kind is dict:
@@ -110,14 +104,14 @@ def level_of(value: Any) -> Level | None:
             return Level(kind, names, (), tuple((DictKey(name), value[name]) for name in names), ())
     if kind is Level:
         return value  # type: ignore[no-any-return]
-    if kind is Structure:
-        return _level_of_data(value.treedef, tuple(map(Structure, value.treedef.children())))
     if kind in _NUMBERS or isinstance(value, LeafType | np.ndarray | jax.Array):
         return None
     entries, treedef = _flatten_once(value)
-    return _level_of_data(
-        treedef, tuple(child for _, child in entries), [path[0] for path, _ in entries if path], value
-    )
+    data = node_data(treedef)
+    if data is None:
+        return None
+    children = tuple((path[0], child) for path, child in entries)
+    return Level(kind, data[1], _named_statics(data[1], [key for key, _ in children], value), children)
 
 
 def leaf_type_of(leaf: Any) -> LeafType:
@@ -125,8 +119,6 @@ def leaf_type_of(leaf: Any) -> LeafType:
     kind = type(leaf)
     if kind is LeafType:
         return leaf  # type: ignore[no-any-return]
-    if kind is Structure:
-        return LeafType(None, anything=True)
     try:
         return LeafType(typeof(leaf), kind if kind in _NUMBERS else None)
     except Exception:  # noqa: BLE001  JAX raises many errors for values that are not arrays
@@ -143,11 +135,6 @@ def node_data(treedef: Any) -> tuple[type[Any], Any] | None:
     return data
 
 
-def _node_level(kind: type[Any], children: Iterable[Any], statics: Statics) -> Level:
-    named = ((GetAttrKey(name), value) for name, value in zip(statics.names, statics.values, strict=True))
-    return Level(kind, statics, named, tuple(zip(statics.table.keys, children, strict=True)), statics.keys)
-
-
 def _flatten_once(value: Any) -> tuple[list[tuple[Path, Any]], Any]:
     """The children of a value of any class, by path, and the treedef of this level."""
 
@@ -161,44 +148,8 @@ def _flatten_once(value: Any) -> tuple[list[tuple[Path, Any]], Any]:
 # Foreign classes
 
 
-def _level_of_data(
-    treedef: Any, parts: tuple[Any, ...], keys: list[Key] | None = None, tree: Any = None
-) -> Level | None:
-    """The top level of a treedef with these children; the live tree, if known, has names for the statics."""
-    data = node_data(treedef)
-    if data is None:
-        return None
-    kind, aux = data
-    if isinstance(aux, Statics):
-        return _node_level(kind, parts, aux)
-    if keys is None:
-        keys = _keys_of(kind, aux, len(parts))
-    return Level(kind, aux, _named_statics(kind, aux, keys, tree), tuple(zip(keys, parts, strict=True)))
-
-
-def _keys_of(kind: type[Any], aux: Any, count: int) -> list[Key]:
-    """The keys of a class's children, which a treedef lacks; indices unless it is a container or dataclass."""
-    if kind in _SEQUENCES:
-        return list(map(SequenceKey, range(count)))
-    for entries in (_items(aux), *map(_items, _items(aux))):
-        if len(entries) == count and hasattr(kind, "keys"):
-            return list(map(DictKey, entries))
-    # JAX marks statics with `{"static": True}`, flax with `{"pytree_node": False}`.
-    fields = [
-        field.name
-        for field in _dataclass_fields(kind)
-        if not field.metadata.get("static") and field.metadata.get("pytree_node", True)
-    ]
-    names: Sequence[str] = getattr(kind, "_fields", fields)
-    return list(map(GetAttrKey, names)) if len(names) == count else list(map(FlattenedIndexKey, range(count)))
-
-
-def _dataclass_fields(kind: type[Any]) -> "tuple[dataclasses.Field[Any], ...]":
-    return dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-
-
-def _named_statics(kind: type[Any], aux: Any, keys: list[Key], tree: Any) -> Iterator[tuple[Key, Any]]:
-    """The contents of a foreign class's `aux_data` by attribute name, or for a treedef by dataclass field.
+def _named_statics(aux: Any, keys: list[Key], tree: Any) -> Iterator[tuple[Key, Any]]:
+    """The contents of a foreign class's `aux_data` by attribute name.
 
     Empty if `aux` only repeats the keys of the children, as for dicts.
     """
@@ -206,13 +157,9 @@ def _named_statics(kind: type[Any], aux: Any, keys: list[Key], tree: Any) -> Ite
         return
     parts = _items(aux) or (aux,)
     children = {getattr(key, "name", None) for key in keys}
-    if tree is None:
-        names = [field.name for field in _dataclass_fields(kind) if field.name not in children]
-        named = list(zip(names, parts, strict=True)) if len(names) == len(parts) else []
-    else:
-        ids = {id(value) for part in (parts, *map(_items, parts)) for value in part}
-        named = [entry for entry in getattr(tree, "__dict__", {}).items() if entry[0] not in children]
-        named = [(name, value) for name, value in named if id(value) in ids]
+    ids = {id(value) for part in (parts, *map(_items, parts)) for value in part}
+    named = [entry for entry in getattr(tree, "__dict__", {}).items() if entry[0] not in children]
+    named = [(name, value) for name, value in named if id(value) in ids]
     yield from ((GetAttrKey(name), value) for name, value in named)
     if aux is tree:
         yield AuxKey(is_value=True), aux
@@ -249,6 +196,14 @@ def reject_class(function: str, *trees: object) -> None:
         if isinstance(tree, type):
             name = tree.__name__
             raise TypeError(f"{function}() needs an instance, but got the class {name}. Pass an instance: {name}(...).")
+
+
+def reject_classes(function: str, *trees: object) -> None:
+    """`reject_class`, also for node classes inside the trees. The cost depends on the number of leaves."""
+    reject_class(function, *trees)
+    leaves = jax_trees.tree_leaves(trees)
+    if any(issubclass(kind, type) for kind in {*map(type, leaves)}):
+        reject_class(function, *filter(is_node_class, leaves))
 
 
 def is_none(value: object) -> bool:
@@ -312,7 +267,7 @@ class Place:
     @property
     def name(self) -> str:
         """The class of the root and the path: `Model.layers[0]`."""
-        return path_text(self.path, type(self.ancestors[0].value).__qualname__)
+        return path_text(self.path, class_name(self.ancestors[0].value))
 
     def child(self, key: Key) -> "Place | None":
         """The child or static with this key; None if it does not exist."""

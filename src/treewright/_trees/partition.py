@@ -11,7 +11,7 @@ import numpy as np
 from treewright._base.jax_private import Path, jax_trees, path_text
 from treewright._base.text import short_text
 from treewright._trees.at import arguments_of
-from treewright._trees.level import is_none, note_redefined_classes, reject_class
+from treewright._trees.level import is_none, note_redefined_classes, reject_classes
 from treewright._trees.specs import broadcast, jax_error_text, spec_like
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ def partition(tree: T, where: Any) -> tuple[T, T]:
         >>> partition({"kernel": 1.0, "bias": 2.0}, lambda path, leaf: "kernel" in path)
         ({'bias': None, 'kernel': 1.0}, {'bias': 2.0, 'kernel': None})
     """
-    reject_class("partition", tree)
+    reject_classes("partition", tree)
     mask: Any = where
     # A model of bools may be callable but is a mask. JAX also flattens the methods of a node.
     is_function = isinstance(mask, _FUNCTIONS) or (callable(mask) and jax.tree_util.all_leaves((mask,)))
@@ -91,7 +91,7 @@ def combine(*trees: T) -> T:
         >>> combine({"kernel": 1.0, "bias": None}, {"kernel": None, "bias": 2.0})
         {'bias': 2.0, 'kernel': 1.0}
     """
-    reject_class("combine", *trees)
+    reject_classes("combine", *trees)
     if len(trees) < 2:  # one half without the other is full of Nones
         raise TypeError(
             "combine() needs both halves returned by partition(): first, rest = partition(tree, where), then "

@@ -4,7 +4,7 @@ import functools
 import math
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,11 @@ from jax.core import Tracer
 
 from treewright._base.functions import attribute_of
 from treewright._base.jax_private import GetAttrKey, Key, Path, path_text
+from treewright._base.text import class_name
 from treewright._core import FieldSpec, flat_form, is_node, spec_of
-from treewright._trees.at import place_of
-from treewright._trees.level import level_of, reject_class
+from treewright._trees.level import level_of, reject_classes
 
 Kind = Literal["child", "static", "buffer"]
-By = Literal["field", "class"]
 
 
 LEAVES: tuple[type[Any], ...] = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
@@ -69,15 +68,10 @@ def items_of(tree: Any) -> Iterator[Item]:
             queue.extend(Item((*path, key), child, owner, kind) for key, child in reversed(level.children))
 
 
-def class_name(value: object) -> str:
-    """The name of a value's class; `Array` for JAX arrays and tracers."""
-    return "Array" if isinstance(value, jax.Array) else type(value).__qualname__
-
-
 def elements_in(leaf: Any) -> int:
     """The number of elements of an array, also an abstract or traced one; 1 for a Python number, else 0."""
-    shape: tuple[int, ...] | None = attribute_of(leaf, "shape")
-    if shape is not None and attribute_of(leaf, "dtype") is not None:
+    shape: object = attribute_of(leaf, "shape")
+    if isinstance(shape, tuple) and attribute_of(leaf, "dtype") is not None:
         return math.prod(shape)
     return 1 if isinstance(leaf, (int, float, complex)) else 0
 
@@ -107,76 +101,47 @@ def memory_of(leaf: Any) -> object:
         return id(leaf)
 
 
-@overload
-def count(tree: object, *, by: None = None) -> int: ...
-@overload
-def count(tree: object, *, by: By) -> dict[str, int]: ...
-def count(tree: object, *, by: By | None = None) -> int | dict[str, int]:
+def count(tree: object) -> int:
     """The number of elements in all leaves of a tree: the parameters of a model.
 
     Arrays count all their elements, Python numbers one, other leaves none. An array that appears in two places counts
-    twice, as in `jit`; `find_aliases` lists such arrays.
+    twice, as in `jit`; `find_aliases` lists such arrays. `summary(tree, depth=1)` has the number for each field.
 
     Args:
         tree: A node, or any other tree, of arrays, `jax.ShapeDtypeStruct`s or tracers.
-        by: `"field"` for a dict by the fields, keys or indices at the top of the tree, `"class"` for a dict by the
-            classes of the nodes with the leaves.
 
     Raises:
-        ValueError: If `by` is not one of these.
+        TypeError: If `tree` is a class, or contains one.
 
     Examples:
         >>> class Layer(Module):
         ...     kernel: jax.Array
         ...     mean: jax.Array = buffer()
         >>> layer = Layer(jnp.ones((2, 3)), jnp.zeros(3))
-        >>> count(layer), count(layer, by="field")
-        (9, {'kernel': 6, 'mean': 3})
-        >>> count([layer, layer, 1.0], by="class")
-        {'Layer': 18, 'list': 1}
-        >>> count(partition(layer, trainable)[0])
-        6
+        >>> count(layer), count(partition(layer, trainable)[0])
+        (9, 6)
     """
-    reject_class("count", tree)
-    return _sum(tree, elements_in, by)
+    reject_classes("count", tree)
+    return sum(map(elements_in, jax.tree.leaves(tree)))
 
 
-@overload
-def nbytes(tree: object, *, by: None = None) -> int: ...
-@overload
-def nbytes(tree: object, *, by: By) -> dict[str, int]: ...
-def nbytes(tree: object, *, by: By | None = None) -> int | dict[str, int]:
+def nbytes(tree: object) -> int:
     """The number of bytes of all leaves of a tree, on all devices together; a replicated array counts once.
 
     Args:
         tree: As for `count`.
-        by: As for `count`.
 
     Raises:
-        ValueError: As for `count`.
+        TypeError: As for `count`.
 
     Examples:
-        >>> nbytes({"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3, jnp.bfloat16)}, by="field")
-        {'bias': 6, 'kernel': 24}
+        >>> nbytes({"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3, jnp.bfloat16)})
+        30
         >>> nbytes(jax.eval_shape(lambda: jnp.ones((1000, 1000))))
         4000000
     """
-    reject_class("nbytes", tree)
-    return _sum(tree, bytes_in, by)
-
-
-def _sum(tree: object, size: Callable[[Any], int], by: By | None) -> int | dict[str, int]:
-    if by is None:
-        return sum(map(size, jax.tree.leaves(tree)))
-    if by not in {"field", "class"}:
-        raise ValueError(f'by= must be "field" or "class", got {by!r}.')
-    sizes: dict[str, int] = {}
-    for item in items_of(tree):
-        if item.kind != "static":
-            top = str(place_of(item.path[0])[1]) if item.path else item.owner
-            group = item.owner if by == "class" else top
-            sizes[group] = sizes.get(group, 0) + size(item.value)
-    return sizes
+    reject_classes("nbytes", tree)
+    return sum(map(bytes_in, jax.tree.leaves(tree)))
 
 
 def find_aliases(tree: object) -> list[tuple[str, ...]]:
@@ -189,7 +154,7 @@ def find_aliases(tree: object) -> list[tuple[str, ...]]:
         >>> find_aliases({"embed": table, "head": {"kernel": table}, "bias": jnp.zeros(5)})
         [("['embed']", "['head']['kernel']")]
     """
-    reject_class("find_aliases", tree)
+    reject_classes("find_aliases", tree)
     return [tuple(map(path_text, paths)) for paths in aliases_in(items_of(tree))]
 
 

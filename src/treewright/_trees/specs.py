@@ -10,7 +10,7 @@ from treewright._base.jax_private import Path, jax_trees, path_text
 from treewright._base.text import short_text, with_article
 from treewright._core import flat_form, is_node, spec_of
 from treewright._trees.at import arguments_of, select
-from treewright._trees.level import Place, is_none, note_redefined_classes, reject_class
+from treewright._trees.level import Place, is_none, note_redefined_classes, reject_classes
 
 T = TypeVar("T")
 Where: TypeAlias = "str | tuple[Any, ...] | Callable[[T], Any] | Callable[[str, Any], Any]"
@@ -51,7 +51,7 @@ def spec_like(tree: Any, default: Any = None, where: Mapping[Any, Any] | None = 
         >>> spec_like(layers, "small", {lambda path, leaf: leaf.size > 3: "large", "[1]": None})
         [Layer(kernel='large', bias='small'), Layer(kernel=None, bias=None)]
     """
-    reject_class("spec_like", tree)
+    reject_classes("spec_like", tree)
     places: Any = where
     is_swapped = where is None and isinstance(default, Mapping) and not isinstance(tree, Mapping)
     if is_swapped or not isinstance(places, Mapping | None):
@@ -127,7 +127,7 @@ def trainable(tree: T) -> T:
         >>> trainable({"norm": Norm(jnp.ones(2), jnp.zeros(2))})
         {'norm': Norm(scale=True, mean=False)}
     """
-    reject_class("trainable", tree)
+    reject_classes("trainable", tree)
     mask: T = jax_trees.tree_structure(tree).unflatten(_are_trained(tree))
     return mask
 

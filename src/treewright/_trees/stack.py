@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from treewright._base.jax_private import Path, jax_trees, path_text
+from treewright._base.jax_private import Path, is_key_dtype, jax_trees, path_text
 from treewright._base.lines import counted
-from treewright._base.text import shape_text, short_text, text, with_article
+from treewright._base.text import class_name, shape_text, short_text, text, with_article
 from treewright._core import is_node
-from treewright._trees.level import reject_class
+from treewright._trees.level import reject_class, reject_classes
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ def stack(trees: Sequence[T]) -> T:
         kind = with_article(type(trees).__qualname__)
         raise TypeError(f"stack() needs a list of trees, but got {kind}. Write stack([one, another]).")
     trees = list(trees)
-    reject_class("stack", *trees)
+    reject_classes("stack", *trees)
     if not trees:
         raise ValueError("stack() needs at least one tree, for the structure of the result.")
     first, treedef = jax_trees.tree_flatten_with_path(trees[0])
@@ -55,8 +55,8 @@ def stack(trees: Sequence[T]) -> T:
         for (path, _), kind, column, other in zip(first, types, columns, jax.tree.leaves(tree), strict=True):
             if _type_of(path, other) != kind:
                 raise ValueError(
-                    f"{_name(tree, path)} is {_type_of(path, other)} in tree {index} and {kind} in tree 0. Only leaves "
-                    f"with the same shape and dtype can be stacked."
+                    f"{path_text(path, class_name(tree))} is {_type_of(path, other)} in tree {index} and {kind} in "
+                    f"tree 0. Only leaves with the same shape and dtype can be stacked."
                 )
             column.append(other)
     stacked: T = treedef.unflatten(map(jnp.stack, columns))
@@ -86,7 +86,7 @@ def unstack(tree: T) -> list[T]:
         >>> unstack(Layer(jnp.ones((2, 3))))
         [Layer(kernel=f32[3]), Layer(kernel=f32[3])]
     """
-    reject_class("unstack", tree)
+    reject_classes("unstack", tree)
     length = _length(tree)
     leaves, treedef = jax_trees.tree_flatten(tree)
     columns = [jnp.unstack(jnp.asarray(leaf)) for leaf in leaves]
@@ -111,13 +111,13 @@ def node_at(tree: T, index: int | jax.Array) -> T:
         >>> node_at(Layer(jnp.arange(6).reshape(2, 3)), -1).kernel.tolist()
         [3, 4, 5]
     """
-    reject_class("node_at", tree)
+    reject_classes("node_at", tree)
     if not _is_number(index):
         raise TypeError(f"The index of node_at(tree, index) must be an integer, got {short_text(index)}.")
     length = _length(tree)
     if not isinstance(index, Tracer) and not -length <= operator.index(index) < length:
         raise IndexError(
-            f"Index {index} is out of range: {_name(tree, ())} holds {counted(length, 'tree')}, 0 to {length - 1}."
+            f"Index {index} is out of range: {class_name(tree)} holds {counted(length, 'tree')}, 0 to {length - 1}."
         )
     leaves, treedef = jax_trees.tree_flatten(tree)
     node: T = treedef.unflatten(jnp.asarray(leaf)[index] for leaf in leaves)
@@ -146,12 +146,12 @@ def split_key_like(key: jax.Array, tree: T) -> T:
         >>> jax.tree.map(lambda leaf, key: leaf + jax.random.normal(key, leaf.shape), layer, keys)
         Layer(kernel=f32[2,3], bias=f32[3])
     """
-    if not hasattr(key, "dtype"):
+    if not hasattr(key, "dtype") or not (is_key_dtype(key.dtype) or key.dtype == np.uint32):
         raise TypeError(
             f"The first argument of split_key_like(key, tree) must be a key, such as jax.random.key(0), got "
             f"{short_text(key)}."
         )
-    reject_class("split_key_like", tree)
+    reject_classes("split_key_like", tree)
     treedef = jax_trees.tree_structure(tree)
     keys: T = treedef.unflatten(jax.random.split(key, treedef.num_leaves))
     return keys
@@ -177,13 +177,9 @@ def _length(tree: Any) -> int:
     for path, length in lengths:
         if not length or length != first:
             types = ", ".join(
-                f"{_name(tree, place)} is {_type_of(place, leaf)}"
+                f"{path_text(place, class_name(tree))} is {_type_of(place, leaf)}"
                 for place, leaf in leaves
                 if place in {first_path, path}
             )
             raise ValueError(f"All leaves of a stacked tree must have the same first-axis length, but {types}.")
     return first[0]
-
-
-def _name(tree: object, path: Path) -> str:
-    return path_text(path, "The array" if isinstance(tree, jax.Array | np.ndarray) else type(tree).__qualname__)

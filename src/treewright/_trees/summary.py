@@ -11,10 +11,10 @@ from jax.core import Tracer
 from treewright._base.functions import attribute_of
 from treewright._base.jax_private import Path, path_text
 from treewright._base.lines import counted, table
-from treewright._base.text import array_text, cut_text, first_names, short_text, text
+from treewright._base.text import array_text, class_name, cut_text, first_names, short_text, text
 from treewright._core import flat_form, is_node
-from treewright._trees.level import child_of, reject_class
-from treewright._trees.sizes import Item, aliases_in, bytes_in, class_name, elements_in, items_of
+from treewright._trees.level import child_of, reject_classes
+from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of
 
 _MAX_LENGTH = 40  # characters of a static or another value that is not an array
 _HEAD = ("path", "class", "kind", "shape", "dtype", "count", "bytes", "sharding")
@@ -132,12 +132,12 @@ def summary(tree: object, *, depth: int | None = None) -> Summary:
         [0].activation = 'relu'  Layer  static
         650 numbers, 2,600 bytes (2.5 KiB); 10 of them in buffers
     """
-    reject_class("summary", tree)
     steps: Any = depth
     if steps is not None and not (isinstance(steps, int) and steps >= 1):
         raise ValueError(f"depth= must be a positive integer or None, got {short_text(depth)}.")
     if is_node(tree):
         flat_form(tree)  # raises Treewright's own error if __init__ has not returned
+    reject_classes("summary", tree)
     items = list(items_of(tree))
     tied = {path: first for first, *others in aliases_in(items) for path in others}
     groups: dict[Path, list[Item]] = {}

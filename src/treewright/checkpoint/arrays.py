@@ -236,7 +236,7 @@ def blocks_of(sharding: Any, grid: tuple[int, ...]) -> tuple[Layout, dict[Any, t
     first: dict[int, Any] = {}
     mine: dict[int, Any] = {}
     for device, index in sharding.devices_indices_map(grid).items():  # each block counts as one element
-        number = _number([part.start or 0 for part in index], grid)
+        number = int(np.ravel_multi_index([part.start or 0 for part in index], grid))
         first.setdefault(number, device)
         if device.process_index == process_index():
             mine.setdefault(number, device)
@@ -262,15 +262,7 @@ def local_blocks(array: Any, grid: Sequence[int]) -> Iterator[tuple[int, Any]]:
         for place in itertools.product(*inside):
             begins = [at * step - begin for at, step, (begin, _) in zip(place, steps, bounds, strict=True)]
             part = tuple(slice(begin, begin + step) for begin, step in zip(begins, steps, strict=True))
-            yield _number(place, grid), np.asarray(values)[part]
-
-
-def _number(place: Sequence[int], grid: Sequence[int]) -> int:
-    """The number of a block from its position in the grid."""
-    number = 0
-    for at, count in zip(place, grid, strict=True):
-        number = number * count + at
-    return number
+            yield int(np.ravel_multi_index(place, grid)), np.asarray(values)[part]
 
 
 def verify(array: Any, grid: Sequence[int], digest_at: Callable[[int], str], path: str) -> None:

@@ -1,4 +1,4 @@
-"""`python -m treewright checkpoint PATH`: list, verify or compare checkpoints.
+"""`python -m treewright checkpoint PATH`: list or verify checkpoints.
 
 Only manifests are read. With `--verify`, arrays are read one at a time and compared with their digests. Reading a
 checkpoint imports nothing and runs no code from it.
@@ -12,31 +12,27 @@ import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-from treewright._base.lines import counted, first_lines
+from treewright._base.lines import counted
 from treewright._base.text import cut_text
 from treewright.checkpoint.arrays import digest_of
-from treewright.checkpoint.differences import mismatches, pair_by_name, static_text
+from treewright.checkpoint.differences import static_text
 from treewright.checkpoint.file import open_saved
 from treewright.checkpoint.fit import Read, as_saved
 from treewright.checkpoint.manifest import LeafRecord, Manifest
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
-_HELP = "List the contents of a checkpoint, verify it, or compare two. Of a run, the last step is compared."
+_HELP = "List the contents of a checkpoint, or verify it."
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command. Exit status: 0; 1 if two differ or something is damaged; 2 if a path can't be read."""
+    """Run the command. Exit status: 0; 1 if something is damaged; 2 if the path can't be read."""
     parser = argparse.ArgumentParser(prog="python -m treewright checkpoint", description=_HELP)
     parser.add_argument("path", type=Path, help="a file that save wrote, a folder of steps, or one step in it")
-    parser.add_argument("other", type=Path, nargs="?", help="a second one, to list the differences")
     parser.add_argument("--verify", action="store_true", help="read all arrays and compare them with their digests")
-    parser.add_argument("--leaves", action="store_true", help="list all leaves of each step, or all that differ")
     options = parser.parse_args(arguments)
     try:
         paths = _checkpoints(options.path.absolute())
-        if options.other is not None:
-            return _compare(paths[-1], _checkpoints(options.other.absolute())[-1], whole=options.leaves)
-        return max([_list(path, whole=options.leaves or len(paths) == 1, verify=options.verify) for path in paths])
+        return max([_list(path, whole=len(paths) == 1, verify=options.verify) for path in paths])
     except (CheckpointError, OSError) as error:
         _print(str(error), to_stderr=True)
         return 2
@@ -78,20 +74,18 @@ def _open(path: Path) -> Generator[tuple[Manifest, Read, Callable[[LeafRecord, i
 def _list(path: Path, *, whole: bool, verify: bool) -> int:
     try:
         with _open(path) as (manifest, read, digest_at):
-            arrays = manifest.untied()
-            size = sum(leaf.form.nbytes for leaf in arrays)
+            size = sum(leaf.form.nbytes for leaf in manifest.leaves)
             metrics = "".join(f"  {name}={value!r}" for name, value in manifest.metrics.items())
             _print(f"{path}  {counted(len(manifest.leaves), 'leaf', 'leaves')}  {size:,} bytes{metrics}")
             for leaf in manifest.leaves if whole else ():
-                value = _digest(leaf, manifest, digest_at) if leaf.tied is None else f"is {leaf.tied}"
-                _print(f"  {leaf.name}  {leaf.form}  {value}")
+                _print(f"  {leaf.name}  {leaf.form}  {_digest(leaf, manifest, digest_at)}")
             for node in manifest.nodes if whole else ():
                 for name, value in node.statics.items():
                     _print(f"  {node.path}.{name} = {cut_text(static_text(value), 100)}  (static of {node.cls})")
-            for leaf in arrays if verify else ():  # one at a time, to save memory
+            for leaf in manifest.leaves if verify else ():  # one at a time, to save memory
                 next(read([as_saved(leaf)]))
             if verify:
-                _print(f"  {counted(len(arrays), 'array')} verified")
+                _print(f"  {counted(len(manifest.leaves), 'array')} verified")
     except CheckpointDamagedError as error:
         _print(f"{path} is damaged: {error}")
         return 1
@@ -102,26 +96,3 @@ def _digest(leaf: LeafRecord, manifest: Manifest, digest_at: Callable[[LeafRecor
     """The digest of a leaf; for several blocks, a digest of their digests."""
     digests = [digest_at(leaf, number) for number in range(math.prod(manifest.layout_of(leaf).grid))]
     return digests[0] if len(digests) == 1 else f"{digest_of(''.join(digests).encode())} ({len(digests)} blocks)"
-
-
-def _compare(one: Path, other: Path, *, whole: bool) -> int:
-    """Print the differences between two checkpoints: classes, statics, forms, and digests of leaves."""
-    with _open(one) as (saved, _, saved_digest), _open(other) as (wanted, _, wanted_digest):
-        pairs = pair_by_name(saved.leaves, wanted.leaves)
-        lines = list(map(str, mismatches(saved, wanted, pairs)))
-    same = 0
-    for ours, theirs in pairs:
-        if ours is None or theirs is None or ours.form != theirs.form:
-            continue
-        if saved.layout_of(ours).grid != wanted.layout_of(theirs).grid:
-            lines.append(f"{ours.path}: saved in different blocks, so the digests can't be compared")
-            continue
-        digests = _digest(ours, saved, saved_digest), _digest(theirs, wanted, wanted_digest)
-        if digests[0] == digests[1]:
-            same += 1
-        else:
-            lines.append(f"{ours.path}: values {' | '.join(digests)}")
-    for line in (f"- {one}", f"+ {other}", *(f"  {line}" for line in (lines if whole else first_lines(lines)))):
-        _print(line)
-    _print(f"{same} of {len(pairs)} leaves are the same.")
-    return int(bool(lines))

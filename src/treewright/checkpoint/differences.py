@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
-from treewright._base.lines import first_lines
+from treewright._base.lines import excerpts, first_lines
 from treewright._base.text import cut_text, first_names
 from treewright._json import OF_CLASS, encoded_text
-from treewright._trees.diff import ABSENT, excerpts
+from treewright._trees.diff import ABSENT
 from treewright.checkpoint.arrays import ARRAYS, NARROWED, NUMBERS, keeps_kind
 from treewright.checkpoint.manifest import LeafRecord, Manifest, NodeRecord
 from treewright.checkpoint.tree import may_be_same_name
@@ -82,7 +82,7 @@ class Mismatch:
         return _FIXES["cast" if loses else self.kind]
 
 
-def refuse_mismatches(mismatches: Sequence[Mismatch], first: Sequence[str] = ()) -> None:
+def raise_mismatches(mismatches: Sequence[Mismatch], first: Sequence[str] = ()) -> None:
     """Raise one error for all mismatches, if there are any, with `first` and the fix for each kind."""
     if mismatches:
         count = "a difference" if len(mismatches) == 1 else f"{len(mismatches):,} differences"

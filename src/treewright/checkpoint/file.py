@@ -53,8 +53,7 @@ def save(path: StrPath, tree: object) -> None:
     """Save a tree as one safetensors file, with its classes, its statics and a digest of every leaf.
 
     The write is atomic: a temporary file in the same folder is written, flushed to disk and renamed. The new file has
-    the permissions of the one that it replaces; if `path` is a symbolic link, its target is replaced. An array that
-    occurs several times in the tree is written once, and restored as one array.
+    the permissions of the one that it replaces; if `path` is a symbolic link, its target is replaced.
 
     Args:
         path: The file to write. Its folder must exist; an existing file is replaced.
@@ -79,7 +78,7 @@ def save(path: StrPath, tree: object) -> None:
         raise missing_extra("A checkpoint", "safetensors", "checkpoint") from error
     target = local_path(path)
     parts = parts_to_save(tree, problems_of=_problems)
-    leaves = parts.manifest.untied()
+    leaves = parts.manifest.leaves
     values = [array_to_save(parts.values[leaf.name]) for leaf in leaves]
     if jax.default_backend() != "cpu":  # there it only costs 4 us per array
         untyped_jax.copy_to_host_async([value for value in values if isinstance(value, jax.Array)])
@@ -99,7 +98,7 @@ def save(path: StrPath, tree: object) -> None:
         folder = Path(os.path.realpath(target)).parent
         if isinstance(error, FileNotFoundError) and not folder.is_dir():
             raise CheckpointError(f"{target} could not be written: the folder {folder} does not exist.") from error
-        raise CheckpointError(f"{target} could not be written, and is as it was: {error}") from error
+        raise CheckpointError(f"{target} could not be written and is unchanged: {error}") from error
 
 
 def _problems(leaf: LeafRecord, value: Any) -> Iterator[str]:
@@ -291,17 +290,12 @@ def _restore_hint(path: Path) -> str:
     return f" To restore a step of a run: CheckpointManager({str(run)!r}).restore({step}like=...)."
 
 
-def is_url(text: str) -> bool:
-    """Whether a path is a URL, also in the form `gs:/bucket`, which `Path` makes of it."""
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text) is not None
-
-
 def local_path(path: StrPath) -> Path:
     """A path on a local or mounted disk.
 
     Raises:
         TypeError: If it is not a path.
-        CheckpointError: If it is a URL; `Path` would turn `gs://` into a folder called `gs:`.
+        CheckpointError: If it is a URL.
     """
     if not isinstance(path, str | bytes | os.PathLike):
         raise TypeError(
@@ -309,11 +303,11 @@ def local_path(path: StrPath) -> Path:
         )
     text = os.fsdecode(path)
     if text.startswith("file:/"):
-        raise CheckpointError(f"{text} is the URL of a local file. Pass its path: {'/' + text[5:].lstrip('/')!r}.")
-    if is_url(text):
+        raise CheckpointError(f"{text} is the URL of a local path. Pass the path: {'/' + text[5:].lstrip('/')!r}.")
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):  # `Path` makes gs:/bucket of gs://bucket
         raise CheckpointError(
-            f"{text} is a URL, but atomic writes need a local or mounted disk. Save to a disk and copy the file, mount "
-            f"the bucket, or save steps: CheckpointManager('gs://bucket/run')."
+            f"{text} can't be reached: atomic writes need a local or mounted disk. Save to a disk and copy the file, "
+            f"mount the bucket, or let Orbax save steps: CheckpointManager('gs://bucket/run'), with the URL as a str."
         )
     return Path(text)
 

@@ -1,7 +1,7 @@
 """Load a checkpoint into a tree: the options, the comparison, and the new leaves."""
 
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 
@@ -27,7 +27,7 @@ from treewright.checkpoint.differences import (
     mismatches,
     pair_by_name,
     part_advice,
-    refuse_mismatches,
+    raise_mismatches,
 )
 from treewright.checkpoint.manifest import ROOT_LEAF, LeafRecord, Manifest
 from treewright.checkpoint.tree import Parts, parts_to_save, tree_of
@@ -124,16 +124,6 @@ class LeafRequest(NamedTuple):
     form: Form
     value: Any = None
     sharding: Any = None
-
-    @property
-    def tie(self) -> Hashable:
-        """A key that is equal for leaves that may share one array.
-
-        Leaves share an array if a live `like` does: it can donate two arrays, but one array only once.
-        """
-        if self.value is None or isinstance(self.value, jax.ShapeDtypeStruct):
-            return self.leaf.array, self.form, self.sharding
-        return self.leaf.array, id(self.value)
 
 
 # Reads arrays, verifies them and yields them in the order of the requests.
@@ -247,7 +237,7 @@ def _into_tree(manifest: Manifest, read: Read, like: T, options: Options) -> T:
             if saved.form.ref and isinstance(value, jax.ShapeDtypeStruct):  # can't express refs
                 form = form._replace(ref=True)
             requests.append(LeafRequest(saved, leaf.path, form, value, _sharding_of(value, form, leaf.path)))
-    _refuse_no_value(manifest, target, {each.leaf.name for each in requests})
+    _check_values(manifest, target, {each.leaf.name for each in requests})
     values = {**target.values, **_values(requests, read)}
     _warn_of(allowed, options)
     leaves = [values[leaf.name] for leaf in target.manifest.leaves]
@@ -264,14 +254,14 @@ def _allowed_differences(manifest: Manifest, target: Parts, options: Options) ->
     by_option: dict[str, bool] = dict.fromkeys(("static", "optimiser"), options["on_static"] != "error")
     by_option |= dict.fromkeys(("missing", "unexpected", "class"), not options["strict"])
     allowed: list[Mismatch] = []
-    refused: list[Mismatch] = []
+    rejected: list[Mismatch] = []
     for mismatch in mismatches(manifest, target.manifest, pairs, allow_cast=options["allow_cast"]):
-        (allowed if mismatch.is_warning or by_option.get(mismatch.kind) else refused).append(mismatch)
-    refuse_mismatches(refused, part_advice(manifest, target.manifest))
+        (allowed if mismatch.is_warning or by_option.get(mismatch.kind) else rejected).append(mismatch)
+    raise_mismatches(rejected, part_advice(manifest, target.manifest))
     return allowed
 
 
-def _refuse_no_value(manifest: Manifest, target: Parts, names: set[str]) -> None:
+def _check_values(manifest: Manifest, target: Parts, names: set[str]) -> None:
     """Raise if an abstract leaf would have no value, or if nothing would be loaded."""
     if not names and target.values:
         advice = part_advice(manifest, target.manifest) or ["List the saved leaves: read_manifest(path).leaves."]
@@ -320,13 +310,11 @@ def _sharding_of(value: Any, form: Form, path: str) -> Any:
 
 
 def _values(requests: Sequence[LeafRequest], read: Read) -> dict[str, Any]:
-    """The leaves of a tree by name. Leaves that shared an array when saved share one again, if `like` allows it."""
-    first: dict[Hashable, LeafRequest] = {}
-    same_as = {each.leaf.name: first.setdefault(each.tie, each).leaf.name for each in requests}
+    """The leaves of a tree by name."""
     values: dict[str, Any] = {}
     batch: dict[str, tuple[Any, LeafRequest]] = {}  # placed in one call
     size = 0
-    for array, each in zip(read(list(first.values())), first.values(), strict=True):
+    for array, each in zip(read(requests), requests, strict=True):
         fitting = array if each.leaf.form.dtype == each.form.dtype else cast(array, each.form.dtype, each.path)
         if each.form.kind in ON_HOST:
             values[each.leaf.name] = _on_host(np.asarray(fitting), each)
@@ -337,7 +325,7 @@ def _values(requests: Sequence[LeafRequest], read: Read) -> dict[str, Any]:
             values.update(_device_arrays(batch))
             batch, size = {}, 0
     values.update(_device_arrays(batch))
-    return {name: values[same] for name, same in same_as.items()}
+    return values
 
 
 def _on_host(array: Any, request: LeafRequest) -> Any:
@@ -347,7 +335,7 @@ def _on_host(array: Any, request: LeafRequest) -> Any:
 
 
 def _device_arrays(batch: Mapping[str, tuple[Any, LeafRequest]]) -> dict[str, Any]:
-    """Place arrays on devices and convert them to leaves. numpy arrays may be aliased: nobody else changes them.
+    """Place arrays on devices and convert them to leaves. numpy arrays may be aliased: no other code has them.
 
     They are placed in one call: one by one, 2,000 small arrays take a third longer.
 

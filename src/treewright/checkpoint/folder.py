@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from treewright._base.text import did_you_mean, short_text
-from treewright.checkpoint.file import StrPath, flush_to_disk, is_url
+from treewright.checkpoint.file import StrPath, flush_to_disk, local_path
 from treewright.errors import CheckpointError, CheckpointWarning, warn_user
 
 LISTING = "_CHECKPOINT_METADATA"  # the file in which Orbax lists the items of a step
@@ -40,7 +40,7 @@ _OF_ORBAX = MappingProxyType(
 _OPTIONS = ("keep", "keep_every", "keep_best", "metric", "mode", "timeout_seconds")
 
 
-def refuse_unknown(options: Iterable[str]) -> None:
+def reject_unknown(options: Iterable[str]) -> None:
     """Raise for unknown options of a manager, suggesting the intended one.
 
     Raises:
@@ -61,11 +61,11 @@ def rules_of(
     """
     counts = {"keep": keep, "keep_every": keep_every, "keep_best": keep_best}
     shown = ", ".join(f"{name}={short_text(value)}" for name, value in counts.items())
-    if any(count is not None and (type(count) is not int or count < 1) for count in counts.values()):
-        raise ValueError(f"CheckpointManager({shown}): each must be a positive integer, or None.")
-    if keep is None and (keep_every or keep_best):
+    are_counts = all(count is None or (type(count) is int and count > 0) for count in counts.values())
+    if not are_counts or (keep is None and (keep_every or keep_best)):
         raise ValueError(
-            f"CheckpointManager({shown}): without keep=, all steps are kept. Add keep=1 to delete the others."
+            f"CheckpointManager({shown}): each must be a positive integer, or None. Without keep=, all steps are kept: "
+            f"add keep=1 to delete the others."
         )
     if (metric is None) != (mode is None) or mode not in {None, "min", "max"} or (keep_best and not metric):
         raise ValueError(
@@ -79,33 +79,16 @@ def folder_of_steps(directory: StrPath) -> Any:
     """The folder of the steps: a `Path`, or for a bucket an object with the same methods.
 
     Raises:
-        CheckpointError: If it is a file, a step, or a URL that Orbax can't reach.
-        OSError: If the file system refuses the path.
+        CheckpointError: If it is a file, a step, or a different URL.
+        OSError: If the path is invalid or inaccessible.
     """
-    text = os.fsdecode(directory)
-    folder: Any = epath.Path(_reachable(text)) if is_url(text) else Path(text).absolute()
-    if isinstance(folder, Path):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            (folder / LISTING).stat()  # raises; since Python 3.14 `is_file` ignores permission errors
+    in_bucket = isinstance(directory, str) and directory.startswith(_BUCKETS)
+    folder: Any = epath.Path(directory) if in_bucket else local_path(directory).absolute()
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        (folder / LISTING).stat()  # raises; since Python 3.14 `is_file` ignores permission errors
     if folder.is_file() or (folder / LISTING).is_file():
-        raise CheckpointError(f"{text} is a file or a step. Pass the folder that contains the steps.")
+        raise CheckpointError(f"{directory} is a file or a step. Pass the folder that contains the steps.")
     return folder
-
-
-def _reachable(text: str) -> str:
-    """Check that Orbax can reach a URL."""
-    scheme, _, rest = text.partition(":")
-    if scheme == "file":
-        place = f"/{rest.lstrip('/')}"
-        raise CheckpointError(f"{text} is the URL of a local folder. Pass its path: CheckpointManager({place!r}).")
-    if f"{scheme}://" not in _BUCKETS:
-        raise CheckpointError(
-            f"{text} can't be reached: Orbax saves to local or mounted disks and to {', '.join(_BUCKETS)} URLs."
-        )
-    if not rest.startswith("//"):
-        whole = f"{scheme}://{rest.lstrip('/')}"
-        raise CheckpointError(f"{text} lacks a slash, which pathlib removes. Pass the URL as a str: {whole!r}.")
-    return text
 
 
 def steps_in(directory: Any) -> list[int]:

@@ -29,8 +29,8 @@ from treewright._processes import (
     digest_of_texts,
     process_count,
     process_index,
+    raise_differences,
     raise_in_all,
-    refuse_differences,
     representatives_of,
 )
 from treewright.checkpoint.arrays import DTYPES, Layout, array_to_save, digest_of, grid_of, verify
@@ -54,6 +54,9 @@ _JSON = "metadata"  # Orbax's file name for a JSON item
 _OF_PROCESS = "process.{}"  # its items, and its blocks' digests by leaf and number
 _READ_CHUNK_BYTES = 1 << 25  # read together, however small the state
 _MAX_READ_BLOCKS = 1000  # read together: for each block read, Orbax wakes all that wait
+
+
+_JSON_VALUES = "Convert it to dicts with str keys, lists, str, int, float, bool or None, or make it a leaf of the tree."
 
 
 # Agreement between processes
@@ -101,7 +104,7 @@ def run_on_all_processes(
             raise_in_all(error)
         kind = CheckpointDamagedError if damaged else CheckpointError
         raise_in_all(kind(f"In process {index}, {name} failed: {shown}"))
-    refuse_differences(texts, representatives, name=name, timeout=timeout)
+    raise_differences(texts, representatives, name=name, timeout=timeout)
     return first if on_first else value
 
 
@@ -122,7 +125,7 @@ def step_to_save(
     Digests host values now, since the caller may change them. `of_step` are further fields of the manifest.
     """
     parts = parts_to_save(state, problems_of=problems_of)
-    arrays = {leaf.name: array_to_save(parts.values[leaf.name]) for leaf in parts.manifest.untied()}
+    arrays = {leaf.name: array_to_save(parts.values[leaf.name]) for leaf in parts.manifest.leaves}
     layouts: dict[Layout, int] = {}
 
     @functools.cache
@@ -131,7 +134,7 @@ def step_to_save(
         return layouts.setdefault(layout, len(layouts)), numbers
 
     blocks: dict[str, Any] = {}
-    for leaf in parts.manifest.untied():
+    for leaf in parts.manifest.leaves:
         array = arrays[leaf.name]
         if isinstance(array, jax.Array) and array.size:
             leaf.layout, numbers = layout_and_numbers(array.sharding, grid_of(array))
@@ -150,23 +153,14 @@ def _json_of(items: Mapping[str, Any]) -> str:
         CheckpointError: If JSON would change them.
     """
     try:
-        _check_items(dict(items), "items")
-        return json.dumps(dict(items))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"save(..., items=) can't be written as JSON: {error}") from error
-
-
-def _check_items(value: Any, path: str) -> None:
-    cls = type(value)
-    children = value.items() if cls is dict else enumerate(value) if cls is list else ()
-    is_json = cls in {dict, list, str, int, float, bool, type(None)}
-    if not is_json or (cls is dict and {*map(type, value)} - {str}):
-        raise CheckpointError(
-            f"save(..., items=): JSON would change {path}, {short_text(value)} ({cls.__name__}). Convert it to dicts "
-            f"with str keys, lists, str, int, float, bool or None, or make it a leaf of the tree."
-        )
-    for key, child in children:
-        _check_items(child, f"{path}[{key!r}]")
+        text = json.dumps(dict(items))
+        is_changed = repr(json.loads(text)) != repr(dict(items))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"save(..., items=) can't be written as JSON: {error}. {_JSON_VALUES}") from error
+    if is_changed:
+        changed = {name: value for name, value in items.items() if repr(json.loads(json.dumps(value))) != repr(value)}
+        raise CheckpointError(f"save(..., items=): JSON would change {short_text(changed or items)}. {_JSON_VALUES}")
+    return text
 
 
 def entries_of(parts: Parts) -> dict[str, str]:
@@ -181,7 +175,7 @@ def entries_of(parts: Parts) -> dict[str, str]:
         value = parts.values[leaf.name]
         grid = parts.manifest.layout_of(leaf).grid
         shown = f" in blocks {grid}" if isinstance(value, jax.Array) else f" {short_text(value)} #{leaf.digest[:12]}"
-        entries[leaf.path] = f"{leaf.form}{shown}{f' is {leaf.tied}' if leaf.tied else ''}"
+        entries[leaf.path] = f"{leaf.form}{shown}"
     layouts, metrics = json.dumps(parts.manifest.layouts), json.dumps(parts.manifest.metrics)
     return {"metrics": metrics, **entries, "the devices": layouts}
 
@@ -240,7 +234,7 @@ async def _write(directory: Any, args: SaveManifest, blocks: dict[str, list[tupl
     manifest = args.manifest
     digests: dict[str, dict[int, str]] = {}
     copies: list[tuple[LeafRecord, int, str]] = []
-    for leaf in manifest.untied():
+    for leaf in manifest.leaves:
         mine = digests.setdefault(leaf.name, {})
         for number, is_mine, block in blocks.pop(leaf.name, ()):
             if is_mine:
@@ -331,8 +325,7 @@ def digests_in(folder: Any, manifest: Manifest) -> Callable[[LeafRecord, int], s
 def arrays_of_step(folder: Any, manifest: Manifest, requests: Sequence[LeafRequest]) -> Iterator[Any]:
     """The arrays of a step, verified. Each process reads its own blocks, without communication.
 
-    They are read in batches, because Orbax keeps two copies until it returns. An array with two requests is read twice,
-    in two batches.
+    They are read in batches, because Orbax keeps two copies until it returns.
     """
     # Errors of the target, such as a sharding that does not divide the shape, are raised here, unchanged.
     blocks = [len(each.sharding.addressable_devices) if each.sharding else 1 for each in requests]
@@ -340,23 +333,21 @@ def arrays_of_step(folder: Any, manifest: Manifest, requests: Sequence[LeafReque
     enough = max(sum(each.leaf.form.nbytes for each in requests) // 16, _READ_CHUNK_BYTES)
     if isinstance(folder, Path) and process_index() == 0:
         with translate_read_errors(f"Step {folder.name}"):
-            _refuse_special_files(folder / STATE)
+            _check_regular_files(folder / STATE)
     digest_at = digests_in(folder / MANIFEST, manifest)
-    part: dict[str, LeafRequest] = {}
+    batch: list[LeafRequest] = []
     size = count = 0
-    for index, each in enumerate(requests, start=1):
-        part[each.leaf.array] = each
-        size, count = size + each.leaf.form.nbytes, count + blocks[index - 1]
-        is_full = size >= enough or count >= _MAX_READ_BLOCKS
-        if not is_full and index < len(requests) and requests[index].leaf.array not in part:
-            continue
-        limits = [_bytes_at_once(one, manifest.layout_of(one.leaf).grid) for one in part.values()]
-        arrays = _read(folder, list(part.values()), max(mine // 32, *limits))
-        for leaf in [one.leaf for one in part.values()]:
-            array = arrays.pop(leaf.array)
-            verify(array, manifest.layout_of(leaf).grid, functools.partial(digest_at, leaf), leaf.path)
-            yield array
-        part, size, count = {}, 0, 0
+    for each, number in zip(requests, blocks, strict=True):
+        batch.append(each)
+        size, count = size + each.leaf.form.nbytes, count + number
+        if size >= enough or count >= _MAX_READ_BLOCKS or each is requests[-1]:
+            limits = [_bytes_at_once(one, manifest.layout_of(one.leaf).grid) for one in batch]
+            arrays = _read(folder, batch, max(mine // 32, *limits))
+            for leaf in [one.leaf for one in batch]:
+                array = arrays.pop(leaf.array)
+                verify(array, manifest.layout_of(leaf).grid, functools.partial(digest_at, leaf), leaf.path)
+                yield array
+            batch, size, count = [], 0, 0
 
 
 def _block_bytes(request: LeafRequest) -> int:
@@ -402,7 +393,7 @@ def _read(folder: Any, requests: Sequence[LeafRequest], limit: int) -> dict[str,
     return arrays
 
 
-def _refuse_special_files(folder: Path) -> None:
+def _check_regular_files(folder: Path) -> None:
     """Raise if a file is a pipe, a device or a dangling link: reading a pipe would wait for its writer."""
     for root, _, names in os.walk(folder):
         for path in (Path(root, name) for name in names):

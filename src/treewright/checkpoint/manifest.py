@@ -16,7 +16,7 @@ from treewright._base.text import cut_text
 from treewright.checkpoint.arrays import KINDS, Form, Layout, digest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
-VERSION = 4  # earlier versions were never released
+VERSION = 5  # earlier versions were never released
 FORMAT = "treewright.checkpoint"
 MAX_BYTES = 100_000_000  # limit of a manifest, as in safetensors; parsed JSON needs about 20 times the memory
 TEXT, DIGEST = "treewright", "treewright.digest"  # keys in a file's metadata and in a step's manifest item
@@ -41,8 +41,6 @@ class LeafRecord:
     In a step, each process writes the digests of its blocks of JAX arrays to its own file. `layout` is an index into
     the manifest's layouts, which record the process that wrote each block.
 
-    An array that occurs at several paths is saved under its first name, and the other leaves are `tied` to that name.
-
     Examples:
         >>> import tempfile, os
         >>> from treewright.checkpoint import read_manifest, save
@@ -58,12 +56,12 @@ class LeafRecord:
     form: Form
     digest: str = ""
     layout: int | None = None
-    tied: str | None = None
+    saved_name: str = ""  # if it was renamed
 
     @property
     def array(self) -> str:
         """The name under which its array is saved."""
-        return self.name if self.tied is None else self.tied
+        return self.saved_name or self.name
 
 
 @dataclasses.dataclass
@@ -122,10 +120,6 @@ class Manifest:
         """The blocks of a leaf. A leaf that is not a JAX array is one block, equal in all processes."""
         return Layout((1,) * len(leaf.form.shape), ((0, 1),)) if leaf.layout is None else self.layouts[leaf.layout]
 
-    def untied(self) -> list[LeafRecord]:
-        """The leaves that are not tied: one for each saved array."""
-        return [leaf for leaf in self.leaves if leaf.tied is None]
-
     def with_names(self, new_name: Callable[[str], str | None]) -> "Manifest":
         """A copy with nodes, statics and leaves renamed; those whose new name is None are dropped."""
         nodes: list[NodeRecord] = []
@@ -135,7 +129,7 @@ class Manifest:
                 statics = {str(place).rpartition(".")[2]: value for place, value in renamed.items()}
                 nodes.append(dataclasses.replace(node, name=name, statics=statics))
         leaves = [
-            dataclasses.replace(leaf, name=name, tied=leaf.array)
+            dataclasses.replace(leaf, name=name, saved_name=leaf.array)
             for leaf in self.leaves
             if (name := new_name(leaf.name)) is not None
         ]
@@ -202,11 +196,10 @@ def _check_version(document: Any) -> None:
     if type(version := document["version"]) is not int:
         raise ValueError(f"the version is {version!r}")
     if version != VERSION:
-        fix = "Load it with a newer version."
-        if version < VERSION:
-            fix = "Load it with the commit that saved it, which was never released, and save to_names(tree)."
+        fix = "a newer version" if version > VERSION else "the version that saved it, and save to_names(tree)"
         raise CheckpointError(
-            f"The checkpoint has format version {version}, but this Treewright reads version {VERSION}. {fix}"
+            f"The checkpoint has format version {version}, but this Treewright reads version {VERSION}. Load it with "
+            f"{fix}."
         )
 
 
@@ -225,12 +218,6 @@ def _manifest(document: Any) -> Manifest:
     expected = ["" if nodes else ROOT_LEAF, *(join_name(x.name, step) for x in nodes for step in x.children)]
     if len({*names}) != len(names) or sorted(names) != sorted(expected):
         raise ValueError("its records do not form one tree")
-    arrays = {leaf.name: leaf for leaf in leaves if leaf.tied is None}
-    for leaf in leaves:
-        if leaf.tied is not None:
-            leaf.digest, leaf.layout = arrays[leaf.tied].digest, arrays[leaf.tied].layout
-            if arrays[leaf.tied].form != leaf.form:
-                raise ValueError(f"{leaf.name!r} can't share the array of {leaf.tied!r}")
     layouts = tuple([_layout(tuple(grid), tuple(map(tuple, writers))) for grid, writers in document["layouts"]])
     metrics, processes, retention = dict(document["metrics"]), int(document["processes"]), dict(document["retention"])
     if any(type(value) not in {int, float} for value in metrics.values()):

@@ -9,6 +9,7 @@ import functools
 import math
 import operator
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ import orbax.checkpoint as ocp
 
 from treewright._base.lines import counted, first_lines
 from treewright._base.text import cut_text, short_text
-from treewright._processes import process_count, process_index
+from treewright._processes import process_index
 from treewright.checkpoint.arrays import blocks_of
 from treewright.checkpoint.file import StrPath, flush_to_disk
 from treewright.checkpoint.fit import MISSING, LoadOptions, check_options, rebuild_tree
@@ -40,7 +41,7 @@ from treewright.checkpoint.folder import (
     clear,
     flush_temporary,
     folder_of_steps,
-    refuse_unknown,
+    reject_unknown,
     rules_of,
     steps_in,
     temporary_paths,
@@ -62,7 +63,9 @@ from treewright.checkpoint.manifest import Manifest
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning, warn_user
 
 T = TypeVar("T")
-Mode = Literal["min", "max"]
+
+# Python 3.12.0 to 3.12.2 start no threads at exit (python/cpython#113964), and Orbax needs them to finish a save.
+_EXIT_STARTS_THREADS = sys.version_info < (3, 12) or sys.version_info >= (3, 12, 3)
 
 
 class _Pair(NamedTuple, Generic[T]):
@@ -98,10 +101,13 @@ class CheckpointManager:
     """Saves and restores the steps of a training run in a folder.
 
     Steps are written atomically, even if the process is killed. `save` continues in the background after it returns; if
-    that fails, the next call raises `CheckpointError`, and the call after it works again. Use the manager in a `with`
-    block, or call `close`: on Python 3.12, a program that ends without it loses its last save and may wait for minutes,
-    because Python starts no threads at exit. Only one manager at a time, in one thread, may save into a folder; any
-    number may read. In a job of several processes, all must make the same calls; all get the same step, or all raise.
+    that fails, the next `save`, `wait` or restore raises `CheckpointError`, and the call after it works again. Use the
+    manager in a `with` block, or call `close`: a program that ends without it first finishes its last save, or reports
+    the reason in a `CheckpointWarning`; Ctrl-C ends it immediately. On Python 3.12.0 to 3.12.2, which start no threads
+    at exit, `save` waits for the disk outside a `with` block.
+
+    Only one manager at a time, in one thread, may save into a folder; any number may read. In a job of several
+    processes, all must make the same calls; all get the same step, or all raise.
 
     By default, all steps are kept. With `keep`, a step is deleted if neither `keep` nor `keep_every` nor `keep_best`
     selects it and it was saved under the same rules. Steps that were saved under different rules, by a different
@@ -119,7 +125,7 @@ class CheckpointManager:
 
     Raises:
         ImportError: If orbax-checkpoint is not installed, or for a bucket its package, such as gcsfs.
-        OSError: If the file system refuses the path.
+        OSError: If the path is invalid or inaccessible.
         ValueError: If a number is not a positive int, or the options contradict each other.
         CheckpointError: If the directory is a file or a step, or a URL that Orbax can't reach.
 
@@ -142,11 +148,11 @@ class CheckpointManager:
         keep_every: int | None = None,
         keep_best: int | None = None,
         metric: str | None = None,
-        mode: Mode | None = None,
+        mode: Literal["min", "max"] | None = None,
         timeout_seconds: float = 600.0,
         **unknown: Never,
     ) -> None:
-        refuse_unknown(unknown)
+        reject_unknown(unknown)
         self._retention = rules_of(keep, keep_every, keep_best, metric, mode)
         self.directory: Any = folder_of_steps(directory)
         self._is_local = isinstance(self.directory, Path)
@@ -155,10 +161,11 @@ class CheckpointManager:
         self._blocks_of = functools.cache(blocks_of)
         self._saver: Any = None  # Orbax's checkpointer, created by the first save
         self._pending: int | None = None  # the step that is being written
-        self._is_closed = False
-        self._records: dict[tuple[int, Any], Any] = {}  # results of `_record`, by step and manifest's modification time
+        self._is_entered = self._is_closed = False
+        self._records: dict[tuple[int, Any], tuple[Mapping[str, Any], float | None]] = {}  # results of `_record`
 
     def __enter__(self) -> Self:
+        self._is_entered = True
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -214,6 +221,8 @@ class CheckpointManager:
                 self._pending = number
             finally:
                 record.returned.set()
+        if not (_EXIT_STARTS_THREADS or self._is_entered):
+            self._wait_and_raise()
 
     def _checked_metrics(self, number: int, metrics: Mapping[str, Any] | None) -> dict[str, float]:
         """Check the number and metrics of a step, and convert the metrics to Python numbers."""
@@ -225,7 +234,7 @@ class CheckpointManager:
             )
         is_dict = isinstance(metrics, Mapping | None)
         numbers = {name: np.asarray(value).tolist() for name, value in (metrics or {}).items()} if is_dict else {}
-        are_numbers = all(type(name) is str and _is_number(value) for name, value in numbers.items())
+        are_numbers = all(type(name) is str and type(value) in {int, float} for name, value in numbers.items())
         if not (is_dict and are_numbers) or self._metric not in {None, *numbers}:
             raise CheckpointError(
                 f"save(..., metrics={short_text(metrics)}): metrics= must be a dict of numbers by name"
@@ -244,8 +253,8 @@ class CheckpointManager:
                 async_options=ocp.AsyncOptions(timeout_secs=math.ceil(self._timeout), post_finalization_callback=flush),
                 temporary_path_class=temporary_paths(token) if self._is_local else None,
             )
-            # Orbax needs executors, and these end before `atexit` runs.
-            getattr(threading, "_register_atexit", atexit.register)(self._finish_at_exit)
+            register = getattr(threading, "_register_atexit", atexit.register)  # before the executors of Orbax end
+            register(self._finish_at_exit)
         return self._saver
 
     def _finish_at_exit(self) -> None:
@@ -253,13 +262,11 @@ class CheckpointManager:
         step, self._pending = self._pending, None
         if step is not None:
             try:
-                self._saver.wait_until_finished()
+                self._finish(self.directory / str(step))
+                self.wait()  # delete old steps
             except Exception as error:  # noqa: BLE001  nothing else reports it
-                warn_user(
-                    f"The program ended before step {step} was saved in {self.directory}: {error}. Use the "
-                    f"manager in a `with` block, or call close().",
-                    CheckpointWarning,
-                )
+                text = f"The program ended before step {step} was saved in {self.directory}: {error}."
+                warn_user(f"{text} Use the manager in a `with` block, or call close().", CheckpointWarning)
 
     def wait(self) -> None:
         """Wait until all saves are on disk and old steps are deleted."""
@@ -332,7 +339,7 @@ class CheckpointManager:
     def _record(self, step: int) -> tuple[Mapping[str, Any], float | None]:
         """The retention rules of a step, and its rank: higher is better, None if it lacks the metric.
 
-        Cached by the modification time of its manifest.
+        Cached by step and modification time of its manifest.
         """
         folder = self.directory / str(step)
         key = step, manifest_time(folder)
@@ -340,10 +347,9 @@ class CheckpointManager:
             manifest = manifest_of_step(folder)
             value = manifest.metrics.get(str(self._metric))
             sign = -1 if self._mode == "min" else 1
-            rank = None if value is None else -math.inf if math.isnan(value) else sign * value
+            rank = None if value is None else sign * value if value == value else -math.inf  # noqa: PLR0124  NaN
             self._records[key] = manifest.retention, rank
-        record: tuple[Mapping[str, Any], float | None] = self._records[key]
-        return record
+        return self._records[key]
 
     @contextlib.contextmanager
     def _as_save_error(self, step: int) -> Generator[None]:
@@ -374,7 +380,7 @@ class CheckpointManager:
         """Delete a step, after waiting for the pending save.
 
         Raises:
-            OSError: If the file system refuses it.
+            OSError: If it can't be renamed.
         """
         number = self._resolve_step(_step_number(step))
 
@@ -396,13 +402,7 @@ class CheckpointManager:
 
     def all_steps(self) -> tuple[int, ...]:
         """The finished steps in order, without waiting for the pending save."""
-        if process_count() == 1 and self._pending is not None:
-            with self._as_save_error(self._pending):
-                self._saver.check_for_errors()
-            if (self.directory / str(self._pending)).exists():
-                self._wait_and_raise()
-        steps: list[int] = self._run_on_all("listing steps", lambda: steps_in(self.directory), on_first=True)
-        return tuple(step for step in steps if step != self._pending)
+        return tuple(self._run_on_all("listing steps", lambda: steps_in(self.directory), on_first=True))
 
     def latest_step(self) -> int | None:
         """The highest of `all_steps`; None if there are none."""
@@ -484,11 +484,11 @@ class CheckpointManager:
                 raise
             raise CheckpointError(f"Step {step} in {self.directory} was deleted while it was read.") from error
 
-    def _resolve_step(self, step: SupportsIndex | None, cure_of_tree: str = "") -> int:
+    def _resolve_step(self, step: SupportsIndex | None, fix_of_tree: str = "") -> int:
         """The number of an existing step, by default the latest, after waiting for the pending save."""
         self._wait_and_raise()
         steps = self.all_steps()
-        number = _step_number(step, cure_of_tree) if step is not None else max(steps, default=-1)
+        number = _step_number(step, fix_of_tree) if step is not None else max(steps, default=-1)
         if number in steps:
             return number
         empty = "has no steps" if self.directory.is_dir() else "does not exist"
@@ -579,18 +579,14 @@ class CheckpointManager:
         return notes
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) is float or (type(value) is int and value.bit_length() < 1024)  # larger ints exceed all floats
-
-
-def _step_number(step: Any, cure_of_tree: str = "") -> int:
+def _step_number(step: Any, fix_of_tree: str = "") -> int:
     number = -1
     if not isinstance(step, bool):
         with contextlib.suppress(TypeError):
             number = operator.index(step)
     if number < 0:
-        cure = "" if isinstance(step, SupportsIndex | float | str) else f" {cure_of_tree}".rstrip()
-        raise CheckpointError(f"A step must be a non-negative integer, got {short_text(step)}.{cure}")
+        fix = "" if isinstance(step, SupportsIndex | float | str) else f" {fix_of_tree}".rstrip()
+        raise CheckpointError(f"A step must be a non-negative integer, got {short_text(step)}.{fix}")
     return number
 
 

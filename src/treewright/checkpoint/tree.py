@@ -78,7 +78,7 @@ def parts_to_save(
     nodes, leaves, values = list[NodeRecord](), list[LeafRecord](), dict[str, Any]()
     local, problems = set[str](), list[str]()
     paths: dict[str, str] = {}  # all paths by name
-    first: dict[int, str] = {}  # the first name of each array, by id
+    refs: dict[int, str] = {}  # the first path of each ref, by id
     known_leaves = (*_ARRAYS, jax.ShapeDtypeStruct) if abstract else _ARRAYS
     queue: list[tuple[Any, str, str, type[Any]]] = [(tree, "", "", type(None))]
     while queue:
@@ -94,10 +94,9 @@ def parts_to_save(
             except UnsupportedLeafError as problem:
                 problems.append(f"{path} {_with_cure(problem, parent)}")
                 continue
-            # Objects of these kinds may occur several times.
-            is_shared = not abstract and form.kind in {"array", "numpy", "key"}
-            other = first.setdefault(id(part), name) if is_shared else name
-            leaves.append(LeafRecord(name, path, form, tied=None if other is name else other))
+            if form.ref and not abstract and refs.setdefault(id(part), path) is not path:
+                problems.append(f"{path} is the same ref as {refs[id(part)]}, but would be restored as a second one")
+            leaves.append(LeafRecord(name, path, form))
             values[name] = part
             problems += [f"{path} {problem}" for problem in problems_of(leaves[-1], part)]
         else:
@@ -139,13 +138,13 @@ def _node_record(part: Any, level: Level, name: str, path: str, steps: tuple[str
     is_namedtuple = issubclass(cls, tuple) and hasattr(cls, "_fields")
     kind = cls.__name__ if cls in _CONTAINERS else "namedtuple" if is_namedtuple else "other"
     kind = "node" if is_node(part) else kind
-    keys = tuple(encode(key.key, describe=True) for key, _ in level.children) if cls in _DICTS else ()
+    keys = tuple(encode(key.key) for key, _ in level.children) if cls in _DICTS else ()
     if cls in _CONTAINERS or kind == "namedtuple":
         statics = [("default_factory", part.default_factory)] if cls is defaultdict else []
     else:
         statics = [(str(key).lstrip("."), value) for key, value in level.statics]
     of_class = None if cls in _CONTAINERS else class_name(cls)
-    encoded = {key: encode(value, describe=True) for key, value in statics}
+    encoded = {key: encode(value) for key, value in statics}
     return NodeRecord(name, path, kind, steps, of_class, keys, encoded)
 
 

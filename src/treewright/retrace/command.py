@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 _TOO_MANY = 3  # the exit status
 _OUTSIDE = "operations outside jit"
 _MAX_ROWS, _MAX_REPORTS, _MAX_LINES = 15, 20, 5  # printed functions, retraces, and lines outside jit
-_MIN_SECONDS = "jax_persistent_cache_min_compile_time_secs"
-_CACHE = types.MappingProxyType(
-    {"cache read": "read", "cache written": "missed and stored", "cache asked": "missed and not stored"}
-)
 
 
 def main(arguments: list[str]) -> int:
@@ -44,8 +40,7 @@ def main(arguments: list[str]) -> int:
         "`pytest --retraces`.",
         allow_abbrev=False,
     )
-    parser.add_argument("--json", type=_file, metavar="FILE", help="write the report as JSON")
-    parser.add_argument("--trace", type=_file, metavar="FILE", help="write a timeline in Chrome's trace format")
+    parser.add_argument("--json", type=_file, metavar="FILE", help="write the report and a timeline as JSON")
     limit = "exit with status 3 if there are more retraces and recompiles, and the program succeeds"
     parser.add_argument("--max-retraces", type=int, metavar="N", help=limit)
     parser.add_argument("-m", dest="is_module", action="store_true", help=argparse.SUPPRESS)
@@ -140,7 +135,6 @@ class ProgramRecorder:
         self._began = time.monotonic()
         self._reports: list[RetraceReport] = []
         self._spans: list[dict[str, Any]] = []  # traces, lowerings and compilations in Chrome's trace format
-        self._cache: dict[int, dict[str, float]] = {}  # per thread, for the program being compiled
         self._flush: Callable[[], object] | None = None  # set once jax is imported
         _after_import_of_jax(self._begin)
 
@@ -154,15 +148,11 @@ class ProgramRecorder:
         OBSERVER.add(tracker.on_event)
 
     def _on_event(self, event: "Event") -> None:
-        if event.kind.startswith("cache"):
-            self._cache.setdefault(event.thread, {})[event.kind] = event.seconds
-            return
         function, code, where = *event.definition, event.caller if event.is_operation else ""
         if isinstance(code, tuple) and not event.is_operation:
             where = f"{Path(code[1]).name}:{code[0].co_firstlineno}"
         elif code is None:
             function = function.removeprefix("jit(").removeprefix("jit_").removesuffix(")")
-        of_cache = self._cache.pop(event.thread, {}) if event.kind == "compile" else {}
         began = (time.monotonic() - self._began - event.seconds) * 1e6
         inner = [span["own"] for span in self._spans[-64:] if span["tid"] == event.thread and span["ts"] >= began]
         self._spans.append(
@@ -178,8 +168,6 @@ class ProgramRecorder:
                 "where": where,  # the definition, or the line that called an operation
                 "is_operation": event.is_operation,
                 "own": max(event.seconds - sum(inner), 0.0),  # without nested events
-                "cache": next((_CACHE[kind] for kind in _CACHE if kind in of_cache), ""),
-                "saved": of_cache.get("cache saved", 0.0),
             }
         )
 
@@ -194,11 +182,11 @@ class ProgramRecorder:
         if os.getpid() != process:
             return
         sys.stderr.write(f"\n{self.text()}\n")
-        data = {"command": self._program, "seconds": time.monotonic() - self._began, "functions": self._rows()}
-        data |= {"retraces": [_as_json(report) for report in self._reports], "events": self._spans}
-        for file, content in ((options.json, data), (options.trace, {"traceEvents": self._spans})):
-            if file is not None:
-                file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        if options.json is not None:
+            # In Chrome's trace format, which allows further entries.
+            data = {"traceEvents": self._spans, "command": self._program, "seconds": time.monotonic() - self._began}
+            data |= {"functions": self._rows(), "retraces": [_as_json(report) for report in self._reports]}
+            options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
     def text(self) -> str:
         """The report as text."""
@@ -216,7 +204,7 @@ class ProgramRecorder:
             lines += first_lines(list(map(str, self._reports)), _MAX_REPORTS, more="more; --json FILE has all of them")
         else:
             lines.append("No retraces or recompiles.")
-        return "\n".join([*lines, *self._lines_outside(), "", *self._cache_lines()])
+        return "\n".join([*lines, *self._lines_outside()])
 
     def _rows(self, *, of_lines: bool = False) -> list[dict[str, Any]]:
         """By function, or by line outside jit: traces, compilations and the seconds of both, longest first."""
@@ -250,26 +238,6 @@ class ProgramRecorder:
             most = [f"{name} {count} times" if count > 1 else name for name, count in row["programs"].most_common(3)]
             seconds = row["tracing"] + row["compiling"]
             yield f"    {row['function']}: {row['compilations']} programs ({', '.join(most)}), {seconds:,.2f} s"
-
-    def _cache_lines(self) -> Iterator[str]:
-        """The programs that the persistent cache read and missed, and the seconds that a smaller minimum would save."""
-        import jax
-
-        folder: Any = getattr(jax.config, "jax_compilation_cache_dir", None)
-        folder = folder if getattr(jax.config, "jax_enable_compilation_cache", True) else None
-        least: float = getattr(jax.config, _MIN_SECONDS, 0.0)
-        compiled = [span for span in self._spans if span["cat"] == "compile"]
-        yield f"Persistent compilation cache: {folder}" if folder else "The persistent compilation cache is off."
-        for done in _CACHE.values() if folder else ():
-            spans = [span for span in compiled if span["cache"] == done]
-            seconds, saved = (sum(span[name] for span in spans) for name in ("dur", "saved"))
-            more = f", which saved {saved:,.2f} s" if done == "read" and spans else ""
-            yield f"    {done}: {counted(len(spans), 'program')}, {seconds / 1e6:,.2f} s{more}"
-        missed = [span["dur"] / 1e6 for span in compiled if not folder or span["cache"] == _CACHE["cache asked"]]
-        small = sum(seconds for seconds in missed if not folder or seconds < least)
-        if small:
-            setting = f"{'' if folder else 'JAX_COMPILATION_CACHE_DIR=FOLDER and '}{_MIN_SECONDS.upper()}=0"
-            yield f"    {setting} (now {least:g}) would save up to {small:,.2f} s more at the next start."
 
 
 def _as_json(report: "RetraceReport") -> dict[str, Any]:

@@ -91,30 +91,29 @@ class _BlockOrDecorator:
     def __call__(self, function: F) -> F:
         """The function itself. It and the jitted functions that it calls are tracked as long as it exists."""
         self._created_at, decorator = None, type(self).__name__
-        if not callable(function):
+        decorated: Any = function
+        if not callable(decorated) or isinstance(decorated, type):
             raise TypeError(f"@{decorator} needs a function, got {short_text(function)}.")
-        name = definition_of(function)[0]
         if self._only is not None:
+            name = definition_of(function)[0]
             raise TypeError(
                 f"{decorator}(only=...) decorates {name}, but a decorator tracks only its own function. Remove only=, "
                 f"or write `with {decorator}(...):` around the calls."
             )
         inner, code = weakref.ref(unwrap(function)), getattr(unwrap(function), "__code__", None)
-        tracker = self._start(name, lambda call: unwrap(call.function) is inner() or is_running(code))
+        tracker = self._start(lambda call: unwrap(call.function) is inner() or is_running(code))
         weakref.finalize(unwrap(function), tracker.stop, stacklevel=1).atexit = False
         return function
 
     def __enter__(self) -> None:
-        self._created_at, only = None, self._only
-        name = definition_of(only)[0] if callable(only) else only
-        concerns = self._concerns if only is not None or self._others else None  # None for all calls
-        self._open.append(self._start(name, concerns))
+        self._created_at = None
+        self._open.append(self._start(self._concerns if self._only is not None or self._others else None))
 
     def _concerns(self, call: Call) -> bool:
         return _matches(self._only, call) and not any(_matches(other, call) for other in self._others)
 
-    def _start(self, name: str | None, concerns: Callable[[Call], bool] | None) -> RetraceTracker:
-        tracker = RetraceTracker(name=name, concerns=concerns, **self._options)
+    def _start(self, concerns: Callable[[Call], bool] | None) -> RetraceTracker:
+        tracker = RetraceTracker(concerns=concerns, **self._options)
         tracker.start(stacklevel=3)
         return tracker
 
@@ -174,8 +173,8 @@ class explain_retraces(_BlockOrDecorator):  # noqa: N801  it is used like a func
     that is not jitted, it tracks the jitted functions that it calls. Calls that hit the cache cost nothing extra. Only
     outermost jitted functions are reported, without JAX's own. A function's first trace in a block is not reported.
 
-    Reports read the arguments from local variables of JAX. If a version of JAX has renamed them, traces are counted by
-    the name of the function; the report and a `RetraceWarning` state this.
+    Reports read the arguments from local variables of JAX. If a version of JAX has renamed them, nothing is reported
+    but a `RetraceWarning`.
 
     Args:
         on_report: Called with each `RetraceReport`. By default, reports go to the logger `treewright.retrace`, and so
@@ -193,6 +192,8 @@ class explain_retraces(_BlockOrDecorator):  # noqa: N801  it is used like a func
     """
 
     def __init__(self, *, on_report: Callable[[RetraceReport], object] | None = None, only: Only = None) -> None:
+        if not (on_report is None or callable(on_report)):
+            raise TypeError(f"on_report= must be a function of a RetraceReport, got {short_text(on_report)}.")
         super().__init__(only, on_report=on_report or _write_to_log)
 
 
@@ -233,16 +234,17 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
     """
 
     def __init__(self, limit: int, *, only: Only = None, recompiles: int | None = None) -> None:
-        count: Any = limit
-        if not isinstance(count, int):
-            fix = "Write @max_traces(1) above the function" if callable(count) else "Write max_traces(1)"
-            raise TypeError(f"The limit of max_traces must be an integer, got {short_text(count)}. {fix}.")
+        counts: tuple[Any, Any] = (limit, 0 if recompiles is None else recompiles)
+        for name, count in zip(("The limit", "recompiles="), counts, strict=True):
+            if not isinstance(count, int):
+                fix = "Write @max_traces(1) above the function" if callable(count) else "Write max_traces(1)"
+                raise TypeError(f"{name} of max_traces must be an integer, got {short_text(count)}. {fix}.")
         super().__init__(only, limit=limit, recompiles=recompiles)
 
-    def _start(self, name: str | None, concerns: Callable[[Call], bool] | None) -> RetraceTracker:
+    def _start(self, concerns: Callable[[Call], bool] | None) -> RetraceTracker:
         if not can_read_calls() or (self._options["recompiles"] is not None and not can_observe_compilations()):
             raise RuntimeError(
                 f"max_traces can't count in JAX {jax.__version__}: its traces, or its compilations for recompiles=, "
                 f"can't be read. Update Treewright."
             )
-        return super()._start(name, concerns)
+        return super()._start(concerns)

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import jax
 import jax.monitoring
 import numpy as np
-from jax._src import config, monitoring
+from jax._src import config, core, monitoring
 
 from treewright._base.jax_private import options_of, options_record, untyped_jax
 from treewright._contents import unwrap
@@ -25,11 +25,11 @@ from treewright._contents import unwrap
 # Frames of JAX, and their local variables
 
 # The frames with a call of a jitted function, during its trace and during its compilation. Without them, or their
-# variables, traces are at most counted by the function's name, as the report states; `max_traces` raises.
+# variables, nothing is observed, and blocks warn; `max_traces` raises.
 TRACE_FRAME = "_trace_for_jit"
 CALL_FRAMES = frozenset({TRACE_FRAME, "cache_miss"})
 # The frame in which `vmap` maps the program of a jitted function. Without it, or its variable, recompiles for a
-# different batch size are not observed, and a block that may have had one warns.
+# different batch size are not observed, and blocks with a transformation warn.
 BATCH_FRAME = "_pjit_batcher"
 
 # The module of `pmap`, and the options of it on which a trace depends. Without it, calls of `pmap` are not observed.
@@ -199,7 +199,9 @@ def _pmapped(infer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ca
     function = cells.get("f", getattr(cells.get("wrapped_fun"), "f", None))  # `f` before JAX 0.10
     if function is None:
         return None
-    settings = {f"{name} of pmap": cells[name] for name in PMAP_SETTINGS if name in cells}
+    # Some versions of JAX name an axis without a name by an address.
+    named = [name for name in PMAP_SETTINGS if name in cells and not str(cells[name]).startswith("<axis 0x")]
+    settings = {f"{name} of pmap": cells[name] for name in named}
     statics = {"static_argnums": cells.get("static_broadcasted_tuple", ())}
     # The devices of the arrays do not count, because pmap moves the arrays.
     return dataclasses.replace(jit_call(function, args, kwargs, statics), live=False, settings=settings)
@@ -207,34 +209,28 @@ def _pmapped(infer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ca
 
 # Events of tracing and compiling. JAX sends the event of an outermost trace after the trace and before any compilation,
 # in the thread and on the stack of the call. Without the first event, calls can't be read, as without the frames.
-# Without the third, blocks warn that recompiles, and traces under `grad` or `vmap`, are not observed. The others are
-# from the persistent cache. JAX sends none for a program that was neither read nor written; without these events, the
-# command reports nothing about that cache.
-EventKind: TypeAlias = Literal["trace", "lower", "compile", "cache asked", "cache read", "cache written", "cache saved"]
+# Without the third, blocks warn that recompiles, and traces under `grad` or `vmap`, are not observed.
+EventKind: TypeAlias = Literal["trace", "lower", "compile"]
 _KINDS: Mapping[str, EventKind] = types.MappingProxyType(
     {
         "/jax/core/compile/jaxpr_trace_duration": "trace",
         "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
         "/jax/core/compile/backend_compile_duration": "compile",
-        "/jax/compilation_cache/compile_requests_use_cache": "cache asked",
-        "/jax/compilation_cache/cache_hits": "cache read",
-        "/jax/compilation_cache/cache_misses": "cache written",
-        "/jax/compilation_cache/compile_time_saved_sec": "cache saved",
     }
 )
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Event:
-    """One event from JAX: a trace, a lowering, a compilation, or an access to the persistent cache during one."""
+    """One event from JAX: a trace, a lowering or a compilation."""
 
     kind: EventKind
     seconds: float
     # The name of the function or the program, such as `jit(step)`, and the definition if there is a call.
     definition: tuple[str, Any]
-    call: Call | None = None  # the call that caused it, if JAX's frames show it
-    is_operation: bool = False  # True for JAX's own functions, such as `jnp.ones`
-    caller: str = ""  # the nearest line in the user's own code: `train.py:69 in main`
+    call: Call | None  # the call that caused it, if JAX's frames show it
+    is_operation: bool  # True for JAX's own functions, such as `jnp.ones`
+    caller: str  # the nearest line in the user's own code: `train.py:69 in main`
     signature: Any = None  # the call's signature, shared by all listeners
     thread: int = dataclasses.field(default_factory=threading.get_ident)
 
@@ -252,27 +248,27 @@ class Observer:
         self._listeners: tuple[Callable[[Event], object], ...] = ()
         self._probes: dict[int, tuple[Callable[[Event], object], ...]] = {}  # per thread
 
-    def __call__(self, event: str, duration_secs: float = 0.0, **details: str | int) -> None:
+    def __call__(self, event: str, duration_secs: float, **details: str | int) -> None:
         """Called by JAX at each event."""
         kind, listeners = _KINDS.get(event), self._probes.get(threading.get_ident(), self._listeners)
         if kind is None or not listeners:
             return
-        if kind == "trace" and jax.__version_info__ < (0, 10) and _is_inner():
-            return
-        observed = Event(kind, duration_secs, (str(details.get("fun_name", "")), None))
-        if kind in {"trace", "lower", "compile"}:
-            frames = frames_up_to_user()
-            observed.call, code = call_in(frames), frames[-1].f_code
-            file = code.co_filename.replace("\\", "/").rpartition("/")[2]
-            place = code.co_qualname.replace(".<locals>", "")
-            observed.caller = f"{file}:{frames[-1].f_lineno}" + ("" if place == "<module>" else f" in {place}")
-            if observed.call is None:
-                modules = [str(frame.f_globals.get("__name__", "")) for frame in frames]
-                observed.is_operation = any(module.startswith(OPERATIONS) for module in modules)
-            else:
-                observed.definition = definition_of(observed.call.function)
-                package = str(getattr(unwrap(observed.call.function), "__module__", "")).partition(".")[0]
-                observed.is_operation = package in {"jax", "jaxlib", "treewright"}
+        if kind == "trace" and not core.trace_state_clean():
+            return  # JAX 0.9 also sends events for traces inside another trace, `grad` or `vmap`
+        frames = frames_up_to_user()
+        call, code = call_in(frames), frames[-1].f_code
+        file = code.co_filename.replace("\\", "/").rpartition("/")[2]
+        place = code.co_qualname.replace(".<locals>", "")
+        caller = f"{file}:{frames[-1].f_lineno}" + ("" if place == "<module>" else f" in {place}")
+        if call is None:
+            definition: tuple[str, Any] = str(details.get("fun_name", "")), None
+            modules = [str(frame.f_globals.get("__name__", "")) for frame in frames]
+            is_operation = any(module.startswith(OPERATIONS) for module in modules)
+        else:
+            definition = definition_of(call.function)
+            package = str(getattr(unwrap(call.function), "__module__", "")).partition(".")[0]
+            is_operation = package in {"jax", "jaxlib", "treewright"}
+        observed = Event(kind, duration_secs, definition, call, is_operation, caller)
         for listener in listeners:
             listener(observed)
 
@@ -289,7 +285,6 @@ class Observer:
         with self._lock:
             if not self.is_registered():
                 jax.monitoring.register_event_duration_secs_listener(self)
-                untyped_jax.monitoring.register_event_listener(self)  # events without durations
                 self._is_registered = True
             self._listeners += () if listener is None else (listener,)
 
@@ -316,13 +311,6 @@ class Observer:
 
 
 OBSERVER = Observer()
-
-
-def _is_inner() -> bool:
-    """Whether a trace is inside another one. JAX 0.9 sends events for these, later releases do not."""
-    stack = (frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_name == TRACE_FRAME)
-    functions = [frame.f_locals.get("fun") for frame in stack if _package(frame) == "jax"]
-    return any(function is not functions[0] for function in functions)
 
 
 # Settings on which a trace depends
@@ -395,15 +383,8 @@ def can_read_calls() -> bool:
 
 
 @functools.cache
-def can_read_batches() -> bool:
-    """Whether JAX shows the batch size of `vmap`; tested by compiling a program."""
+def can_observe_compilations() -> bool:
+    """Whether JAX reports compilations and shows the batch size of `vmap`; tested by compiling a program."""
     mapped: Any = untyped_jax.vmap(untyped_jax.jit(lambda x: -x))
     events = OBSERVER.events_of(lambda: mapped(np.zeros(1)))
-    return any(event.call is not None and event.call.batch for event in events)
-
-
-@functools.cache
-def can_observe_compilations() -> bool:
-    """Whether JAX reports compilations; tested by compiling a program."""
-    events = OBSERVER.events_of(lambda: untyped_jax.jit(lambda: 0).lower().compile())
-    return any(event.kind == "compile" for event in events)
+    return any(event.kind == "compile" and event.call is not None and event.call.batch for event in events)

@@ -13,7 +13,7 @@ from jax.core import Tracer
 
 from treewright._base.functions import set_public_module
 from treewright._base.jax_private import DictKey, Key, Path, SequenceKey, is_key_dtype, is_ref_type
-from treewright._base.lines import first_lines, in_html, mesh_text
+from treewright._base.lines import first_lines, mesh_text
 from treewright._base.text import Verbatim, first_names, short_text
 from treewright._contents import Part
 from treewright._loop import FlatTree
@@ -256,14 +256,14 @@ def without_placement(differences: list[Difference]) -> list[Difference]:
 
 
 @set_public_module("treewright")
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class RetraceReport:
-    """One retrace or recompile. `str` is the full text.
+    """One retrace or recompile. It prints as the full text.
 
     Args:
         function: The name of the function.
-        event: `"trace"`; `"recompile"`, a compilation without a trace; `"count"`, a trace for which only the name of
-            the function could be read. From `explain`: `"would trace"`, `"would recompile"`, `"none"`.
+        event: `"trace"`; `"recompile"`, a compilation without a trace; `"count"`, a trace whose arguments could not
+            be compared, because an `__eq__` raised. From `explain`: `"would trace"`, `"would recompile"`, `"none"`.
         number: The number of this trace among those of the function's definition; of this compilation, if `event` is
             `"recompile"`.
         differences: The differences from the most similar earlier signature. Their paths begin with an argument's name;
@@ -301,11 +301,11 @@ class RetraceReport:
             lines += [] if self.differences else [_NOTHING]
             lines.append(f"compared with trace {self.compared_with}")
         if self.event == "count":
-            lines.append("the arguments could not be read, so traces are only counted, by the function's name")
+            lines.append("the arguments could not be compared, so traces are only counted")
         return "\n    ".join([*lines, self.unseen] if self.unseen else lines)
 
-    def _repr_html_(self) -> str:
-        return in_html(str(self))
+    def __repr__(self) -> str:
+        return str(self)
 
     def _headline(self) -> str:
         last = self.number % 10 if self.number % 100 not in {11, 12, 13} else 0

@@ -19,7 +19,6 @@ from treewright.retrace.jax_private import (
     Call,
     Event,
     can_observe_compilations,
-    can_read_batches,
     can_read_calls,
 )
 from treewright.retrace.report import (
@@ -33,17 +32,10 @@ from treewright.retrace.report import (
 
 _MAX_CALLS = 32  # remembered calls per definition
 _JAX = f"JAX {jax.__version__}"
-_NO_CALLS = (
-    f"Calls of jitted functions can't be read in {_JAX}: at most, traces are counted by the function's name; "
-    f"recompiles, and traces that occur only under grad or vmap, were not observed. Update Treewright."
-)
+_NO_CALLS = f"Calls of jitted functions can't be read in {_JAX}, so no retrace is observed. Update Treewright."
 _NO_COMPILATIONS = (
-    f"{_JAX} reports no compilations that Treewright can read: recompiles, and traces that occur only under grad or "
-    f"vmap, were not observed. Update Treewright."
-)
-_NO_BATCHES = (
-    f"The batch sizes of vmap can't be read in {_JAX}: recompiles for a different batch size were not observed. Update "
-    f"Treewright."
+    f"Compilations can't be read completely in {_JAX}: some recompiles, such as for a different batch size of vmap, "
+    f"and traces that occur only under grad or vmap, were not observed. Update Treewright."
 )
 _ONLY_COMPILED = (
     "under grad or vmap JAX reports only compilations; these arguments are new in this block, but may have been traced "
@@ -63,7 +55,7 @@ class PastCall:
     function: Any  # the function's snapshot
     signature: Signature
     number: int  # the number of its trace
-    is_compiled: bool
+    is_compiled: bool = False
     limit_error: str = ""  # the error message if the trace exceeded the limit
 
 
@@ -74,7 +66,6 @@ class CallHistory:
         self.name = name
         self.counts: collections.Counter[str] = collections.Counter()  # traces, recompiles, compilations
         self.numbers: Iterator[int] = itertools.count(1)  # numbers of traces, inside other traces too
-        self.forgotten = 0
         self.calls: collections.deque[PastCall] = collections.deque(maxlen=_MAX_CALLS)
 
     def calls_of(self, function: Any) -> list[PastCall]:
@@ -117,24 +108,20 @@ class _CurrentCall:
     signature: Signature
     closest: PastCall | None
     differences: list[Difference]
+    of_trace: list[Difference]  # those that make JAX retrace; for the others it only recompiles
     seconds: float
     report: RetraceReport | None = None
     is_guess: bool = False  # True if sharing was inferred from signatures, not observed
 
-    @property
-    def of_trace(self) -> list[Difference]:
-        """The differences that make JAX retrace; for the others it only recompiles."""
-        return without_placement(self.differences)
-
-    def record(self, number: int | None = None, *, is_compiled: bool = False) -> None:
+    def record(self, number: int | None = None) -> PastCall:
         """Add the call to the history, so later events are compared with it; without a number, as a new trace."""
         function, history = self.reference(), self.history
         calls = history.calls_of(function)
         described = calls[0].function if calls else snapshot(function)
-        history.forgotten += len(history.calls) == _MAX_CALLS
         number = next(history.numbers) if number is None else number
-        self.closest = PastCall(self.reference, described, self.signature, number, is_compiled)
+        self.closest = PastCall(self.reference, described, self.signature, number)
         history.calls.append(self.closest)
+        return self.closest
 
 
 class RetraceTracker:
@@ -146,7 +133,6 @@ class RetraceTracker:
     Args:
         on_report: Called with the report of each retrace and recompile, after compilation.
         concerns: A predicate of the calls to track; None for all.
-        name: The function's name, used if calls can't be read.
         limit: The maximum number of traces per definition; one more raises `TooManyTracesError`.
         recompiles: The maximum number of compilations without a trace per definition.
     """
@@ -156,13 +142,12 @@ class RetraceTracker:
         *,
         on_report: Callable[[RetraceReport], object] = lambda _report: None,
         concerns: Callable[[Call], bool] | None = None,
-        name: str | None = None,
         limit: int | None = None,
         recompiles: int | None = None,
     ) -> None:
         self.violations: list[str] = []
         self.traced: set[str] = set()  # the names of all traced functions, tracked or not
-        self._on_report, self._concerns, self._name = on_report, concerns, name
+        self._on_report, self._concerns = on_report, concerns
         self._limits = {"trace": limit, "count": limit, "recompile": recompiles}
         self._lock = threading.RLock()
         self._histories: dict[Any, CallHistory] = {}
@@ -179,10 +164,9 @@ class RetraceTracker:
         """End tracking, and warn about events that were not observed."""
         OBSERVER.remove(self.on_event)
         self.flush()
-        if "trace" in self._events and "compile" not in self._events and not can_observe_compilations():
+        is_complete = "compile" in self._events and "transformation" not in self._events
+        if self._events and not (is_complete or can_observe_compilations()):
             warnings.warn(_NO_COMPILATIONS, RetraceWarning, stacklevel=stacklevel + 1)
-        if "transformation" in self._events and not can_read_batches():
-            warnings.warn(_NO_BATCHES, RetraceWarning, stacklevel=stacklevel + 1)
 
     def flush(self) -> None:
         """Report the traces without a compilation."""
@@ -191,46 +175,38 @@ class RetraceTracker:
 
     def on_event(self, event: Event) -> None:
         """Process one event from JAX."""
+        call = event.call
         self._events.add(event.kind)
-        call = event.call if can_read_calls() else None
-        if event.is_operation or (call is not None and call.outcome == "failed"):
+        if event.kind == "lower" and event.thread in self._pending:
+            self._pending[event.thread].seconds += event.seconds
+        if call is None or event.is_operation or call.outcome == "failed" or not can_read_calls():
             return
-        if event.kind == "trace" and (call is None or call.outcome != "shared"):
+        if event.kind == "trace" and call.outcome != "shared":
             self.traced.add(event.definition[0])
-        if call is not None and self._concerns is not None and not self._concerns(call):
+        if self._concerns is not None and not self._concerns(call):
             return
         if event.kind == "trace":
             self._send(self._pending.pop(event.thread, None))
             self._on_trace(event, call)
-        elif event.kind == "lower" and event.thread in self._pending:
-            self._pending[event.thread].seconds += event.seconds
-        elif event.kind == "compile" and call is not None:
+        elif event.kind == "compile":
             self._on_compilation(event, call)
 
     # Traces
 
-    def _on_trace(self, event: Event, call: Call | None) -> None:
-        current = None if call is None else self._compare(event, call, sharing=call.outcome == "shared")
-        if call is None or current is None:
-            if (call is None or call.outcome != "shared") and self._name in {None, event.definition[0]}:
-                self._report(event, self._history(event), "count")
+    def _on_trace(self, event: Event, call: Call) -> None:
+        current = self._compare(event, call, sharing=call.outcome == "shared")
+        if current is None:
+            if call.outcome != "shared":
+                self._report(event, "count", self._history(event))
             return
         current.is_guess = call.outcome == "unknown" and current.closest is not None and not current.of_trace
         if call.outcome != "shared" and not current.is_guess:
-            self._trace(event, current)
+            self._report(event, "trace", current.history, current)
         elif current.closest is None:
             current.record()  # traced before the block, or inside a different function's trace
         elif current.closest.limit_error:
             raise TooManyTracesError(current.closest.limit_error)
         self._pending[event.thread] = current
-
-    def _trace(self, event: Event, current: _CurrentCall, unseen: str = "", *, is_compiled: bool = False) -> None:
-        """Record and report a trace for this call."""
-        history, compared_with = current.history, None if current.closest is None else current.closest.number
-        if history.forgotten and not unseen:
-            unseen = f"compared with the last {_MAX_CALLS} traces; {history.forgotten} earlier ones are forgotten"
-        current.record(is_compiled=is_compiled)
-        self._report(event, history, "trace", current, compared_with=compared_with, unseen=unseen)
 
     # Compilations
 
@@ -248,13 +224,14 @@ class RetraceTracker:
         current.history.counts["compile"] += 1
         past, kind = current.closest, self._kind_of_compilation(current, call)
         if kind in {"unreported trace", "cleared caches"}:
-            is_unreported = kind == "unreported trace"
-            self._trace(event, current, _ONLY_COMPILED if is_unreported else "", is_compiled=not is_unreported)
-        elif kind == "recompile" and past is not None:
-            current.record(past.number, is_compiled=True)
-            self._report(event, current.history, "recompile", current, compared_with=past.number)
+            unseen = _ONLY_COMPILED if kind == "unreported trace" else ""
+            self._report(event, "trace", current.history, current, unseen)
+        elif kind == "recompile":
+            self._report(event, "recompile", current.history, current)
         elif kind == "first":
-            self._record_first_program(current)
+            if past is None or past.signature.batch != current.signature.batch:
+                past = current.record(None if past is None else past.number)
+            past.is_compiled = True
         self._send(current)
 
     def _kind_of_compilation(self, current: _CurrentCall, call: Call) -> Compilation:
@@ -269,15 +246,6 @@ class RetraceTracker:
             return "first"
         return "cleared caches" if current.is_guess and not current.differences else "recompile"
 
-    def _record_first_program(self, current: _CurrentCall) -> None:
-        past = current.closest
-        if past is None:
-            current.record()
-        elif past.signature.batch != current.signature.batch:
-            current.record(past.number)
-        if current.closest is not None:
-            current.closest.is_compiled = True
-
     # Both
 
     def _compare(self, event: Event, call: Call, *, sharing: bool) -> _CurrentCall | None:
@@ -291,7 +259,9 @@ class RetraceTracker:
             closest, found = history.closest(function, event.signature, sharing=sharing)
         except Exception:  # noqa: BLE001  a user's __eq__ or __hash__, or an unhashable function
             return None
-        return _CurrentCall(reference, history, event.signature, closest, found, event.seconds)
+        return _CurrentCall(
+            reference, history, event.signature, closest, found, without_placement(found), event.seconds
+        )
 
     def _history(self, event: Event) -> CallHistory:
         name, definition = event.definition
@@ -304,21 +274,22 @@ class RetraceTracker:
     def _report(
         self,
         event: Event,
-        history: CallHistory,
         kind: Literal["trace", "recompile", "count"],
+        history: CallHistory,
         current: _CurrentCall | None = None,
-        *,
-        compared_with: int | None = None,
         unseen: str = "",
     ) -> None:
-        """Create the report of a trace or a recompile; raise if it is above the limit."""
+        """Record a call, and create the report of its trace or recompile; raise if it is above the limit."""
         with self._lock:
             history.counts[kind] += 1
-            count = history.counts[kind]
-        number = history.counts["compile"] if kind == "recompile" else count
-        if kind == "trace" and current is not None and current.closest is not None:
-            number = current.closest.number
-        found = [] if current is None else current.differences if kind == "recompile" else current.of_trace
+            number = count = history.counts[kind]
+        compared_with, found = None, list[Difference]()
+        if current is not None:
+            compared_with = None if current.closest is None else current.closest.number
+            past = current.record(compared_with if kind == "recompile" else None)
+            past.is_compiled = event.kind == "compile" and not unseen
+            number = history.counts["compile"] if kind == "recompile" else past.number
+            found = current.differences if kind == "recompile" else current.of_trace
         report = RetraceReport(
             history.name, kind, number, tuple(found), compared_with, event.seconds, event.caller, unseen
         )

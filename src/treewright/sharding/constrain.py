@@ -12,9 +12,18 @@ from treewright._base.lines import mesh_text
 from treewright._base.text import short_text, text
 from treewright._freeze import freeze
 from treewright._processes import mesh_of_old_context, part_of_jit_key
-from treewright._trees.level import reject_class
+from treewright._trees.level import reject_classes
 from treewright.errors import ShardingError, ShardingWarning, warn_user
-from treewright.sharding.specs import MeshRules, OnMisfit, Rules, StackNames, axes_in, fitted_leaves, partition_spec
+from treewright.sharding.specs import (
+    MeshRules,
+    OnMisfit,
+    Rules,
+    StackNames,
+    axes_in,
+    fitted_leaves,
+    is_name,
+    partition_spec,
+)
 
 T = TypeVar("T")
 Name: TypeAlias = str | tuple[str, ...] | None
@@ -100,7 +109,7 @@ def constrain_tree(
         >>> stored.kernel.addressable_shards[0].data.shape, used.kernel.addressable_shards[0].data.shape
         ((1, 8), (4, 8))
     """
-    reject_class("constrain_tree", tree)
+    reject_classes("constrain_tree", tree)
     if rules is None:
         rules, storage_rules = _RULES.value[0], storage_rules or _RULES.value[1]
     axes = _usable_axes()
@@ -212,6 +221,12 @@ def _usable_axes() -> dict[str, int]:
 
 
 def _spec(caller: str, names: tuple[Name, ...], shape: tuple[int, ...], rules: Rules | None) -> PartitionSpec:
+    wrong = [name for name in names if not is_name(name)]
+    if wrong:
+        raise TypeError(
+            f"{caller}: {wrong[0]!r} is not a name. Pass a name, a tuple of mesh axes, or None for "
+            f'each axis, such as "data", None.'
+        )
     rules = _RULES.value[0] if rules is None else rules
     mesh_axes: Any = {name: name for name in names if name is not None}
     fit = MeshRules(mesh_axes if rules is None else rules, _usable_axes()).fit((), names, shape)

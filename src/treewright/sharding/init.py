@@ -164,7 +164,7 @@ def _plan(fn: Callable[..., Any], inputs: tuple[Any, Any], mesh: AnyMesh, rules:
         for path, leaf in jax_trees.tree_leaves_with_path(tree):
             if leaf_type_of(leaf).aval is None:
                 raise TypeError(
-                    f"{path_text(path, type(tree).__qualname__)} is {short_text(leaf)}, but the leaves of the result "
+                    f"{path_text(path, 'result')} is {short_text(leaf)}, but the leaves of the result "
                     f"must be arrays or numbers. Make it a static, or omit it."
                 )
         leaves, treedef = jax_trees.tree_flatten(tree)

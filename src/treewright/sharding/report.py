@@ -8,9 +8,9 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from treewright._base.jax_private import path_text
-from treewright._base.lines import counted, in_html, table
+from treewright._base.lines import counted, table
 from treewright._base.text import text
-from treewright._trees.level import reject_class
+from treewright._trees.level import reject_classes
 from treewright._trees.sizes import bytes_in
 from treewright.sharding.specs import (
     AnyMesh,
@@ -60,9 +60,9 @@ class ShardedLeaf:
     misfits: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class ShardingReport:
-    """All leaves of a tree on a mesh. `print` shows a table, in which equal layers share a line.
+    """All leaves of a tree on a mesh. It prints as a table, in which equal layers share a line.
 
     Attributes:
         mesh: The number of devices of each mesh axis.
@@ -117,8 +117,8 @@ class ShardingReport:
         )
         return "\n".join(lines)
 
-    def _repr_html_(self) -> str:
-        return in_html(str(self))
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def spec_text(spec: Iterable[Any]) -> str:
@@ -160,7 +160,7 @@ def sharding_report(
         mesh axes that split no leaf: data
         1,028 KiB on 32 devices (data 8, tensor 4): 260 KiB on each, 4,096 B of them replicated
     """
-    reject_class("sharding_report", tree)
+    reject_classes("sharding_report", tree)
     sizes = sizes_of(mesh)
     on_mesh = MeshRules(rules, sizes)
     devices = math.prod(sizes.values())

@@ -15,7 +15,7 @@ from treewright._base.lines import counted, first_lines
 from treewright._base.text import did_you_mean, text, with_article
 from treewright._core import FieldSpec, flat_form, is_node, spec_of
 from treewright._processes import ranges_text
-from treewright._trees.level import reject_class
+from treewright._trees.level import reject_classes
 from treewright._trees.specs import spec_like
 from treewright.errors import ShardingError, ShardingWarning, warn_user
 
@@ -143,9 +143,14 @@ def _almost(axis: str, axes: Iterable[str]) -> str | None:
     return close[0] if close and _NUMBER.sub("", axis) != _NUMBER.sub("", close[0]) else None
 
 
+def is_name(name: object) -> bool:
+    """Whether a value is a mesh axis, a tuple of mesh axes, or None."""
+    return name is None or all(isinstance(axis, str) for axis in (name if isinstance(name, tuple) else (name,)))
+
+
 def _axes_of(name: Any, rule: Any) -> tuple[str, ...]:
     axes = () if rule is None else (rule,) if isinstance(rule, str) else rule
-    if not (isinstance(axes, tuple) and all(isinstance(axis, str) for axis in axes)):
+    if not is_name(rule):
         raise TypeError(
             f"The rule for {name!r} is {rule!r}, but must be a mesh axis, a tuple of mesh axes, or None for an axis "
             f"that is not split."
@@ -220,7 +225,10 @@ def fitted_leaves(
 
     With `whole`, the rules are meant only for this tree, so unused rules cause a warning.
     """
-    leaves = [*declared_leaves(tree, stacks=(stack,) if isinstance(stack, str) else stack)]
+    stacks: Any = (stack,) if isinstance(stack, str) else stack
+    if not (isinstance(stacks, tuple) and all(isinstance(name, str) for name in stacks)):
+        raise TypeError(f'stack= must be a name or a tuple of names, such as stack="layers", got {stack!r}.')
+    leaves = [*declared_leaves(tree, stacks=stacks)]
     fitted = [(leaf, rules.fit(leaf.stacks, leaf.names, _shape_of(leaf.value))) for leaf in leaves]
     wrong = [
         (leaf, fit)
@@ -336,7 +344,7 @@ def partition_specs(
         >>> print(specs.kernel, specs.bias)
         P(None, 'tensor') P('tensor',)
     """
-    reject_class("partition_specs", tree)
+    reject_classes("partition_specs", tree)
     on_mesh = MeshRules(rules, None if mesh is None else sizes_of(mesh))
     fitted = fitted_leaves(tree, on_mesh, on_misfit, stack, whole=True)
     specs: T = jax_trees.tree_structure(tree).unflatten(fit.spec for _, fit in fitted)
@@ -369,7 +377,7 @@ def shardings(tree: T, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "er
         >>> layer.kernel.sharding.spec, layer.kernel.addressable_shards[0].data.shape
         (P(None, 'tensor'), (4, 4))
     """
-    reject_class("shardings", tree)
+    reject_classes("shardings", tree)
     fitted = fitted_leaves(tree, MeshRules(rules, sizes_of(mesh)), on_misfit, stack, whole=True)
     placed: T = jax_trees.tree_structure(tree).unflatten(NamedSharding(mesh, fit.spec) for _, fit in fitted)
     return placed

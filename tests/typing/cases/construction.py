@@ -64,7 +64,7 @@ class Shape(Module):
     def area(self) -> float: ...
 
 
-class Square(Shape, order=True, eq=True):  # mypy wants both
+class Square(Shape, order=True, eq=True):  # mypy expects both
     def area(self) -> float:
         return self.size**2
 
@@ -97,7 +97,7 @@ for either in list[Net | Box[int]]([Net(Layer(w), 3)]):
             assert_type(either, Box[int])
 
 
-def refused() -> list[Any]:
+def rejected() -> list[Any]:
     """Never called: each line is an error of the checkers."""
     return [  # pyright: ignore[reportUnknownVariableType]
         Layer(),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
@@ -119,8 +119,8 @@ def refused() -> list[Any]:
     ]
 
 
-def refused_classes() -> None:
-    """Never called either."""
+def rejected_classes() -> None:
+    """Also never called."""
 
     class Wrong(Module, kw_only=True):
         a: int = field(default="no")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]

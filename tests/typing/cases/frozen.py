@@ -42,7 +42,7 @@ assert_type(Model(3).layer, Layer)
 assert_type(Sealed(3).width, int)
 
 
-def refused() -> Any:
+def rejected() -> Any:
     """Never called: each line is an error of the checkers."""
     layer.kernel = jnp.ones(3)  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
     layer.activation = "gelu"  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]

@@ -91,7 +91,7 @@ assert_type(slope(wide, x), Wide)
 assert_type(both(size, net, x), tuple[jax.Array, Net])
 assert_type(stepped(TrainState(params=net, tx=optax.sgd(0.1)), x).params, Net)
 
-# By position and by name, as JAX takes them
+# By position and by name, as JAX accepts them
 assert_type(grad(with_aux, 0, True)(net, x), tuple[Net, Net])
 assert_type(tree_map(f=jnp.negative, tree=net), Net)
 assert_type(cond(pred=True, true_fun=lambda: x, false_fun=lambda: x), jax.Array)
@@ -123,7 +123,7 @@ class Normal(Distribution):
     def mean(self, times: int = 1) -> jax.Array:
         return self.scale * times
 
-    def variance(self) -> jax.Array:  # type: ignore[override]  # to mypy a jitted method stays one
+    def variance(self) -> jax.Array:  # type: ignore[override]  # for mypy a jitted method is still a method
         return self.scale**2
 
 
@@ -139,7 +139,7 @@ assert_type(normal.mean(times=2), jax.Array)
 assert_type(normal.variance(), jax.Array)
 
 
-def refused() -> list[object]:
+def rejected() -> list[object]:
     """Never called: each line is an error of the checkers."""
     return [  # pyright: ignore[reportReturnType, reportUnknownVariableType]
         grad(size)(net, "no"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

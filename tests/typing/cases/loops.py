@@ -43,7 +43,7 @@ def trained(run: loop[TrainState[Net], [jax.Array], jax.Array]) -> Net:
     return run.state.params
 
 
-def refused() -> list[Any]:
+def rejected() -> list[Any]:
     """Never called: each line is an error of the checkers."""
     loop(step, Net(x))(x)  # type: ignore[misc]  # pyright: ignore[reportArgumentType]
     run.state = Net(x)  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]

@@ -44,13 +44,13 @@ assert_type(net(x), jax.Array)
 assert_type(loss(net, x), jax.Array)
 assert_type(replace(net.first, bias=jnp.zeros(2)), Dense)
 
-# What JAX puts in the place of arrays never passes a constructor.
+# JAX's substitutes for arrays never pass a constructor.
 assert_type(tree_map(lambda leaf: leaf.shape, net), Net)
 assert_type(vmap(itself, in_axes=None, axis_size=2)(net), Net)
 assert_type(jit(loss)(net, x), jax.Array)
 
 
-def refused() -> list[Any]:
+def rejected() -> list[Any]:
     """Never called: each line is an error of the checkers."""
     return [  # pyright: ignore[reportUnknownVariableType]
         Dense("no", jnp.ones(2)),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

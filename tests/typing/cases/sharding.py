@@ -61,7 +61,7 @@ assert_type(constrain_tree(layer, rules), Layer)
 print(Net(layer, layer))
 
 
-def refused() -> None:
+def rejected() -> None:
     """Never called: checkers must reject each line."""
 
     class Wrong(Module, kw_only=True):

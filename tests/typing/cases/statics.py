@@ -78,7 +78,7 @@ class Accepted(Module, kw_only=True):
 
 
 class Given:
-    """A value of each type, for checkers alone."""
+    """A value of each type, only for checkers."""
 
     g0: str
     g1: int | None
@@ -95,7 +95,7 @@ given = Given()
 
 
 if TYPE_CHECKING:
-    # For checkers alone, since the values are none.
+    # Only for checkers: there are no values.
 
     class WithDefault(Module):
         d0: str = static(default=given.g0)
@@ -135,7 +135,7 @@ class Converted(Module):
 assert_type(Converted(table=freeze({"a": 1})).sizes, tuple[int, ...])
 
 
-def refused() -> None:
+def rejected() -> None:
     """Never called: each line is an error of the checkers."""
 
     class Wrong(Module, kw_only=True):

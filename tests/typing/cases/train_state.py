@@ -60,12 +60,12 @@ assert_type(TrainState.create(params=net, tx=tx).apply_gradients(grads=net, buff
 assert_type(TrainState.create(params=net, tx=tx).replace(step=3), TrainState[Net])
 
 
-def refused() -> list[Any]:
+def rejected() -> list[Any]:
     """Never called: each line is an error of the checkers."""
     state = TrainState.create(params=net, tx=tx)
     state.step = 3  # type: ignore[arg-type]  # pyright: ignore[reportAttributeAccessIssue]
     state.params = net  # type: ignore[arg-type]  # pyright: ignore[reportAttributeAccessIssue]
-    # mypy has no way to know what a subclass adds.
+    # mypy can't know the fields of a subclass.
     TrainState.create(params=net, tx=tx, kye=3)  # pyright: ignore[reportCallIssue]
     WithStats.create(params=net, tx=tx, stat=x)  # pyright: ignore[reportCallIssue]
     WithStats.create(params=net, tx=tx, stats=3)  # pyright: ignore[reportArgumentType]

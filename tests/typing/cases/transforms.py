@@ -1,4 +1,4 @@
-"""JAX's functions under types: results have types, wrong arguments are refused."""
+"""JAX's functions under types: results have types, wrong arguments are rejected."""
 
 import functools
 from collections.abc import Callable
@@ -140,8 +140,8 @@ def repeated(net: Base, times: int) -> jax.Array:
 
 assert_type(repeated(net, times=3), jax.Array)
 
-# Functions without annotations: nothing is known of their arguments, so nothing is refused and nothing unknown. The
-# gradient has the type of what they are called with.
+# Functions without annotations: their arguments have no known type, so checkers reject nothing. The gradient has the
+# type of the argument.
 assert_type(grad(lambda net: loss(net, x))(net), Base)
 assert_type(grad(lambda w: jnp.sum(w**2))(x), jax.Array)
 assert_type(value_and_grad(lambda net: loss(net, x))(net), tuple[jax.Array, Base])
@@ -168,7 +168,7 @@ assert_type(scan(walk, net, x), tuple[Base, jax.Array])
 assert_type(while_loop(large, halved, net), Base)
 
 
-def refused() -> list[Any]:
+def rejected() -> list[Any]:
     """Never called: each line is an error of the checkers."""
     scan(walk, x, x)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     return [  # pyright: ignore[reportUnknownVariableType]
@@ -193,8 +193,8 @@ def refused() -> list[Any]:
     ]
 
 
-def refused_class() -> Any:
-    """Never called either."""
+def rejected_class() -> Any:
+    """Also never called."""
 
     class Wrong(Base):
         @jit_method

@@ -75,7 +75,7 @@ if sys.version_info >= (3, 13):
 
 if sys.version_info >= (3, 13):
 
-    def refused() -> Any:
+    def rejected() -> Any:
         """Never called: each line is an error of the checkers."""
         return [  # pyright: ignore[reportUnknownVariableType]
             replace(layer, kernel="no"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -92,8 +92,8 @@ if sys.version_info >= (3, 13):
 
 else:
 
-    def refused() -> Any:
-        """Never called: pyright has nothing to check these by before 3.13."""
+    def rejected() -> Any:
+        """Never called: pyright can't check these before 3.13."""
         return [
             replace(layer, kernel="no"),  # type: ignore[arg-type]
             replace(layer, nope=1),  # type: ignore[call-arg]
