@@ -83,7 +83,7 @@ class Images:
     def __len__(self) -> int:
         return len(self.digits)
 
-    def chosen(self, places: np.ndarray) -> "Images":
+    def select(self, places: np.ndarray) -> "Images":
         """The images and digits at these indices."""
         return Images(self.pixels[places], self.digits[places])
 
@@ -91,7 +91,7 @@ class Images:
         """All images once, in random order. A smaller batch at the end is dropped: its shape would trace again."""
         order = random.permutation(len(self))
         for start in range(0, len(self) - size + 1, size):
-            yield self.chosen(order[start : start + size])
+            yield self.select(order[start : start + size])
 
 
 def train_and_test_images(seed: int) -> tuple[Images, Images]:
@@ -100,7 +100,7 @@ def train_and_test_images(seed: int) -> tuple[Images, Images]:
     images = Images(np.asarray(pixels / 16, np.float32), np.asarray(digits, np.int32))
     order = np.random.default_rng(seed).permutation(len(images))
     tested = len(images) // 5
-    return images.chosen(order[tested:]), images.chosen(order[:tested])
+    return images.select(order[tested:]), images.select(order[:tested])
 
 
 # Training
@@ -206,7 +206,7 @@ def parameter_table(model: MLP) -> str:
     return "\n".join(f"  {place:24}{shape:>12}{count:>10}" for place, shape, count in rows)
 
 
-def counted(count: int, noun: str) -> str:
+def count_text(count: int, noun: str) -> str:
     """`1 trace`, `2 traces`."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
@@ -276,7 +276,7 @@ class Settings:
     resume: bool
 
 
-def whole_number(least: int, most: int) -> Callable[[str], int]:
+def integer(least: int, most: int) -> Callable[[str], int]:
     """A parser of integers within limits."""
 
     def read(text: str) -> int:
@@ -285,7 +285,7 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
         except ValueError:
             value = least - 1
         if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"takes a whole number from {least} to {most}, got {text!r}")
+            raise argparse.ArgumentTypeError(f"must be an integer from {least} to {most}, got {text!r}")
         return value
 
     return read
@@ -298,7 +298,7 @@ def rate(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"takes a number above 0 and at most 1, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a number above 0 and at most 1, got {text!r}")
     return value
 
 
@@ -309,13 +309,13 @@ def argument_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    size = whole_number(1, 4096)
+    size = integer(1, 4096)
     add = parser.add_argument
-    add("--epochs", metavar="N", type=whole_number(1, MOST_EPOCHS), default=30, help="how often each image is seen")
+    add("--epochs", metavar="N", type=integer(1, MOST_EPOCHS), default=30, help="how often each image is seen")
     add("--hidden", metavar="N", type=size, nargs="+", default=[128, 64], help="widths of the hidden layers")
     add("--batch-size", metavar="N", type=size, default=32, help="images in one update")
     add("--learning-rate", metavar="X", type=rate, default=1e-3, help="of the optimiser, AdamW")
-    add("--seed", metavar="N", type=whole_number(0, 2**32 - 1), default=0, help="for the split and the training")
+    add("--seed", metavar="N", type=integer(0, 2**32 - 1), default=0, help="for the split and the training")
     add(
         "--output", metavar="FOLDER", type=Path, default=Path("output"), help="where the picture and the checkpoints go"
     )
@@ -330,7 +330,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     train, test = train_and_test_images(settings.seed)
     if settings.batch_size > len(train):
         parser.error(
-            f"argument --batch-size: takes at most the {len(train)} training images, got {settings.batch_size}"
+            f"argument --batch-size: must be at most the {len(train)} training images, got {settings.batch_size}"
         )
     try:
         settings.output.mkdir(parents=True, exist_ok=True)
@@ -359,12 +359,12 @@ def run(settings: Settings, train: Images, test: Images) -> None:
         draw(learned, tested, settings.output / PICTURE)
         print(f"loss on unseen images: {text_curve(tested.loss)}")
         print(f"test accuracy: {tested.accuracy[-1]:.4f}")
-        print(f"training step: {step.calls} calls, {counted(step.traces, 'trace')}")
+        print(f"training step: {step.calls} calls, {count_text(step.traces, 'trace')}")
         for name, activation in (("with gelu now", jax.nn.gelu), ("with relu again", jax.nn.relu)):
             calls, traces = step.calls, step.traces
             batches = train.batches(settings.batch_size, np.random.default_rng(settings.seed))
             state = run_epoch(step, with_activation(state, activation), batches)
-            print(f"{name}: {step.calls - calls} calls, {counted(step.traces - traces, 'retrace')}")
+            print(f"{name}: {step.calls - calls} calls, {count_text(step.traces - traces, 'retrace')}")
             print(*reports, sep="\n", end="\n" * bool(reports))
             reports.clear()
     print(f"\ncurves of loss and accuracy: {settings.output / PICTURE}")
@@ -402,8 +402,8 @@ def trained(
                     curve.add(state.params)
                 progress = progress.after_epoch(epoch + 1, state, curves)
                 checkpoints.save(epoch + 1, progress)
-                shown = {"loss": f"{curves[0].loss[-1]:.3f}", "test_accuracy": f"{curves[1].accuracy[-1]:.3f}"}
-                bar.set_postfix(shown, refresh=False)
+                metrics = {"loss": f"{curves[0].loss[-1]:.3f}", "test_accuracy": f"{curves[1].accuracy[-1]:.3f}"}
+                bar.set_postfix(metrics, refresh=False)
     return progress.state, curves
 
 

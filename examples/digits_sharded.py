@@ -123,10 +123,10 @@ def putting(mesh: Mesh) -> Callable[[np.ndarray], jax.Array]:
     """A function that turns a batch into an array on the mesh. Each process passes the images of its devices."""
     spec: Callable[..., PartitionSpec] = PartitionSpec  # whose constructor has no annotations
     sharding = NamedSharding(mesh, spec(("data", "fsdp")))
-    return lambda whole: jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+    return lambda batch: jax.make_array_from_callback(batch.shape, sharding, lambda index: batch[index])
 
 
-def whole(tree: object) -> list[np.ndarray]:
+def numpy_leaves(tree: object) -> list[np.ndarray]:
     """All leaves as numpy arrays, gathered from the processes that store parts of them."""
     leaves: list[jax.Array] = jax.tree.leaves(tree)
     return [
@@ -137,7 +137,7 @@ def whole(tree: object) -> list[np.ndarray]:
 
 def largest_difference(left: object, right: object) -> float:
     """The largest difference between the leaves of two trees."""
-    return max(float(np.max(np.abs(a - b))) for a, b in zip(whole(left), whole(right), strict=True))
+    return max(float(np.max(np.abs(a - b))) for a, b in zip(numpy_leaves(left), numpy_leaves(right), strict=True))
 
 
 def restore(layout: str, folder: Path) -> None:

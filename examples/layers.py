@@ -159,8 +159,8 @@ class Attention(Module):
     def __call__(self, x: jax.Array, *, causal: bool = False) -> jax.Array:
         projected = (jax.vmap(layer)(x) for layer in (self.query, self.key, self.value))
         query, key, value = (y.reshape(len(x), self.heads, -1) for y in projected)
-        seen = jax.nn.dot_product_attention(query, key, value, is_causal=causal)
-        return jax.vmap(self.output)(seen.reshape(x.shape))
+        attended = jax.nn.dot_product_attention(query, key, value, is_causal=causal)
+        return jax.vmap(self.output)(attended.reshape(x.shape))
 
 
 class Dropout(Module):
@@ -171,5 +171,5 @@ class Dropout(Module):
     def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
         if key is None or self.rate == 0:
             return x
-        kept = random.bernoulli(key, 1 - self.rate, x.shape)
-        return jnp.where(kept, x / (1 - self.rate), 0)
+        mask = random.bernoulli(key, 1 - self.rate, x.shape)
+        return jnp.where(mask, x / (1 - self.rate), 0)

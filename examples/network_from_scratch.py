@@ -72,7 +72,7 @@ class Images:
     pixels: np.ndarray
     digits: np.ndarray
 
-    def chosen(self, places: np.ndarray) -> "Images":
+    def select(self, places: np.ndarray) -> "Images":
         """The images and digits at these indices."""
         return Images(self.pixels[places], self.digits[places])
 
@@ -80,7 +80,7 @@ class Images:
         """All images once, in random order. A smaller batch at the end is dropped: its shape would trace again."""
         order = random.permutation(len(self.digits))
         for start in range(0, len(order) - size + 1, size):
-            yield self.chosen(order[start : start + size])
+            yield self.select(order[start : start + size])
 
 
 def mnist_file() -> Path:
@@ -97,7 +97,7 @@ def train_and_test_images(seed: int) -> tuple[Images, Images]:
         rows = np.loadtxt(file, delimiter=",", dtype=np.uint8)
     images = Images(np.asarray(rows[:, :-1] / 255, np.float32), np.asarray(rows[:, -1], np.int32))
     order = np.random.default_rng(seed).permutation(len(rows))
-    return images.chosen(order[1000:]), images.chosen(order[:1000])
+    return images.select(order[1000:]), images.select(order[:1000])
 
 
 # Training

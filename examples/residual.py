@@ -43,8 +43,8 @@ class Block(Module):
     def __call__(self, x: jax.Array, key: jax.Array | None) -> tuple[jax.Array, "Block"]:
         """`f32[batch, width]`, and the block with new statistics. With a key it trains."""
         y, norm = self.norm(x @ self.kernel, train=key is not None)
-        kept = 1 if key is None else jax.random.bernoulli(key, 1 - self.rate, y.shape) / (1 - self.rate)
-        return x + kept * jax.nn.relu(y), replace(self, norm=norm)
+        mask = 1 if key is None else jax.random.bernoulli(key, 1 - self.rate, y.shape) / (1 - self.rate)
+        return x + mask * jax.nn.relu(y), replace(self, norm=norm)
 
 
 class Net(Module):

@@ -152,7 +152,7 @@ def drift(way: World) -> float:
     return float(np.max(np.abs(energies / energies[0] - 1)))
 
 
-def apart(way: World) -> np.ndarray:
+def spread_of(way: World) -> np.ndarray:
     """The spread of the ensemble, `f32[ticks]`: the standard deviation of the first body's position."""
     place = np.asarray(way.bodies.place)[:, :, 0]
     return np.asarray(np.sqrt(place.var(axis=0).sum(axis=-1)))
@@ -187,8 +187,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(world)
     print(f"{'method':>10}{'ticks':>8}{'energy drift':>15}{'return to the start':>22}")
     way = world
-    tried: tuple[tuple[Method, int], ...] = (("euler", 1000), ("euler", 4000), ("leapfrog", 1000), ("leapfrog", 4000))
-    for method, ticks in tried:
+    methods: tuple[tuple[Method, int], ...] = (("euler", 1000), ("euler", 4000), ("leapfrog", 1000), ("leapfrog", 4000))
+    for method, ticks in methods:
         last, way = runs.of_one(Simulation(method, ticks), world)
         missed = float(jnp.linalg.norm(last.bodies.place - world.bodies.place))
         print(f"{method:>10}{ticks:>8}{drift(way):>15.1e}{missed:>22.1e}")
@@ -199,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     starts = ensemble(world, settings.members, 1e-3, jax.random.key(settings.seed))
     simulation = Simulation("leapfrog", 1000 * settings.periods, settings.periods)
     _, ways = runs.of_many(simulation, starts)
-    spread = apart(ways)
+    spread = spread_of(ways)
     for period in range(1, settings.periods + 1):
         print(f"{settings.members} worlds after {period} periods: {spread[1000 * period - 1]:.4f} apart")
     settings.output.mkdir(parents=True, exist_ok=True)

@@ -112,8 +112,8 @@ class Block(Module):
         projected = normalised(x, self.attention_scale) @ self.attention_kernel
         query, key, value = jnp.split(projected.reshape(len(x), self.heads, -1), 3, axis=-1)
         query, key = rotated(query, rotation), rotated(key, rotation)
-        seen = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-        x += seen.reshape(x.shape) @ self.output_kernel
+        attended = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+        x += attended.reshape(x.shape) @ self.output_kernel
         return x + jax.nn.gelu(normalised(x, self.thought_scale) @ self.up_kernel) @ self.down_kernel
 
 
@@ -180,9 +180,9 @@ def update(state: TrainState[Transformer], texts: jax.Array) -> tuple[TrainState
 def written(model: Transformer, prompt: jax.Array, keys: jax.Array, temperature: float) -> jax.Array:
     """One more character for each key, `i32[count]`; the model always sees as many as `prompt` has."""
 
-    def write(seen: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        character = jax.random.categorical(key, model(seen)[-1] / temperature).astype(seen.dtype)
-        return jnp.append(seen[1:], character), character
+    def write(context: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        character = jax.random.categorical(key, model(context)[-1] / temperature).astype(context.dtype)
+        return jnp.append(context[1:], character), character
 
     _, characters = jax.lax.scan(write, prompt, keys)
     return characters

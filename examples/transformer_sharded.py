@@ -189,9 +189,12 @@ def laid_out(layout: str) -> Generator[tuple[Mesh, Rules]]:
     """All devices of all processes as a mesh, with the storage rules of the state; both set for the block."""
     devices = jax.device_count()
     shape = (min(2, devices), max(1, devices // 2))
-    mesh, kept = jax.make_mesh(shape, BOTH, axis_types=(AxisType.Auto,) * 2), {**NAMES, **KEPT[layout]}
-    with jax.set_mesh(mesh), use_rules({**NAMES, "batch": None, "sequence": None, **USED[layout]}, storage_rules=kept):
-        yield mesh, kept
+    mesh, storage = jax.make_mesh(shape, BOTH, axis_types=(AxisType.Auto,) * 2), {**NAMES, **KEPT[layout]}
+    with (
+        jax.set_mesh(mesh),
+        use_rules({**NAMES, "batch": None, "sequence": None, **USED[layout]}, storage_rules=storage),
+    ):
+        yield mesh, storage
 
 
 # The program
@@ -221,21 +224,21 @@ def losses_on_one_device(compute: str, steps: int) -> list[float]:
 
 def everywhere(text: np.ndarray, mesh: Mesh) -> jax.Array:
     """A text on every device of all processes."""
-    whole: Any = PartitionSpec  # whose constructor has no annotations
-    return jax.make_array_from_callback(text.shape, NamedSharding(mesh, whole()), lambda index: text[index])
+    spec: Any = PartitionSpec  # its constructor has no annotations
+    return jax.make_array_from_callback(text.shape, NamedSharding(mesh, spec()), lambda index: text[index])
 
 
 def work(layout: str, settings: argparse.Namespace) -> None:
     """Train in a layout, from the start or from a checkpoint; print the differences from one device."""
     say = print if jax.process_index() == 0 else lambda *_: None
     key, compute = jax.random.key(0), jnp.dtype(settings.compute)
-    with laid_out(layout) as (mesh, kept):
+    with laid_out(layout) as (mesh, storage):
         first = 0
         if settings.restore is None:
-            state = sharded_init(make_state, key, compute, mesh=mesh, rules=kept)
+            state = sharded_init(make_state, key, compute, mesh=mesh, rules=storage)
         else:
             with CheckpointManager(settings.restore) as manager:
-                state = manager.restore(like=abstract_state(make_state, key, compute, mesh=mesh, rules=kept))
+                state = manager.restore(like=abstract_state(make_state, key, compute, mesh=mesh, rules=storage))
             first = int(state.step)
         texts = [everywhere(text, mesh) for text in batches(settings.steps, first)]
         lowered = jax.jit(step, donate_argnums=0).lower(state, texts[0])
@@ -243,7 +246,7 @@ def work(layout: str, settings: argparse.Namespace) -> None:
         say(f"\n{layout}: steps {first} to {first + settings.steps} in {jax.process_count()} processes")
         compiled = lowered.compile()
         if settings.report:
-            say(sharding_report(state, mesh, kept))
+            say(sharding_report(state, mesh, storage))
             say(compiled.memory_analysis())
         state, losses = trained(compiled, state, texts)
         if settings.save is not None:

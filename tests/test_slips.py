@@ -165,6 +165,7 @@ def normalised_text(text: str, folder: Path) -> str:
     text = re.sub(r"(?<=/en/latest/)\d+/", "", text)  # in links of JAX 0.12
     # Key paths of JAX 0.12 are plain names in older versions.
     text = re.sub(r"^ {4}(\['\w+'\] ?)+$", lambda line: re.sub(r"\['|'\]", "", line[0]), text, flags=re.MULTILINE)
+    text = text.replace(" and no __dict__ for setting new attributes", "")  # from 3.14 on
     text = re.sub(r"\. Did you mean '\w+'\?$", "", text)  # Python's guess, from 3.13 on
     text = re.sub(r"(?<=trace, )[\d.e-]+ s", "... s", text)
     return re.sub(r"0x[0-9a-f]+", "0x...", text)

@@ -40,8 +40,8 @@ class Block(eqx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         projected = rms_norm(x, self.norm_scale) @ self.attention_kernel
         query, key, value = jnp.split(projected.reshape(len(x), self.heads, -1), 3, axis=-1)
-        seen = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-        x += seen.reshape(x.shape) @ self.output_kernel
+        attended = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+        x += attended.reshape(x.shape) @ self.output_kernel
         return x + jax.nn.gelu(rms_norm(x, self.mlp_scale) @ self.up_kernel) @ self.down_kernel
 
 
@@ -127,9 +127,9 @@ print(f"after:  {loss_of(state.params, test_batch):.1f}, average {loss_of(state.
 
 @eqx.filter_jit
 def written(model: LM, prompt: jax.Array, keys: jax.Array) -> jax.Array:
-    def write(seen: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        character = jax.random.categorical(key, model(seen)[-1] / 0.7)
-        return jnp.append(seen[1:], character), character
+    def write(context: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        character = jax.random.categorical(key, model(context)[-1] / 0.7)
+        return jnp.append(context[1:], character), character
 
     return jnp.append(prompt, jax.lax.scan(write, prompt, keys)[1])
 

@@ -47,23 +47,23 @@ class LoRA(eqx.Module):
         return self.base(x) + x @ self.down @ self.up
 
 
-def chosen(net: Any, kind: type) -> list[Any]:
+def layers_of(net: Any, kind: type) -> list[Any]:
     leaves = jax.tree.leaves(net, is_leaf=lambda value: isinstance(value, kind))
     return [leaf for leaf in leaves if isinstance(leaf, kind)]
 
 
 def with_lora(net: eqx.nn.MLP, rank: int, key: jax.Array) -> eqx.nn.MLP:
-    linear = chosen(net, eqx.nn.Linear)
+    linear = layers_of(net, eqx.nn.Linear)
     keys = jax.random.split(key, len(linear))
     layers = [LoRA(layer, rank, key) for layer, key in zip(linear, keys, strict=True)]
-    return eqx.tree_at(lambda net: chosen(net, eqx.nn.Linear), net, layers)  # type: ignore[no-any-return]  # the call returns Any
+    return eqx.tree_at(lambda net: layers_of(net, eqx.nn.Linear), net, layers)  # type: ignore[no-any-return]  # the call returns Any
 
 
 tuned = with_lora(base, 2, jax.random.key(1))
 
 
 def is_lora(net: eqx.nn.MLP) -> Any:
-    where = lambda net: [array for layer in chosen(net, LoRA) for array in (layer.down, layer.up)]
+    where = lambda net: [array for layer in layers_of(net, LoRA) for array in (layer.down, layer.up)]
     nothing = jax.tree.map(lambda _: False, net)
     return eqx.tree_at(where, nothing, replace_fn=lambda _: True)
 
@@ -96,8 +96,8 @@ def merged(net: eqx.nn.MLP) -> eqx.nn.MLP:
     def merge(layer: LoRA) -> eqx.nn.Linear:
         return eqx.tree_at(lambda base: base.weight, layer.base, replace_fn=lambda w: w + (layer.down @ layer.up).T)  # type: ignore[no-any-return]  # the call returns Any
 
-    layers = chosen(net, LoRA)
-    return eqx.tree_at(lambda net: chosen(net, LoRA), net, list(map(merge, layers)))  # type: ignore[no-any-return]  # the call returns Any
+    layers = layers_of(net, LoRA)
+    return eqx.tree_at(lambda net: layers_of(net, LoRA), net, list(map(merge, layers)))  # type: ignore[no-any-return]  # the call returns Any
 
 
 final = merged(restored)

@@ -93,7 +93,7 @@ def play(world: World, params: Any, cart: Cart, key: jax.Array, length: int) -> 
 
 
 def loss_of(params: Any, moments: Moment, last: Cart) -> jax.Array:
-    logits, values = jax.vmap(lambda seen: agent.apply(params, seen))(moments.observation)
+    logits, values = jax.vmap(lambda observation: agent.apply(params, observation))(moments.observation)
 
     def discount(after: jax.Array, fell: jax.Array) -> tuple[jax.Array, jax.Array]:
         total = jnp.where(fell, 0.0, 1.0 + 0.97 * after)
@@ -102,9 +102,9 @@ def loss_of(params: Any, moments: Moment, last: Cart) -> jax.Array:
     _, totals = jax.lax.scan(discount, agent.apply(params, last.observation)[1], moments.fell, reverse=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # its library names fewer types than it takes
     advantage = jax.lax.stop_gradient(totals) - values  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue]  # flax says less than it returns
     logits = jax.nn.log_softmax(logits)
-    chosen = jnp.take_along_axis(logits, moments.action[:, None], axis=1)[:, 0]
+    score = jnp.take_along_axis(logits, moments.action[:, None], axis=1)[:, 0]
     entropy = -jnp.sum(jnp.exp(logits) * logits, axis=1)
-    return jnp.mean(0.5 * advantage**2 - chosen * jax.lax.stop_gradient(advantage) - 0.01 * entropy)
+    return jnp.mean(0.5 * advantage**2 - score * jax.lax.stop_gradient(advantage) - 0.01 * entropy)
 
 
 class Training(TrainState):  # type: ignore[no-untyped-call]  # left untyped by its library

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import jax
 
-_PACKAGES = ("treewright", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint", "xxhash", "equinox", "flax")
+_PACKAGES = ("treewright", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint", "safetensors", "equinox", "flax")
 
 
 def _version(package: str) -> str:

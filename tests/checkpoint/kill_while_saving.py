@@ -1,7 +1,7 @@
 """A process that forks children, which save in a loop until they are killed: a fork avoids a second of imports.
 
-It reads lines from its input. `start FOLDER` makes a process that saves, and `kill MILLISECONDS` ends it that long
-after its first save; the answer is the last number whose file and step were both on disk.
+For each line `FOLDER MILLISECONDS` of its input, it kills a child that long after the child's first save, and prints
+the last number whose file and step were both on disk.
 """
 
 import itertools
@@ -22,7 +22,7 @@ SIZE = 50_000
 
 
 def save_for_ever(folder: Path, answers: int) -> None:
-    """Save ever higher numbers, each as a file and as a step, and tell each."""
+    """Save increasing numbers, each as a file and as a step, and report each."""
     manager = CheckpointManager(folder / "steps", keep=2)
     for number in itertools.count((manager.latest_step() or 0) + 1):
         tree = {"a": jnp.full(SIZE, number), "b": [jnp.full(10, number)] * 5}
@@ -33,20 +33,20 @@ def save_for_ever(folder: Path, answers: int) -> None:
 
 
 def killed_round(folder: Path, milliseconds: float) -> str:
-    """Let a new process save, kill it, and give the last number that it told."""
+    """Let a new process save, kill it, and return the last number that it reported."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         save_for_ever(folder, writing)
     os.close(writing)
-    told = os.read(reading, 100)
+    reported = os.read(reading, 100)
     time.sleep(milliseconds / 1000)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     while select.select([reading], [], [], 0)[0] and (more := os.read(reading, 1 << 16)):
-        told += more
+        reported += more
     os.close(reading)
-    return told.decode().split()[-1]
+    return reported.decode().split()[-1]
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class Job:
         self.values = np.arange(1 << 16, dtype=np.float32).reshape(8, -1)
 
     def tree(self, **others: Any) -> dict[str, Any]:
-        """A tree that is the same in both processes but for `others`."""
+        """A tree that is equal in all processes, except for `others`."""
         empty = self.placed(self.values[:0], self.replicated)
         x, y = self.placed(self.values, self.sharded), self.placed(self.values, self.replicated)
         return {"x": x, "y": y, "empty": empty, **others}
@@ -60,7 +60,7 @@ class Job:
 
 
 def everyday(job: Job) -> object:
-    """Save, restore in the same blocks and in others, items by process, and one answer for all."""
+    """Save; restore in the same and in different blocks; items of each process; one result for all."""
     import numpy as np
 
     from tests.checkpoint.forged_files import forge_step
@@ -83,23 +83,23 @@ def everyday(job: Job) -> object:
         every = manager.items()
         if job.index == 0:
             forge_step(job.folder / "2", lambda document: document.update(processes=1))  # A single process saves this.
-        manager.all_steps()  # both come here
+        manager.all_steps()  # a barrier
         fewer = job.outcome(manager.items)
         shared = manager.items(process=0)
         return manager.all_steps(), manager.best_step(), every, fewer, shared, tuple(leaves["x"]), tuple(leaves["y"])
 
 
 def replicated_differs(job: Job) -> object:
-    """An array that claims to be replicated, and holds other values in each process."""
+    """A replicated array with different values in each process."""
     manager = job.manager()
     manager.save(1, job.tree(z=job.placed(job.values + job.index, job.replicated)))
-    said = job.outcome(manager.wait)
+    outcome = job.outcome(manager.wait)
     manager.save(1, job.tree())
     assert manager.all_steps() == ()
     manager.close()
     assert manager.all_steps() == (1,)
     manager.delete(1)
-    return said, manager.all_steps()
+    return outcome, manager.all_steps()
 
 
 def damaged_shard(job: Job) -> object:
@@ -109,7 +109,7 @@ def damaged_shard(job: Job) -> object:
     with job.manager(1, 2) as manager:
         if job.index == 0:
             flip_a_bit(*(file for file in (job.folder / "2" / "state").rglob("d/*") if "process_1" in str(file)))
-        manager.all_steps()  # both come here
+        manager.all_steps()  # a barrier
         damaged = job.outcome(lambda: manager.restore(like=job.tree(n=0)))[:22]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -131,10 +131,10 @@ def failing_file_system(job: Job) -> object:
             return plain(path, *args, **options)
 
         with mock.patch.object(Path, "open", stale):
-            said = job.outcome(lambda: manager.restore_latest_valid(like=job.tree(n=0)))
+            outcome = job.outcome(lambda: manager.restore_latest_valid(like=job.tree(n=0)))
         found = manager.restore_latest_valid(like=job.tree(n=0))
         assert found is not None
-        return said, found.step
+        return outcome, found.step
 
 
 def target_differs(job: Job) -> object:
@@ -144,14 +144,14 @@ def target_differs(job: Job) -> object:
 
 
 def late(job: Job) -> object:
-    """One process never comes."""
+    """One process is late."""
     manager = job.manager(timeout_seconds=2)
     if job.index == 1:
         time.sleep(4)
         return "slept"
     began = time.monotonic()
-    said = job.outcome(lambda: manager.save(1, job.tree()))
-    return said, time.monotonic() - began < 4
+    outcome = job.outcome(lambda: manager.save(1, job.tree()))
+    return outcome, time.monotonic() - began < 4
 
 
 SCENARIOS: dict[str, Callable[[Job], object]] = {

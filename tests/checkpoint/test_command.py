@@ -68,7 +68,6 @@ def test_the_command_lists_the_steps_of_a_folder_without_reading_arrays(
     assert status == 0
     assert [line.split()[0] for line in text.splitlines()] == [str(run / "2"), str(run / "10")]
     assert "  loss=0.5\n" in text
-    assert "  x  int32[1000] (array)  " in output_of(capsys, "run", "--leaves")[1]
     assert "  x  int32[1000] (array)  " in output_of(capsys, run / "10")[1]
 
 

@@ -137,7 +137,7 @@ def test_a_step_deleted_during_a_read_is_not_damaged(tmp_path: Path, monkeypatch
     trainer.close()
 
 
-# A table of all files of a step and all that may happen to them
+# Every change to every file of a step
 
 
 def flipped(place: float) -> Callable[[Path], None]:

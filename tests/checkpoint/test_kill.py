@@ -41,21 +41,21 @@ def test_a_process_killed_during_save_leaves_a_usable_folder(rounds: int, tmp_pa
         assert killer.stdout is not None
         for _ in range(rounds):
             print(tmp_path, chance.uniform(0, 120), file=killer.stdin, flush=True)
-            told = int(killer.stdout.readline())
+            reported = int(killer.stdout.readline())
 
             manager = CheckpointManager(tmp_path / "steps")
             latest = manager.latest_step()
             assert latest is not None
-            assert latest >= told
+            assert latest >= reported
             assert number_in(manager.restore(like=LIKE)) == latest
-            assert told <= number_in(load(tmp_path / "file", like=LIKE)) <= latest + 1
+            assert reported <= number_in(load(tmp_path / "file", like=LIKE)) <= latest + 1
         killer.stdin.close()
 
     with CheckpointManager(tmp_path / "steps", keep=2) as manager:
         manager.save(10**6, {"x": 1})
     assert {path.name for path in (tmp_path / "steps").iterdir()} >= {str(latest), str(10**6)}
     names = {path.name for path in (tmp_path / "steps").iterdir()} - {str(latest), str(10**6)}
-    assert all("orbax-checkpoint-tmp" in name for name in names)  # until nobody touched them for an hour
+    assert all("orbax-checkpoint-tmp" in name for name in names)  # untouched for less than an hour
     save(tmp_path / "file", 1)
     assert {path.name for path in tmp_path.iterdir()} == {"file", "steps"}
 
@@ -74,7 +74,7 @@ with CheckpointManager(sys.argv[1] + "/steps") as manager:
             try:
                 call()
             except CheckpointError as error:
-                text = str(error).replace(sys.argv[1], "")[:24]
+                text = str(error).replace(sys.argv[1], "").partition(" be ")[0]
                 print(text, load(sys.argv[1] + "/x")["x"][0], manager.restore()["x"][0])
     print(manager.all_steps())
 """
@@ -83,6 +83,6 @@ with CheckpointManager(sys.argv[1] + "/steps") as manager:
 def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert run.stdout.splitlines() == ["/x could not be written, 1 1", "Step 2 could not be save 1 1", "(1, 3)"]
+    assert run.stdout.splitlines() == ["/x could not 1 1", "Step 2 could not 1 1", "(1, 3)"]
     assert "Event loop is closed" not in run.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"x", "steps"}

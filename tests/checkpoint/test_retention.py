@@ -75,9 +75,9 @@ def test_keep_every_and_keep_best_survive_a_restart(tmp_path: Path) -> None:
     ],
 )
 def test_contradictory_retention_options_are_rejected(options: Any, tmp_path: Path) -> None:
-    count, both = r"each must be a positive integer, or None\.", r"Pass both: metric='loss', mode='min' or 'max'\."
-    all_stay = r"without keep=, all steps are kept\. Add keep=1 to delete the others\."
-    with pytest.raises(ValueError, match=rf"CheckpointManager\(.*keep.*\): .*({count}|{both}|{all_stay})"):
+    count = r"each must be a positive integer, or None\. Without keep=, all steps are kept: add keep=1 to delete"
+    both = r"Pass both: metric='loss', mode='min' or 'max'\."
+    with pytest.raises(ValueError, match=rf"CheckpointManager\(.*keep.*\): .*({count}|{both})"):
         CheckpointManager(tmp_path, **options)
     unknown: dict[str, str] = {"max_to_keep": "Write keep= instead", "keep_beste": "did you mean keep_best"}
     for name, fix in unknown.items():
@@ -87,14 +87,14 @@ def test_contradictory_retention_options_are_rejected(options: Any, tmp_path: Pa
 
 def test_keep_best_rejects_a_step_without_the_metric(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, metric="loss", mode="min")
-    rejected: list[Any] = [
+    invalid: list[Any] = [
         {"other": 1},
         {"loss": 1, 2: 3},
         None,
         ["loss"],
-        *({"loss": loss} for loss in ("low", np.ones(2), True, 10**400, None)),
+        *({"loss": loss} for loss in ("low", np.ones(2), True, None)),
     ]
-    for metrics in rejected:
+    for metrics in invalid:
         with pytest.raises(CheckpointError, match=r"\): metrics= must be a dict of numbers by name, including 'loss'"):
             manager.save(1, TREE, metrics=metrics)
     assert manager.best_step() is None
@@ -140,7 +140,7 @@ def test_a_manager_with_different_rules_keeps_earlier_steps(options: Any, tmp_pa
         manager.save(7, TREE, metrics={"loss": 7})
         manager.wait()
         assert {2, 7} <= {*manager.all_steps()}
-        assert 3 not in manager.all_steps()  # its own rules go on
+        assert 3 not in manager.all_steps()  # its own rules still apply
 
 
 def test_a_step_saved_by_a_concurrent_manager_is_not_replaced(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_step_must_be_a_non_negative_integer(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=fix):
             call()
-    with saved(tmp_path, np.int64(1), jnp.int32(2), np.uint8(3)) as manager:  # what loops count with
+    with saved(tmp_path, np.int64(1), jnp.int32(2), np.uint8(3)) as manager:  # types of loop counters
         assert manager.all_steps() == (1, 2, 3)
 
 
@@ -251,7 +251,7 @@ def test_cleanup_deletes_only_leftovers_of_dead_processes(tmp_path: Path) -> Non
         assert manager.all_steps() == (5,)
         manager.restore(like=LIKE)
         manager.wait()
-        assert {path.name for path in steps.iterdir()} == before  # who saves nothing deletes nothing
+        assert {path.name for path in steps.iterdir()} == before  # a manager that saves nothing deletes nothing
         manager.save(6, LIKE)
     gone = {"5", "3.orbax-checkpoint-tmp-1", "4.thrown-out-01234567", "2.thrown-out-89abcdef"}
     assert {path.name for path in steps.iterdir()} == before - gone | {"6"}
@@ -276,7 +276,7 @@ def test_rerunning_a_cell_during_a_save_loses_no_step(tmp_path: Path, monkeypatc
     for step, manager in enumerate(managers, start=2):
         manager.save(step, {"x": jnp.full(2, step)})
     manager = managers.pop()
-    managers.clear()  # nobody waits for the first, whose name is bound to the second
+    managers.clear()  # the first is still saving
     let_go.set()
     manager.wait()
     deadline = time.monotonic() + 10

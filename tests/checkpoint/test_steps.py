@@ -169,7 +169,7 @@ def test_all_files_of_a_step_are_flushed_before_its_rename(tmp_path: Path, monke
     made = {str(path.relative_to(tmp_path)) for path in (tmp_path / "1").rglob("*")}
     assert {"1/manifest/metadata", "1/state/_METADATA"} <= made
     assert made - synced.keys() <= {f"1{item}/commit_success.txt" for item in ("", "/manifest", "/state")}
-    for name in made & synced.keys():  # and nothing was written after it was brought there
+    for name in made & synced.keys():  # unchanged since it was flushed
         assert (tmp_path / name).is_dir() or (tmp_path / name).read_bytes() == synced[name]
     assert late == ["_CHECKPOINT_METADATA", "1", tmp_path.name]  # Orbax rewrites the metadata last; then the folders
 
@@ -271,7 +271,7 @@ def split_over(devices: Any, *axes: Any) -> NamedSharding:
 
 @pytest.mark.parametrize(("count", "axes"), [(1, ("a",)), (2, ("a",)), (4, ("a",)), (4, (None, "a"))])
 def test_a_sharded_step_is_restored_on_any_number_of_devices(count: int, axes: Any, tmp_path: Path) -> None:
-    x = jnp.arange(1 << 22).reshape(8, -1)  # so large that Orbax would not read all of it at once
+    x = jnp.arange(1 << 22).reshape(8, -1)  # too large for Orbax to read in one piece
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"x": jax.device_put(x, split_over(jax.devices()))})
         assert manager.manifest().layouts == (((4, 1), ((0, 4),)),)

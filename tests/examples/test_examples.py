@@ -114,9 +114,9 @@ def test_digits_resumes_after_a_kill_with_the_same_bits(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--epochs", "0"], "--epochs: takes a whole number from 1 to 1000, got '0'"),
-        (["--batch-size", "2000"], "--batch-size: takes at most the 1438 training images, got 2000"),
-        (["--learning-rate", "nan"], "--learning-rate: takes a number above 0 and at most 1, got 'nan'"),
+        (["--epochs", "0"], "--epochs: must be an integer from 1 to 1000, got '0'"),
+        (["--batch-size", "2000"], "--batch-size: must be at most the 1438 training images, got 2000"),
+        (["--learning-rate", "nan"], "--learning-rate: must be a number above 0 and at most 1, got 'nan'"),
         (["--output", __file__], f"--output: can't write into '{__file__}': File exists"),
     ],
 )

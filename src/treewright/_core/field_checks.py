@@ -89,10 +89,7 @@ def problem_of(value: Any) -> NoExactKeyError:
         consequence = "A tracer is valid only during its trace, but a static outlives it."
     elif type(value) is jax.Ref:
         description, fix = f"a ref, {text(value)}", ""
-        consequence = (
-            "A ref changes in place, but jit would treat it as part of the program, not of the tree: checkpoints would "
-            "not save it, and a program compiled for one ref would not run with a different one."
-        )
+        consequence = "A ref changes in place, but jit would treat it as part of the program, not of the tree."
     elif isinstance(value, np.ndarray | jax.Array):
         description, fix = f"an array, {text(value)}", "" if fix is _OWN_HASH else fix
         consequence = (

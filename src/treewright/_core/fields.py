@@ -97,7 +97,7 @@ def specifier_inside(annotation: Any, cls: type[Any]) -> str | None:
     """The specifier inside an annotation in the body of `cls`, as in `Annotated[int, static()]`; None without one."""
     if isinstance(annotation, str):
         with contextlib.suppress(Exception):  # a forward reference, or a name imported only for checkers
-            annotation = eval(annotation, {**vars(sys.modules[cls.__module__])}, dict(vars(cls)))  # noqa: S307
+            annotation = eval(annotation, vars(sys.modules[cls.__module__]), dict(vars(cls)))  # noqa: S307
     names = (specifier_in(part) or specifier_inside(part, cls) for part in typing.get_args(annotation))
     return next(filter(None, names), None)
 

@@ -39,21 +39,13 @@ _read = object.__getattribute__
 _store = object.__setattr__
 
 
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Unfinished:
     """The value of `_node` until the node is sealed, or forever if `__init__` raised. JAX's errors print it."""
 
-    __slots__ = ("cls", "takes_values", "why")
-
-    def __init__(
-        self,
-        cls: type[Any],
-        why: str = "its __init__ has not returned, so it can't be flattened yet",
-        *,
-        takes_values: bool = True,
-    ) -> None:
-        self.cls = cls
-        self.why = why
-        self.takes_values = takes_values
+    cls: type[Any]
+    why: str = "its __init__ has not returned, so it can't be flattened yet"
+    takes_values: bool = dataclasses.field(default=True, kw_only=True)
 
     def values_of(self, node: Any) -> dict[str, Any]:
         """The values assigned to this node so far, which can be read, assigned and deleted.

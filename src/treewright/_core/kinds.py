@@ -166,19 +166,6 @@ def fields_of(value: Any) -> dict[str, Any]:
     return {field.name: object.__getattribute__(value, field.name) for field in dataclasses.fields(value)}
 
 
-def is_namedtuple(cls: Any) -> bool:
-    """Whether a class was made by `NamedTuple` or `namedtuple`, or extends such a class."""
-    return isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields")
-
-
-def is_frozen_dataclass(cls: Any) -> bool:
-    """Whether this exact class is a `dataclass(frozen=True)` with a generated `==` and no base written in C."""
-    parameters: Any = vars(cls).get("__dataclass_params__")
-    if parameters is None or not (parameters.frozen and parameters.eq) or is_node_class(cls):
-        return False
-    return native_base(cls) is None
-
-
 def _make_namedtuple(cls: Any, *items: Any) -> Any:
     if len(items) != len(cls._fields):
         raise ValueError(f"{cls.__qualname__} has different fields now")
@@ -230,9 +217,13 @@ def kind_of(cls: type[Any]) -> Kind | None:
         return DTYPE
     if issubclass(cls, np.generic):  # Except a row of a structured array, which is mutable.
         return SCALAR if np.dtype(cls).type is cls and not issubclass(cls, np.void) else None
-    if is_namedtuple(cls):
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
         return NAMEDTUPLE
-    return DATACLASS if is_frozen_dataclass(cls) else None
+    # A frozen dataclass, by exact class: an undecorated subclass is opaque.
+    parameters = vars(cls).get("__dataclass_params__")
+    if parameters is None or not (parameters.frozen and parameters.eq) or is_node_class(cls):
+        return None
+    return DATACLASS if native_base(cls) is None else None
 
 
 def with_parts(value: Any, change: Callable[[Any], Any]) -> Any:

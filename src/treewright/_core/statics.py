@@ -4,6 +4,7 @@ It is the `aux_data` of the node. `jit` compares it on every call. Because equal
 Python code.
 """
 
+import dataclasses
 import enum
 import functools
 import importlib
@@ -47,6 +48,7 @@ class _Combination:
         return self.hash
 
 
+@dataclasses.dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class Statics:
     """All static values of a node, interned: two `Statics` are equal exactly if they are the same object.
 
@@ -55,12 +57,9 @@ class Statics:
         values: The values in the order of the fields.
     """
 
-    __slots__ = ("__weakref__", "_keys", "table", "values")
-
-    def __init__(self, table: "StaticTable", values: tuple[Any, ...], keys: _Combination) -> None:
-        self.table: StaticTable = table
-        self.values: tuple[Any, ...] = values
-        self._keys = keys
+    table: "StaticTable"
+    values: tuple[Any, ...]
+    _keys: _Combination
 
     @property
     def names(self) -> tuple[str, ...]:

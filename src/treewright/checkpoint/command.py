@@ -29,11 +29,10 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m treewright checkpoint", description=_HELP)
     parser.add_argument("path", type=Path, help="a file that save wrote, a folder of steps, or one step in it")
     parser.add_argument("--verify", action="store_true", help="read all arrays and compare them with their digests")
-    parser.add_argument("--leaves", action="store_true", help="list all leaves of each step")
     options = parser.parse_args(arguments)
     try:
         paths = _checkpoints(options.path.absolute())
-        return max([_list(path, whole=options.leaves or len(paths) == 1, verify=options.verify) for path in paths])
+        return max([_list(path, whole=len(paths) == 1, verify=options.verify) for path in paths])
     except (CheckpointError, OSError) as error:
         _print(str(error), to_stderr=True)
         return 2

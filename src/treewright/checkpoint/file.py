@@ -1,20 +1,21 @@
 """One checkpoint as one safetensors file: `save`, `load` and `read_manifest`."""
 
+# Optional dependencies:
+# mypy: disable-error-code="import-not-found, import-untyped"
+
 import contextlib
 import errno
 import glob
 import json
 import os
 import re
-import secrets
+import shutil
 import stat
-import sys
-from collections import deque
+import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 import jax
 import numpy as np
@@ -26,27 +27,26 @@ from treewright.checkpoint.arrays import DTYPES, array_to_save, digest_of, verif
 from treewright.checkpoint.fit import MISSING, LeafRequest, LoadOptions, Read, check_options, rebuild_tree
 from treewright.checkpoint.manifest import MAX_BYTES, TEXT, LeafRecord, Manifest, from_metadata
 from treewright.checkpoint.tree import parts_to_save
-from treewright.errors import CheckpointDamagedError, CheckpointError
+from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
 try:
     import fcntl
-except ImportError:  # Windows: files of killed writers are not deleted
+except ImportError:  # Windows: folders of killed writers are not deleted
     fcntl = None  # type: ignore[assignment]
 
 T = TypeVar("T")
 StrPath = str | os.PathLike[str]
 _METADATA = "__metadata__"  # safetensors' own key
 _ALIGNED = 64  # bytes; XLA copies arrays on a CPU that begin elsewhere
-_LARGE = 1 << 20  # bytes; smaller arrays are written 64 at a time, which takes 0.6 times as long
-_write_some: Any = getattr(os, "writev", lambda descriptor, parts: os.write(descriptor, parts[0]))
+_LOCK = "lock"  # locked while its writer lives
 # Errors that describe the disk's content; all others may be temporary.
 _LASTING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO})
-# Our names of safetensors' dtypes. Arrays of other dtypes are written as bytes, with one more axis.
+# Our names of safetensors' dtypes. Arrays of others are written as bytes, with one more axis.
 CODES = MappingProxyType(
     {"BOOL": "bool", "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64", "C64": "complex64"}
     | {f"{code}{bits}": f"{name}{bits}" for code, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)}
 )
-_CODE_OF = MappingProxyType({name: code for code, name in CODES.items()})
+_NATIVE = frozenset(CODES.values())
 
 
 def save(path: StrPath, tree: object) -> None:
@@ -62,7 +62,7 @@ def save(path: StrPath, tree: object) -> None:
     Raises:
         CheckpointError: If something in the tree can't be saved (the message lists all paths) or the file can't be
             written.
-        ImportError: If xxhash is not installed.
+        ImportError: If safetensors or xxhash is not installed.
 
     Examples:
         >>> import tempfile, os
@@ -72,53 +72,33 @@ def save(path: StrPath, tree: object) -> None:
         >>> load(path)
         {'steps': (1, 2), 'w': Array([0., 1., 2.], dtype=float32)}
     """
+    try:
+        import safetensors as engine
+    except ImportError as error:
+        raise missing_extra("A checkpoint", "safetensors", "checkpoint") from error
     target = local_path(path)
     parts = parts_to_save(tree, problems_of=_problems)
     leaves = parts.manifest.leaves
     values = [array_to_save(parts.values[leaf.name]) for leaf in leaves]
     if jax.default_backend() != "cpu":  # there it only costs 4 us per array
         untyped_jax.copy_to_host_async([value for value in values if isinstance(value, jax.Array)])
-    arrays = {leaf.name: np.asarray(value, order="C") for leaf, value in zip(leaves, values, strict=True)}
-    for leaf in leaves:
-        leaf.digest = digest_of(arrays[leaf.name])
+    arrays = [np.asarray(value, order="C") for value in values]
+    specs: dict[str, Any] = {}
+    for leaf, array in zip(leaves, arrays, strict=True):
+        leaf.digest = digest_of(array)
+        name, shape = leaf.form.dtype, array.shape
+        if name not in _NATIVE:
+            name, shape = "uint8", (*shape, array.itemsize)
+        address = array.__array_interface__["data"][0]  # `.ctypes.data` takes 2 us more, numpy's dtype name 5
+        specs[leaf.name] = engine.TensorSpec(dtype=name, shape=shape, data_ptr=address, data_len=array.nbytes)
     try:
-        with atomic_write(target) as file:
-            _write(file.fileno(), parts.manifest, arrays)
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        with atomic_write(target) as temporary:
+            engine.serialize_file(specs, temporary, metadata=parts.manifest.to_metadata())
+    except (OSError, ValueError, engine.SafetensorError) as error:  # ValueError: a null character in the path
         folder = Path(os.path.realpath(target)).parent
         if isinstance(error, FileNotFoundError) and not folder.is_dir():
             raise CheckpointError(f"{target} could not be written: the folder {folder} does not exist.") from error
-        raise CheckpointError(f"{target} could not be written, and is as it was: {error}") from error
-
-
-def _write(descriptor: int, manifest: Manifest, arrays: dict[str, Any]) -> None:
-    """Write a safetensors file: the length of the header, the header, and the arrays without gaps.
-
-    Wide dtypes come first, so that each array is aligned.
-    """
-    header: dict[str, Any] = {_METADATA: manifest.to_metadata()}
-    end = 0
-    leaves = sorted(manifest.leaves, key=lambda leaf: -arrays[leaf.name].itemsize)
-    for leaf in leaves:
-        array = arrays[leaf.name]
-        code, begin, end = _CODE_OF.get(leaf.form.dtype), end, end + array.nbytes
-        shape = array.shape if code else (*array.shape, array.itemsize)
-        header[leaf.name] = {"dtype": code or "U8", "shape": shape, "data_offsets": (begin, end)}
-    text = json.dumps(header, separators=(",", ":"), check_circular=False).encode()
-    if len(text) > MAX_BYTES:
-        raise ValueError(f"its header would have {len(text):,} bytes, and the limit is {MAX_BYTES:,}")
-    text += b" " * (-len(text) % 8)
-    parts: deque[Any] = deque([len(text).to_bytes(8, "little") + text])
-    parts += [arrays[leaf.name].reshape(-1).view(np.uint8) for leaf in leaves]
-    while parts:
-        begin = os.lseek(descriptor, 0, os.SEEK_CUR)
-        written = _write_some(descriptor, list(islice(parts, 1 if len(parts[0]) > _LARGE else 64)))
-        if sys.platform == "linux":  # the disk writes while we copy: 80 MiB take 0.8 times as long
-            os.posix_fadvise(descriptor, begin, written, os.POSIX_FADV_DONTNEED)
-        while parts and written >= len(parts[0]):
-            written -= len(parts.popleft())
-        if written:
-            parts[0] = parts[0][written:]
+        raise CheckpointError(f"{target} could not be written and is unchanged: {error}") from error
 
 
 def _problems(leaf: LeafRecord, value: Any) -> Iterator[str]:
@@ -336,10 +316,10 @@ def local_path(path: StrPath) -> Path:
 
 
 @contextlib.contextmanager
-def atomic_write(path: Path) -> Generator[BinaryIO]:
-    """Yield a temporary file; when the block ends, it is flushed to disk and renamed to `path`.
+def atomic_write(path: Path) -> Generator[Path]:
+    """Yield a temporary path; when the block ends, the file there is flushed to disk and renamed to `path`.
 
-    Until then, and after any error, `path` does not change. Temporary files of killed writers are deleted.
+    Until then, and after any error, `path` does not change. Temporary folders of killed writers are deleted.
 
     Raises:
         CheckpointError: If `path` is not a file, or the rename could not be flushed to disk.
@@ -350,21 +330,14 @@ def atomic_write(path: Path) -> Generator[BinaryIO]:
     name = os.fsencode(target.name)[:200].decode(errors="ignore")  # names have at most 255 bytes
     prefix = f".{name}.unfinished-"
     for leftover in target.parent.glob(f"{glob.escape(prefix)}*"):
-        with contextlib.suppress(OSError), leftover.open("r+b") as other:  # a different user's, or deleted already
-            if _lock(other, wait=False):
-                leftover.unlink()
-    with _locked_file(target.parent / prefix) as file:
-        temporary = Path(file.name)
-        try:
-            yield file
-            if target.exists():
-                temporary.chmod(stat.S_IMODE(target.stat().st_mode))
-            os.fsync(file.fileno())
-            if os.name == "nt":  # Windows does not rename open files
-                file.close()
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        _delete_if_dead(leftover)
+    with _locked_folder(target.parent, prefix) as folder:
+        temporary = folder / "file"
+        yield temporary
+        # The mode of the old file, or of any new one; safetensors sets a different mode.
+        temporary.chmod(stat.S_IMODE((target if target.exists() else folder / _LOCK).stat().st_mode))
+        flush_to_disk(temporary)
+        temporary.replace(target)
     try:
         flush_to_disk(target.parent)
     except OSError as error:
@@ -374,23 +347,43 @@ def atomic_write(path: Path) -> Generator[BinaryIO]:
         ) from error
 
 
-def _locked_file(prefix: Path) -> BinaryIO:
-    """A new file, locked until it is closed: the lock marks its writer as alive."""
+@contextlib.contextmanager
+def _locked_folder(parent: Path, prefix: str) -> Generator[Path]:
+    """A new folder with a lock file, deleted after the block. The lock marks the writer as alive."""
     while True:
-        file = Path(f"{prefix}{secrets.token_hex(4)}").open("xb")  # noqa: SIM115  the caller closes it
-        _lock(file, wait=True)
-        if os.fstat(file.fileno()).st_nlink:  # a different writer may have deleted it before it was locked
-            return file
-        file.close()
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        try:
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError:
+            folder.rmdir()
+            raise
+        try:
+            _lock(lock, wait=True)
+            if (folder / _LOCK).exists():  # a different writer may have deleted it before the lock was taken
+                yield folder
+                return
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
 
 
-def _lock(file: BinaryIO, *, wait: bool) -> bool:
+def _delete_if_dead(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # a different user's, or deleted already
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            if _lock(lock, wait=False):
+                shutil.rmtree(folder)
+        finally:
+            os.close(lock)
+
+
+def _lock(descriptor: int, *, wait: bool) -> bool:
     """Lock a file until it is closed or the process ends. False if it is locked, or locks are unsupported."""
     locks: Any = fcntl
     if locks is None:
         return False
     try:
-        locks.flock(file, locks.LOCK_EX | (0 if wait else locks.LOCK_NB))
+        locks.flock(descriptor, locks.LOCK_EX | (0 if wait else locks.LOCK_NB))
     except OSError:
         return False
     return True

@@ -335,7 +335,7 @@ def _on_host(array: Any, request: LeafRequest) -> Any:
 
 
 def _device_arrays(batch: Mapping[str, tuple[Any, LeafRequest]]) -> dict[str, Any]:
-    """Place arrays on devices and convert them to leaves. numpy arrays may be aliased: nobody else changes them.
+    """Place arrays on devices and convert them to leaves. numpy arrays may be aliased: no other code has them.
 
     They are placed in one call: one by one, 2,000 small arrays take a third longer.
 

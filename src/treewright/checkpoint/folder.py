@@ -61,11 +61,11 @@ def rules_of(
     """
     counts = {"keep": keep, "keep_every": keep_every, "keep_best": keep_best}
     shown = ", ".join(f"{name}={short_text(value)}" for name, value in counts.items())
-    if any(count is not None and (type(count) is not int or count < 1) for count in counts.values()):
-        raise ValueError(f"CheckpointManager({shown}): each must be a positive integer, or None.")
-    if keep is None and (keep_every or keep_best):
+    are_counts = all(count is None or (type(count) is int and count > 0) for count in counts.values())
+    if not are_counts or (keep is None and (keep_every or keep_best)):
         raise ValueError(
-            f"CheckpointManager({shown}): without keep=, all steps are kept. Add keep=1 to delete the others."
+            f"CheckpointManager({shown}): each must be a positive integer, or None. Without keep=, all steps are kept: "
+            f"add keep=1 to delete the others."
         )
     if (metric is None) != (mode is None) or mode not in {None, "min", "max"} or (keep_best and not metric):
         raise ValueError(

@@ -102,9 +102,9 @@ class CheckpointManager:
 
     Steps are written atomically, even if the process is killed. `save` continues in the background after it returns; if
     that fails, the next `save`, `wait` or restore raises `CheckpointError`, and the call after it works again. Use the
-    manager in a `with` block, or call `close`: a program that ends without it finishes its last save, for at most
-    `timeout_seconds`, or reports the reason in a `CheckpointWarning`. On Python 3.12.0 to 3.12.2, which start no
-    threads at exit, `save` waits for the disk outside a `with` block.
+    manager in a `with` block, or call `close`: a program that ends without it first finishes its last save, or reports
+    the reason in a `CheckpointWarning`; Ctrl-C ends it immediately. On Python 3.12.0 to 3.12.2, which start no threads
+    at exit, `save` waits for the disk outside a `with` block.
 
     Only one manager at a time, in one thread, may save into a folder; any number may read. In a job of several
     processes, all must make the same calls; all get the same step, or all raise.
@@ -121,7 +121,7 @@ class CheckpointManager:
         keep_best: With `keep`, also keep this many of the best steps.
         metric: The metric that ranks steps. Every step must have it in its `metrics`.
         mode: Whether the smallest (`"min"`) or the largest (`"max"`) value is best.
-        timeout_seconds: How long the processes of a job wait for each other, and a program for its last save.
+        timeout_seconds: How long the processes of a job wait for each other.
 
     Raises:
         ImportError: If orbax-checkpoint is not installed, or for a bucket its package, such as gcsfs.
@@ -234,7 +234,7 @@ class CheckpointManager:
             )
         is_dict = isinstance(metrics, Mapping | None)
         numbers = {name: np.asarray(value).tolist() for name, value in (metrics or {}).items()} if is_dict else {}
-        are_numbers = all(type(name) is str and _is_number(value) for name, value in numbers.items())
+        are_numbers = all(type(name) is str and type(value) in {int, float} for name, value in numbers.items())
         if not (is_dict and are_numbers) or self._metric not in {None, *numbers}:
             raise CheckpointError(
                 f"save(..., metrics={short_text(metrics)}): metrics= must be a dict of numbers by name"
@@ -263,6 +263,7 @@ class CheckpointManager:
         if step is not None:
             try:
                 self._finish(self.directory / str(step))
+                self.wait()  # delete old steps
             except Exception as error:  # noqa: BLE001  nothing else reports it
                 text = f"The program ended before step {step} was saved in {self.directory}: {error}."
                 warn_user(f"{text} Use the manager in a `with` block, or call close().", CheckpointWarning)
@@ -346,7 +347,7 @@ class CheckpointManager:
             manifest = manifest_of_step(folder)
             value = manifest.metrics.get(str(self._metric))
             sign = -1 if self._mode == "min" else 1
-            rank = None if value is None else -math.inf if math.isnan(value) else sign * value
+            rank = None if value is None else sign * value if value == value else -math.inf  # noqa: PLR0124  NaN
             self._records[key] = manifest.retention, rank
         return self._records[key]
 
@@ -576,10 +577,6 @@ class CheckpointManager:
                 outcome = f"It could not be renamed: {error}"
             notes.append(f"\n  {step}: {cut_text(reason, 400)} {outcome}")
         return notes
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) is float or (type(value) is int and value.bit_length() < 1024)  # larger ints exceed all floats
 
 
 def _step_number(step: Any, fix_of_tree: str = "") -> int:
