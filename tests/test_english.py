@@ -26,7 +26,7 @@ HIGHEST = {
     r"\b(made|make|makes|making) again\b": 0,
     r"\bthat (is|are) there\b": 0,
     r"\S\x20\x20# (of|which|by|else|as) ": 2,
-    r"\bwhat (a|an|the|is|it|they|you|jax|was|has|can|this|each|one)\b": 34,
+    r"\bwhat (a|an|the|is|it|they|you|jax|was|has|can|this|each|one)\b": 33,
     r"\banother\b": 51,
     r"\bbesides?\b": 3,
     r"\balone\b": 9,
