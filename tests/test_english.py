@@ -31,7 +31,7 @@ HIGHEST = {
     r"\bbesides?\b": 3,
     r"\balone\b": 9,
     r"\bof (its|their|your) own\b": 6,
-    r"\b(that|those) of\b": 14,
+    r"\b(that|those) of\b": 13,
     r"\ball the same\b": 0,
     r"\bat once\b": 0,
     r"\bcom(e|es|ing) (back|out)\b": 1,
