@@ -46,7 +46,7 @@ class Job:
         """A manager that has saved these steps."""
         from treewright.checkpoint import CheckpointManager
 
-        manager = CheckpointManager(self.folder, **options)
+        manager = CheckpointManager(self.folder, **options).__enter__()
         for step in steps:
             manager.save(step, self.tree(n=step))
         manager.wait()
