@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -45,7 +46,7 @@ class Job:
         """A manager that has saved these steps."""
         from treewright.checkpoint import CheckpointManager
 
-        manager = CheckpointManager(self.folder, **options)
+        manager = CheckpointManager(self.folder, **options).__enter__()
         for step in steps:
             manager.save(step, self.tree(n=step))
         manager.wait()
@@ -196,9 +197,10 @@ def main(folder: Path, port: str, count: int, index: int, names: list[str]) -> N
     )
     for name in names:
         job = Job(folder / name, index)
+        scenario = SCENARIOS.get(name)
         line = job.outcome(
-            lambda name=name, job=job: SCENARIOS[name](job) if name in SCENARIOS else rejected(job, name)
-        )  # type: ignore[misc]  # its parameters have no types
+            functools.partial(rejected, job, name) if scenario is None else functools.partial(scenario, job)
+        )
         with (folder / f"found-by-{index}").open("a") as file:
             file.write(f"{name}: {line}\n")
     others = [folder / f"found-by-{other}" for other in range(1, count)]

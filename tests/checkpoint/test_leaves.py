@@ -224,6 +224,10 @@ def test_saved_names_are_the_names_of_leaves(tmp_path: Path) -> None:
     assert list(read_names(tmp_path / "x")) == ["a", "b"]
     for name in ("b", "z", 3):
         changed: dict[str, Any] = {"form": ["numpy", [3], "int8"], "saved_name": name}
-        forge(tmp_path / "x", lambda document, changed=changed: document["leaves"][0].update(changed))
+
+        def change(document: Any, changed: dict[str, Any] = changed) -> None:
+            document["leaves"][0].update(changed)
+
+        forge(tmp_path / "x", change)
         with pytest.raises(CheckpointDamagedError, match=r"\['a'\] in .* can't be read"):
             load(tmp_path / "x")
