@@ -165,7 +165,7 @@ def test_the_error_names_leaves_the_optimiser_cannot_update() -> None:
     grads = jax.grad(lambda params: params["w"].sum(), allow_int=True)(params)
 
     with pytest.raises(
-        ValueError, match=r"params\['n'\] holds integers, which have no gradient.*static\(\), or as buffer\(\)"
+        ValueError, match=r"params\['n'\] contains integers, which have no gradient.*static\(\), or as buffer\(\)"
     ):
         state.apply_gradients(grads=grads)
 

@@ -313,8 +313,8 @@ def _state_problem(state: TrainState[Any], weights: Any, trained: Any) -> str:
     for path, leaf in jax_trees.tree_leaves_with_path(trained):
         if getattr(leaf, "dtype", None) == jax.dtypes.float0:
             return (
-                f"params{path_text(path)} holds integers, which have no gradient, but the optimiser computes with all "
-                f"of params. Declare its field as static(), or as buffer(), which is not trained."
+                f"params{path_text(path)} contains integers, which have no gradient, but the optimiser computes with "
+                f"all of params. Declare its field as static(), or as buffer(), which is not trained."
             )
     differing = _structure_differences("opt_state", untyped_jax.eval_shape(state.tx.init, weights), state.opt_state)
     if not differing:

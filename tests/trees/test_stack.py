@@ -114,7 +114,7 @@ def test_unstack_rejects_leaves_without_a_common_leading_axis() -> None:
     assert message(lambda: unstack(())) == "tuple has no leaves, so the number of trees in it is unknown."
     for index in (3, -4):
         assert message(lambda index=index: node_at(stack(layers()), index)) == (
-            f"Index {index} is out of range: Layer holds 3 trees, 0 to 2."
+            f"Index {index} is out of range: Layer contains 3 trees, 0 to 2."
         )
 
 

@@ -174,5 +174,5 @@ def test_hovers_and_signatures_show_fields_types_and_docs(server: Server) -> Non
     assert server.signature(5) == "(kernel: Array, width: int = 3) -> Layer"
     assert "kernel: Array" in server.hover(6)
     assert "The learned parameters." in server.hover(6)
-    assert "the gradient has the type of the argument" in server.hover(8)
+    assert "the gradient has the type of the differentiated argument" in server.hover(8)
     assert "A copy of `node` with some fields replaced" in server.hover(9)

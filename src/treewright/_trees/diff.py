@@ -168,7 +168,7 @@ def diff(left: Any, right: Any, *, values: bool = True) -> "Differences":
 
 
 def _without_values(tree: Any) -> Any:
-    """A tree with the structure of a tree or treedef, whose leaves differ from none."""
+    """A tree with the structure of a tree or treedef; its leaves are placeholders, which match any leaf."""
     treedef = tree if isinstance(tree, jax_trees.PyTreeDef) else jax.tree.structure(tree)
     return jax.tree.unflatten(treedef, [LeafType(None, anything=True)] * treedef.num_leaves)
 

@@ -117,7 +117,7 @@ def node_at(tree: T, index: int | jax.Array) -> T:
     length = _length(tree)
     if not isinstance(index, Tracer) and not -length <= operator.index(index) < length:
         raise IndexError(
-            f"Index {index} is out of range: {class_name(tree)} holds {counted(length, 'tree')}, 0 to {length - 1}."
+            f"Index {index} is out of range: {class_name(tree)} contains {counted(length, 'tree')}, 0 to {length - 1}."
         )
     leaves, treedef = jax_trees.tree_flatten(tree)
     node: T = treedef.unflatten(jnp.asarray(leaf)[index] for leaf in leaves)

@@ -152,7 +152,7 @@ def snapshot(value: Any) -> Any:
             return value
         if id(value) in visited:
             return visited[id(value)][1]
-        visited[id(value)] = value, ("...", len(visited))  # stands for a value inside itself
+        visited[id(value)] = value, ("...", len(visited))  # for a value inside itself
         parts: dict[Any, Any] = {}
         # One level before the next, so that no part hides its neighbours by its size.
         level = zip(contents(value).items(), budget, strict=False) if depth else ()

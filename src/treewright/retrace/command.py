@@ -128,7 +128,7 @@ def _after_import_of_jax(begin: Callable[[], object]) -> None:
 
 
 class ProgramRecorder:
-    """Records what JAX does, from the import of jax on."""
+    """Records JAX's traces and compilations, from the import of jax on."""
 
     def __init__(self, program: list[str]) -> None:
         self._program = program

@@ -272,18 +272,12 @@ class Observer:
         for listener in listeners:
             listener(observed)
 
-    def is_registered(self) -> bool:
-        """Whether JAX sends events here: no longer after the public `jax.monitoring.clear_event_listeners()`.
-
-        In a version of JAX without the function used here, that is not noticed.
-        """
-        listeners: Any = getattr(monitoring, "get_event_duration_listeners", None)
-        return self._is_registered and (listeners is None or self in listeners())
-
     def add(self, listener: Callable[[Event], object] | None = None) -> None:
         """Call a function at every event in the process."""
         with self._lock:
-            if not self.is_registered():
+            # `jax.monitoring.clear_event_listeners()` removes it. Without this function, that goes unnoticed.
+            known: Any = getattr(monitoring, "get_event_duration_listeners", lambda: [self])()
+            if not self._is_registered or self not in known:
                 jax.monitoring.register_event_duration_secs_listener(self)
                 self._is_registered = True
             self._listeners += () if listener is None else (listener,)

@@ -46,7 +46,7 @@ def sharded_init(
         rules: As for `partition_specs`.
         on_misfit: As for `partition_specs`.
         timeout_seconds: The time to wait for the other processes.
-        **kwargs: More arguments of `fn`, as in `args`. If a name is that of an argument above, use `functools.partial`.
+        **kwargs: More arguments of `fn`, as in `args`. For a name that is in this list, use `functools.partial`.
 
     Raises:
         ProcessMismatchError: If processes would create different trees, or some do not arrive in time.
