@@ -48,7 +48,7 @@ class _Combination:
         return self.hash
 
 
-@dataclasses.dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Statics:
     """All static values of a node, interned: two `Statics` are equal exactly if they are the same object.
 
@@ -57,6 +57,7 @@ class Statics:
         values: The values in the order of the fields.
     """
 
+    __slots__ = ("__weakref__", "_keys", "table", "values")
     table: "StaticTable"
     values: tuple[Any, ...]
     _keys: _Combination
