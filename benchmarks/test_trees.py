@@ -111,7 +111,6 @@ def test_compare(name: str) -> Statement:
 WALK = {
     "jax.tree.map": "jax.tree.map(identity, net)",
     "treewright.count": "treewright.count(net)",
-    "treewright.count, by class": "treewright.count(net, by='class')",
     "treewright.partition, trainable": "treewright.partition(net, treewright.trainable)",
     "treewright.summary": "treewright.summary(net)",
     "treewright.summary, as text": "str(treewright.summary(net))",
