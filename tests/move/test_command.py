@@ -12,6 +12,7 @@ import pytest
 
 from treewright.__main__ import main
 from treewright.move.program import Program
+from treewright.move.source import Source
 
 pytestmark = pytest.mark.slow
 
@@ -161,6 +162,20 @@ def test_write_names_the_files_that_were_changed_before_one_cannot_be_replaced(
     assert {file.name: file.read_text() for file in folder.iterdir()} == {"a.py": AFTER, "b.py": BEFORE}
     error = capsys.readouterr().err
     assert error == f"b.py can't be replaced\nOnly these files have been changed:\n{folder / 'a.py'}\n"
+
+
+def test_write_changes_nothing_if_a_rewritten_file_does_not_parse(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "a.py").write_text(BEFORE)
+    monkeypatch.setattr(Source, "rewritten", lambda *_: b"class A(:")
+
+    assert move("--write", ".") == 2
+
+    assert (folder / "a.py").read_text() == BEFORE
+    assert capsys.readouterr().err == (
+        "a.py: a bug in this command: the rewritten file would not parse.\nNothing has been changed.\n"
+    )
 
 
 def test_move_imports_no_checkpoint_code(folder: Path) -> None:

@@ -12,7 +12,11 @@ from treewright.move.source import Source, every_part, first_name
 
 
 def with_imports(source: Source, program: Program) -> bytes:
-    """The file after the edits, without unused imports, and with the imports of our names."""
+    """The file after the edits, without unused imports, and with the imports of our names.
+
+    Raises:
+        ValueError: If it does not parse.
+    """
     unused = _imports_without_use(source, program)
     names, needed = dict[str, str](), dict[str, list[str]]()
     for full in sorted({name for *_, text in source.edits for name in re.findall("\0(.+?)\0", text)}):
@@ -27,7 +31,10 @@ def with_imports(source: Source, program: Program) -> bytes:
     _add_imports(source, [start + ", ".join(words) for start, words in needed.items()], unused)
     _delete_imports(source, unused)
     text = source.rewritten(names)
-    cst.parse_module(text)  # A file that does not parse is never written.
+    try:
+        cst.parse_module(text)
+    except cst.ParserSyntaxError as error:
+        raise ValueError(f"{source.path}: a bug in this command: the rewritten file would not parse.") from error
     return text
 
 
