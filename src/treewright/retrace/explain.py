@@ -49,6 +49,9 @@ def explain(
     Returns:
         A report; `report.event` is `"none"` if the call would need no new program.
 
+    Raises:
+        TypeError: If `function` is not callable, or the arguments of a call are not a tuple.
+
     Examples:
         >>> def step(x, scale=1.0):
         ...     return x * scale
@@ -57,6 +60,8 @@ def explain(
             scale (added): Python float
                 passing a default explicitly adds an argument: always pass it, or never
     """
+    if not callable(function):
+        raise TypeError(f"explain(function, old_args, new_args) needs a function, got {short_text(function)}.")
     options, unseen = options_of(function), ""
     if options is None and is_jitted(function):
         unseen = f"the static arguments can't be read in JAX {jax.__version__}: changes of them are not reported"
