@@ -27,6 +27,7 @@ _LEAF = (
     "stays a leaf, as in equinox: jax.jit rejects a function or string, so use static() if it has no arrays",
     False,
 )
+_NUMBER = ("stays a leaf, as in equinox: jax.jit traces it, so use static() if it is a setting", False)
 _FREEZES = ("is static and freezes its value: a list becomes a tuple, a dict a FrozenMapping", False)
 _VARIABLE = ("is static depending on a variable: write static() or field()", True)
 
@@ -67,8 +68,11 @@ def rewrite_field(node: NodeClass, line: cst.AnnAssign, program: Program, eviden
         field = dataclasses.replace(field, kind="constant")
         notes.append(_CONSTANT)
     elif field.kind == "child" and node.rule.filtered and not source.is_read_in_scope(line.target):
-        field = dataclasses.replace(field, kind=_filtered_kind(_types(source, field.annotation, program)))
+        types = _types(source, field.annotation, program)
+        field = dataclasses.replace(field, kind=_filtered_kind(types))
         notes += {"static": [_STATIC], "leaf": [_LEAF]}.get(field.kind, [])
+        if types and all(names & libraries.NUMBERS for names in types):
+            notes.append(_NUMBER)
     if field.kind == "static" and not (field.argument("identity") or field.argument("converter")):
         notes += _notes_of_static(source, field, program)
     for text, undecided in notes:
