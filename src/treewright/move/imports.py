@@ -43,7 +43,7 @@ def _as_name(assignment: Any) -> Any:
 
 
 def _imports_without_use(source: Source, program: Program) -> set[Any]:
-    """The names in import statements whose every use is gone.
+    """The names in import statements that are no longer used.
 
     An import that another file takes from here stays, and so does one whose name stands in a text, as in `__all__`.
     """
@@ -93,7 +93,7 @@ def _is_import_or_docstring(line: Any) -> bool:
 
 
 def _delete_imports(source: Source, unused: set[Any]) -> None:
-    """Delete the unused names of import statements, and the conditions and `try` around them that hold nothing else."""
+    """Delete the unused names of import statements, and each `if` or `try` that contains nothing else."""
     for block in every_part(source.module):
         items: Any = ()
         if isinstance(block, cst.Module | cst.BaseSuite | cst.SimpleStatementLine):

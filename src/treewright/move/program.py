@@ -105,7 +105,7 @@ class Program:
         return name
 
     def rule_of(self, source: Source, node: cst.CSTNode) -> tuple[Rule | None, str]:
-        """The rule for a name and its full name; no rule where the name may also be something else.
+        """The rule for a name and its full name; no rule if the name may have a different meaning.
 
         The standard library's `dataclass` and `ClassVar` do not count: libraries stand in for them `if TYPE_CHECKING`.
         """
@@ -123,7 +123,7 @@ class Program:
         return [self.nodes[each] for each in classes if each in self.nodes]
 
     def is_set_elsewhere(self, name: str) -> bool:
-        """Whether a file that was not read, since it names no node class, may give a field of this name a value."""
+        """Whether a file without node classes, which was not read, may assign a field of this name."""
         return re.search(rb"\b%s\b" % name.encode(), self._unread) is not None
 
     # Classes
@@ -135,7 +135,7 @@ class Program:
         return [line for line, kind in zip(lines, kinds, strict=True) if not kind & {"typing.ClassVar", *ABSTRACT}]
 
     def bases(self, node: NodeClass) -> list[NodeClass]:
-        """A node class and all that it extends, each once."""
+        """A node class and all its bases, each once."""
         every = [node]
         for each in every:
             every += [above for above in self.above(each.source, each.definition) if above not in every]
@@ -161,7 +161,7 @@ class Program:
                 self.nodes[definition] = NodeClass(source, definition, name, base)
 
     def _mixes(self, source: Source, definition: cst.ClassDef) -> bool:
-        """Whether a class also extends one of a library that does not move, as `equinox.nn.Linear`."""
+        """Whether a class also extends a class of a library that does not move, such as `equinox.nn.Linear`."""
         packages = {name.partition(".")[0] for name in self._rules}
         bases = {name for base in definition.bases for name in self.names_of(source, bare(base.value))}
         return any(name.partition(".")[0] in packages for name in bases - self._rules.keys())
@@ -175,7 +175,7 @@ class Program:
                 yield from (self.nodes[each] for each in classes if each in self.nodes)
 
     def _extend(self, source: Source, definition: cst.ClassDef) -> bool:
-        """Add a class that extends one which becomes a `Module`, also if it has a decorator; whether it was added."""
+        """Add a class whose base becomes a `Module`, even if it has a decorator. Returns whether it was added."""
         if definition in self.nodes and self.nodes[definition].rule.kind == "base":
             return False
         for above in self.above(source, definition):

@@ -47,7 +47,7 @@ def moved(program: Program) -> Iterator[tuple[Source, bytes]]:
 
 
 def _rewrite_names(source: Source, program: Program) -> None:
-    """Rename the uses of imports from libraries, and note those that are left."""
+    """Rename the uses of imports from libraries, and note the uses that remain."""
     every = [access for each in program.library_imports(source) for access in each.references]
     uses = {id(first_name(access.node)): access for access in every}
     for part in every_part(source.module) if uses else ():

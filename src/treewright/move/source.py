@@ -1,4 +1,4 @@
-"""A file: its syntax tree, what its names mean, edits to its text, and places to review."""
+"""A file: its syntax tree, the full names in it, edits to its text, and places to review."""
 
 import functools
 import itertools
@@ -25,7 +25,7 @@ class Notice(NamedTuple):
 
 
 class Source:
-    """A file, and the edits to it by offset. In new text, names of ours are full names between NULs until the end.
+    """A file, and the edits to it by offset. New text contains full names of Treewright between NULs until the end.
 
     Attributes:
         name: The full name of its module, with all folders, so that relative imports lead to other files.
@@ -75,7 +75,7 @@ class Source:
         return {name: each for name, each in zip(names, imports, strict=True) if name}
 
     def names_of(self, node: cst.CSTNode, text: str | None = None) -> frozenset[str]:
-        """The full names that an expression may have, by the imports and assignments in its scope."""
+        """The possible full names of an expression, by the imports and assignments in its scope."""
         dotted = helpers.get_full_name_for_node(node) if isinstance(first_name(node), cst.Name) else text
         scope = self._scopes.get(first_name(node)) or self._scopes[self.module]
         if dotted is None or scope is None:
@@ -88,7 +88,7 @@ class Source:
         return {self._absolute(name) for name in each.get_qualified_names_for(each.name)}
 
     def _absolute(self, name: metadata.QualifiedName) -> str:
-        """A name with the package in front, if it is relative or of this file."""
+        """A name, prefixed with the package if it is relative, or with the module if it is defined here."""
         if name.source is metadata.QualifiedNameSource.LOCAL:
             return f"{self.name}.{name.name}"
         bare = name.name.lstrip(".")
@@ -142,7 +142,7 @@ class Source:
     # Edits
 
     def ours(self, full: str, *instead_of: cst.CSTNode) -> str:
-        """A name of ours in new text, in place of others."""
+        """Text for a full name of Treewright that replaces other names."""
         self.replaced.update(id(first_name(each)) for each in instead_of)
         return f"\0{full}\0"
 
@@ -184,7 +184,7 @@ class Source:
         self.edit(start, blank.end() if blank and is_after_blank else end)
 
     def rewritten(self, names: Mapping[str, str]) -> bytes:
-        """The file after the edits, with our names as they are written in it. An edit inside of another is dropped."""
+        """The file after the edits, with the names under which it imports Treewright's. An edit inside another is dropped."""
         parts, place = list[bytes](), 0
         for start, end, text in sorted(self.edits, key=lambda edit: edit[:2]):
             if start >= place:
@@ -265,7 +265,7 @@ def _small_statements(body: Any) -> list[Any]:
 
 
 def assignments_in(body: Any) -> Iterator[tuple[str, Any]]:
-    """The statements of a module or a class body that annotate a name or assign to one alone, by the name."""
+    """The statements of a module or a class body that annotate or assign one name, by that name."""
     for each in _small_statements(body):
         targets = [each.target] if isinstance(each, cst.AnnAssign) else []
         targets += [target.target for target in each.targets] if isinstance(each, cst.Assign) else []
