@@ -184,7 +184,7 @@ class Source:
         self.edit(start, blank.end() if blank and is_after_blank else end)
 
     def rewritten(self, names: Mapping[str, str]) -> bytes:
-        """The file after the edits, with the names under which it imports Treewright's. An edit inside another is dropped."""
+        """The file after the edits, with Treewright's names as it imports them. Nested edits are dropped."""
         parts, place = list[bytes](), 0
         for start, end, text in sorted(self.edits, key=lambda edit: edit[:2]):
             if start >= place:
