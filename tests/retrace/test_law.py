@@ -18,7 +18,7 @@ import treewright
 from treewright import Module, static
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from treewright import Difference, RetraceReport
 
@@ -145,7 +145,11 @@ class Program:
     def traced_for(self) -> set[str]:
         """The changes that make `jit` retrace."""
         setting = {"jax.config.jax_default_matmul_precision"} if self.precision else set[str]()
-        return setting | {place for place in self.changed if self.kind_of(place) not in {"placement", "values"}}
+        return setting | self.retracing(self.changed)
+
+    def retracing(self, places: Iterable[str]) -> set[str]:
+        """The places whose change makes `jit` retrace."""
+        return {place for place in places if self.kind_of(place) not in {"placement", "values"}}
 
     @property
     def compiled_for(self) -> set[str]:
@@ -187,7 +191,8 @@ def run_between(program: Program, jitted: Any) -> None:
     for what in program.between:
         if what == "the same":
             program.call(jitted, frozenset())
-        elif what == "all changed" and len(everything) > 2 * len(program.changed) + 2:  # so that the first is closer
+        elif what == "all changed" and len(program.retracing(everything)) > 2 * len(program.changed) + 2:
+            # Only then is the first call closer to the last one.
             program.call(jitted, frozenset(everything), precise=not program.precision)
         elif what == "different function":
             jax.jit(lambda x: x)(np.ones(len(program.between)))

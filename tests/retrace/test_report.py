@@ -91,7 +91,7 @@ class Layer(treewright.Module):
     ("function", "nodes", "functions", "files"),
     [
         pytest.param(double, (), 55, 9, id="arrays"),
-        pytest.param(lambda _layer, x: x * 2, (Layer(jnp.ones(2)),), 60, 12, id="a node"),
+        pytest.param(lambda _layer, x: x * 2, (Layer(jnp.ones(2)),), 61, 12, id="a node"),  # 60 before Python 3.13
     ],
 )
 def test_a_report_passes_few_functions_and_files(function: Any, nodes: Any, functions: int, files: int) -> None:
