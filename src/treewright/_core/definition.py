@@ -16,7 +16,7 @@ import typing_extensions
 from treewright._base.functions import FrozenValue, is_generated
 from treewright._base.text import annotation_text, short_text
 from treewright._core.field_checks import LAYERS, specifier_text
-from treewright._core.fields import MISSING, options_of, specifier_in, specifier_inside
+from treewright._core.fields import MISSING, options_of, specifier_in, specifier_in_annotation
 from treewright._core.init import Docstring, make_init
 from treewright._core.instance import FLAT_FORM, FieldView, Unfinished, replace, wrap_init
 from treewright._core.methods import METHODS
@@ -129,6 +129,8 @@ def _reject_attributes(draft: _Draft) -> None:
     for name, value in draft.body.items():
         method = _misspelt(draft.cls, name, value)
         problem = f"never runs. Did you mean {method}? Write def {method}(self, ...)" if method else None
+        if name == "__post_init__" and not _may_run_post_init(draft.body.get("__init__")):
+            problem = "never runs, because only a generated __init__ calls it. Call it yourself: self.__post_init__()"
         if problem is None and not _is_special(name):
             problem = _value_problem(draft, name, value)
         if problem is not None:
@@ -149,6 +151,12 @@ def _misspelt(cls: type[Any], name: str, value: Any) -> str | None:
     return None
 
 
+def _may_run_post_init(init: Any) -> bool:
+    """Whether an `__init__` calls `__post_init__`, or the `__init__` of a base, which may call it."""
+    code = getattr(inspect.unwrap(init), "__code__", None) if init else None
+    return code is None or not {"__init__", "__post_init__"}.isdisjoint(code.co_names)
+
+
 def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
@@ -160,11 +168,13 @@ def _value_problem(draft: _Draft, name: str, value: Any) -> str | None:
     one of a base class.
     """
     hidden = draft.inherited.get(name, MISSING)
-    if name in draft.annotations and _is_defined_in(draft.cls, name, value):
-        return "is both a field and a method, so the method would be the field's default. Rename one of them."
     is_shared = isinstance(value, list | dict | set | jax.Array | np.ndarray) and not isinstance(value, FrozenValue)
     if name in draft.annotations:
         default: Any = value.default if type(value) is dataclasses.Field else value
+        if type(default) is FieldView:  # `width: int = Other.width`
+            default.reject_use()
+        if isinstance(value, property) or _is_defined_in(draft.cls, name, value):
+            return "is both a field and a method, so the method would be the field's default. Rename one of them."
         specifier = specifier_in(default[0] if type(default) in {tuple, list} and len(default) == 1 else default)
         if specifier is not None:
             return (
@@ -289,10 +299,10 @@ def _field_spec(draft: _Draft, field_: Any) -> FieldSpec:
         return inherited
     options = options_of(field_)
     values: dict[str, Any] = {"doc": getattr(field_, "doc", None), "is_plain": not options, **options}
-    specifier = specifier_inside(field_.type, owner)
-    if specifier is not None:
+    specifier = specifier_in_annotation(field_.type, owner)
+    if specifier is not None and field_.type is not field_:  # `x: x = field()` is fine.
         raise NodeDefinitionError(
-            f"{cls.__qualname__}.{name} has {specifier} inside its annotation, where it would be ignored.\n"
+            f"{cls.__qualname__}.{name} has {specifier} in its annotation, where it would be ignored.\n"
             f"  Write {name}: ... = {specifier}()"
         )
     copied = ("type", "init", "repr", "kw_only", "default", "default_factory")
