@@ -183,8 +183,7 @@ class FieldView(property):  # noqa: PLW1641  `__hash__` is one of the uses that 
 # Every operation that would use a view as a value: otherwise `Tiles.WALL == 1` would silently be False.
 for _use in (
     *("lt", "le", "gt", "ge", "hash", "bool", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil"),
-    *("neg", "pos", "abs", "invert", "len", "iter", "contains", "getitem", "setitem", "delitem"),
-    *("format", "call", "enter"),
+    *("neg", "pos", "abs", "invert", "len", "iter", "contains", "getitem", "setitem", "delitem", "format"),
     *("array", "array_ufunc", "jax_array"),
     *(
         f"{side}{operation}"
