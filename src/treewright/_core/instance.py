@@ -233,7 +233,7 @@ def _read_by_name(node: Any, field: FieldSpec) -> Any:
             )
         return value
     children, statics = form
-    values = dict(zip((*statics.table.children, *statics.names), (*children, *statics.values), strict=True))
+    values = dict(zip((*statics.table.children, *statics.table.names), (*children, *statics.values), strict=True))
     if name not in values:
         raise AttributeError(
             f"This {type(node).__qualname__} has no field {name}: it belongs to an older definition of the class, "

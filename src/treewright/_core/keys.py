@@ -151,8 +151,7 @@ class KeyBuilder:
         if cls in C_METHODS or isinstance(value, METHODS):
             return identity_key(value) if is_library_object(value) else self.enter(value, KeyBuilder.method)
         if is_node_class(cls):
-            key: Hashable = value.__node_key__(self)
-            return key
+            return self.node(value)
         return self.by_class(value)
 
     def reject(self, problem: NoExactKeyError) -> None:
@@ -270,8 +269,12 @@ class KeyBuilder:
         self.separate_key(value)
         self.code = before
 
-    def node(self, node: Any, children: tuple[Any, ...], statics: Any) -> Hashable:
+    def node(self, node: Any) -> Hashable:
         """A node by its class, its statics, which are one object for equal values, and its children."""
+        form = instance_attributes(node).get("_node")
+        if not isinstance(form, tuple):
+            raise arrays_reached(node, is_built=False)
+        children, statics = form
         if self.is_child:
             return None
         if self.code is not None and has_arrays(node):

@@ -15,19 +15,17 @@ from jax.core import Tracer
 from treewright._base.functions import NodeMethod
 from treewright._base.jax_private import GetAttrKey, Path, is_key_dtype, jax_trees, path_text
 from treewright._base.text import array_text, is_node_class, node_repr, short_text, text, with_article
-from treewright._core.field_checks import NoExactKeyError, add_static_hint, arrays_reached
+from treewright._core.field_checks import NoExactKeyError, add_static_hint
 from treewright._core.instance import (
     FLAT_FORM,
-    Unfinished,
     delete_attribute,
     flat_form,
     from_flat_form,
     is_node,
-    raw_form,
     replace,
     set_attribute,
 )
-from treewright._core.keys import KeyBuilder, compared_by_itself, exact_key
+from treewright._core.keys import compared_by_itself, exact_key
 from treewright._core.registration import register_with_jax
 from treewright._core.spec import FieldSpec, spec_of
 from treewright._core.statics import Statics
@@ -182,13 +180,6 @@ def _unhashable(node: Any, children: tuple[Any, ...], fields: list[FieldSpec]) -
     return None
 
 
-def exact_key_of(self: Any, builder: KeyBuilder) -> Hashable:
-    """The key of a node inside a static: its class, statics and the exact keys of its children."""
-    if isinstance(raw_form(self), Unfinished):
-        raise arrays_reached(self, is_built=False)
-    return builder.node(self, *flat_form(self))
-
-
 # Copies and pickles
 
 
@@ -221,7 +212,7 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
     table = statics.table if spec is None else spec.table
     if statics.table is not table or {*children} != {*table.children}:
         raise TypeError(
-            f"The pickle contains the fields {', '.join((*children, *statics.names)) or 'none'} of "
+            f"The pickle contains the fields {', '.join((*children, *statics.table.names)) or 'none'} of "
             f"{type(self).__qualname__}, which now has {', '.join((*table.children, *table.names)) or 'none'}. It was "
             f"written by a different version of the class. Load it with that version, or recreate the object."
         )
@@ -242,7 +233,6 @@ METHODS: MappingProxyType[str, Any] = MappingProxyType(
         "__deepcopy__": deepcopy,
         "__reduce__": reduce,
         "__replace__": replace,
-        "__node_key__": exact_key_of,
     }
 )
 
