@@ -13,14 +13,14 @@ import jax
 import numpy as np
 import typing_extensions
 
-from treewright._base.functions import FrozenValue, is_generated
-from treewright._base.text import annotation_text, short_text
+from treewright._base.functions import FrozenValue, is_generated, native_base
+from treewright._base.text import annotation_text, short_text, with_article
 from treewright._core.field_checks import LAYERS, specifier_text
 from treewright._core.fields import MISSING, options_of, specifier_in, specifier_in_annotation
 from treewright._core.init import Docstring, make_init
 from treewright._core.instance import FLAT_FORM, FieldView, Unfinished, replace, wrap_init
 from treewright._core.methods import METHODS
-from treewright._core.registration import register_once, reject_base
+from treewright._core.registration import register_once
 from treewright._core.spec import FieldSpec, NodeSpec
 from treewright._core.statics import StaticTable
 from treewright.errors import NodeDefinitionError
@@ -77,7 +77,9 @@ def make_node_class(cls: Any, options: Mapping[str, bool], wrap_method: Callable
     _read_fields(draft)
     init, keeps_init = _init_of(draft)
     spec, arguments = _node_spec(draft, keeps_init=keeps_init)
-    _install_views(spec)
+    for field in spec.fields:
+        setattr(cls, field.name, FieldView(field, spec.table))
+    cls.__node_spec__, cls.__node_fields__ = spec, spec.by_name
     if options["init"] and not keeps_init:
         cls.__init__ = make_init(spec, arguments)
     elif cls.__init__ is not init:
@@ -98,7 +100,13 @@ def _reject_class(cls: type[Any], options: Mapping[str, bool]) -> None:
                 f"{cls.__qualname__}: {option}={options[option]} is not supported, because {_UNSUPPORTED[option]}. "
                 f"Remove it; use treewright.replace(node, field=...) for a changed copy."
             )
-    reject_base(cls)
+    native = native_base(cls)
+    if native is not None:
+        raise NodeDefinitionError(
+            f"{cls.__qualname__} is a subclass of {native.__qualname__}, so it can't be a node: JAX flattens a node "
+            f"into its fields and rebuilds it from them, so all other contents of {with_article(native.__qualname__)} "
+            f"would be lost. Remove the base class, and store its contents in a field."
+        )
     for base in (*cls.__mro__[:-1], *inspect.getmro(type(cls))[:-1]):
         package = base.__module__.partition(".")[0]
         if (package, base.__name__) in LAYERS or (package == "equinox" and issubclass(base, type)):
@@ -331,14 +339,6 @@ def _reject_lost_options(cls: type[Any], spec: FieldSpec, base: FieldSpec) -> No
 
 
 # 4. The attributes of the finished class
-
-
-def _install_views(spec: NodeSpec) -> None:
-    """Set the spec, and a view for each field, which reads it by its index in the nodes of this class."""
-    for field_ in spec.fields:
-        setattr(spec.cls, field_.name, FieldView(field_, spec.table))
-    spec.cls.__node_spec__ = spec
-    spec.cls.__node_fields__ = spec.by_name
 
 
 def _init_of(draft: _Draft) -> tuple[Callable[..., None], bool]:

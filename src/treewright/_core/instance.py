@@ -170,14 +170,13 @@ class FieldView(property):  # noqa: PLW1641  `__hash__` is one of the uses that 
             f"For the default: {{field.name: field.default for field in dataclasses.fields({cls})}}[{field.name!r}]"
         )
 
-    # `dataclasses` assigns a field's name; nothing reads it.
-    name = property(None, lambda self, name: self._reject_dataclass(name))
-
     def _reject_dataclass(self, name: str) -> Never:
         raise NodeDefinitionError(
             f"{name} is a field of a node class, which is already a dataclass. Remove @dataclass, or replace it with "
             f"@pytree_dataclass if this is a subclass of a decorated class."
         )
+
+    name = property(None, _reject_dataclass)  # `dataclasses` assigns a field's name; nothing reads it.
 
 
 # Every operation that would use a view as a value: otherwise `Tiles.WALL == 1` would silently be False.

@@ -154,12 +154,6 @@ class KeyBuilder:
             return self.node(value)
         return self.by_class(value)
 
-    def reject(self, problem: NoExactKeyError) -> None:
-        """Raise for a value that can't be static; a function that contains it becomes open instead."""
-        if self.code is None:
-            raise problem
-        self.is_open = True
-
     # By parts, by the author's `==`, or by identity
 
     def by_class(self, value: Any) -> Hashable:
@@ -237,8 +231,10 @@ class KeyBuilder:
         cls: Any = type(value)
         by_author = has_author(cls)
         problem = comparison_problem(value, with_equality=by_author)
+        if problem is not None and self.code is None:
+            raise problem
         if problem is not None:
-            self.reject(problem)
+            self.is_open = True
             return None
         if not by_author:
             return self.by_identity(value)
@@ -259,15 +255,11 @@ class KeyBuilder:
             self.is_open = True
             if self.doubts is not None and self.code != "user":
                 self.doubts.append(value)
-            if callable(value):
-                self.look_into(instance_attributes(value).get("__wrapped__"))
+            if callable(value):  # What it wraps may reach a node with arrays; its key is not needed.
+                before, self.code = self.code, "user"
+                self.separate_key(instance_attributes(value).get("__wrapped__"))
+                self.code = before
         return identity_key(value)
-
-    def look_into(self, value: Any) -> None:
-        """Raise if a value reaches a node with arrays; its key is not needed."""
-        before, self.code = self.code, "user"
-        self.separate_key(value)
-        self.code = before
 
     def node(self, node: Any) -> Hashable:
         """A node by its class, its statics, which are one object for equal values, and its children."""

@@ -254,10 +254,6 @@ class ModuleMethod:
             return self.function
         return BoundMethod(self.function, instance)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, for code that reads methods from the `__dict__` of the class."""
-        return self.function(*args, **kwargs)
-
 
 class BoundMethod(NodeMethod):
     """A method of one instance. It is a pytree: the instance is its child, the function its `aux_data`.

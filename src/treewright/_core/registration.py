@@ -10,9 +10,9 @@ from typing import Any
 
 import jax.export
 
-from treewright._base.functions import import_path, lookup_imported, native_base
+from treewright._base.functions import import_path, lookup_imported
 from treewright._base.jax_private import jax_trees
-from treewright._base.text import short_text, with_article
+from treewright._base.text import short_text
 from treewright._core.instance import FLAT_FORM, from_flat_form
 from treewright._core.kinds import kind_of
 from treewright._core.spec import spec_of
@@ -23,17 +23,6 @@ _new: Any = object.__new__
 _store: Any = object.__setattr__
 _PLAIN = frozenset({str, int, float, bool, types.NoneType})  # JSON keeps their type and value.
 _REDEFINED = itertools.count(2)  # One counter for all names: trying each name's numbers took 10 ms for the 1,600th.
-
-
-def reject_base(cls: type[Any]) -> None:
-    """Raise for a subclass of `list`, `Exception` and other classes written in C."""
-    base = native_base(cls)
-    if base is not None:
-        raise NodeDefinitionError(
-            f"{cls.__qualname__} is a subclass of {base.__qualname__}, so it can't be a node: JAX flattens a node into "
-            f"its fields and rebuilds it from them, so all other contents of {with_article(base.__qualname__)} would "
-            f"be lost. Remove the base class, and store its contents in a field."
-        )
 
 
 def _flatten_with_keys(node: Any) -> tuple[Iterable[tuple[Any, Any]], Statics]:

@@ -80,6 +80,7 @@ class Statics:
         return (interned, (self.table, names, tuple(values)))
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class StaticTable:
     """Weak references to the statics of one class that are in use.
 
@@ -87,26 +88,20 @@ class StaticTable:
     combinations in which type and `==` are exact. The generated `__init__` reads it directly.
     """
 
-    __slots__ = (
-        *("_doubted", "_lock", "by_value", "children", "empty", "identity", "in_use", "keys", "names", "owner"),
-        "to_check",
-    )
+    owner: type[Any]
+    names: tuple[str, ...]
+    identity: tuple[bool, ...]  # for each static, whether it is compared by identity
+    children: tuple[str, ...]  # the other fields of the class
 
-    def __init__(
-        self, owner: type[Any], names: tuple[str, ...], identity: tuple[bool, ...], children: tuple[str, ...]
-    ) -> None:
-        self.owner: type[Any] = owner
-        self.names: tuple[str, ...] = names
-        self.identity: tuple[bool, ...] = identity  # for each static, whether it is compared by identity
-        self.children: tuple[str, ...] = children  # the other fields of the class
-        self.keys: tuple[Any, ...] = tuple(map(GetAttrKey, children))
+    def __post_init__(self) -> None:
+        self.keys: tuple[Any, ...] = tuple(map(GetAttrKey, self.children))
         self.to_check = MAX_CHECKED_NODES  # how many more nodes of the class are checked closely
         self.by_value: dict[Hashable, weakref.ref[Statics]] = {}
         self.in_use: weakref.WeakKeyDictionary[_Combination, weakref.ref[Statics]] = weakref.WeakKeyDictionary()
         self._doubted: weakref.WeakSet[type[Any]] = weakref.WeakSet()  # classes of values that were checked
         # Reentrant, because the garbage collector or a user's `__eq__` may run while it is locked.
         self._lock = threading.RLock()
-        self.empty: Statics | None = None if names else self.intern(())
+        self.empty: Statics | None = None if self.names else self.intern(())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (table_of, (self.owner, self.names, self.identity, self.children))
