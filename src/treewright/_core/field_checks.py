@@ -257,6 +257,8 @@ def check_fields(node: Any) -> None:
     for field, value in zip((*spec.children, *spec.statics), (*children, *statics.values), strict=True):
         if type(value) in _COMMON or isinstance(value, jax.Array):
             continue
+        if hasattr(type(value), "reject_use"):  # a field that was read on its class
+            value.reject_use()
         if isinstance(value, dataclasses.Field):
             place, marker = f"{type(node).__qualname__}.{field.name}", "a field marker, such as static()"
             raise NodeInitError(

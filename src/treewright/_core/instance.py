@@ -401,9 +401,6 @@ def check(node: Any) -> None:
     try:
         if spec.table.to_check:
             _reject_class_assignments(spec)
-            for child in _read(node, FLAT_FORM)[0]:
-                if type(child) is FieldView:
-                    child.reject_use()
             check_fields(node)
         for own_check in spec.checks:
             if own_check(node) is not None:

@@ -33,7 +33,6 @@ from treewright._base.functions import (
     has_author,
     import_path,
     instance_attributes,
-    is_cached_property,
     is_generated,
     is_library,
     is_library_object,
@@ -41,6 +40,7 @@ from treewright._base.functions import (
     is_written,
     jit_options,
     reads_of,
+    uncached_attributes,
 )
 from treewright._base.jax_private import numbers_of
 from treewright._base.text import is_node_class
@@ -202,14 +202,11 @@ class KeyBuilder:
         """A dataclass by the fields that `==` compares, and by all attributes that are not fields."""
         cls = type(value)
         try:
-            fields = fields_of(value)
+            named = fields_of(value) | uncached_attributes(value)
         except AttributeError:  # a field without a value
             return self.by_identity(value)
-        for name, part in instance_attributes(value).items():
-            if not is_cached_property(cls, name) and not (is_linen(cls) and name.startswith("_")):
-                fields.setdefault(name, part)
         ignored = {field.name for field in dataclasses.fields(cls) if not field.compare}
-        compared = {name: part for name, part in fields.items() if name not in ignored}
+        compared = {name: part for name, part in named.items() if name not in ignored}
         if not is_written(cls, "__hash__"):
             return (_class_key(cls), self.items(compared))
         # If a field has no key, a custom `__hash__` decides: nnx's GraphDef contains a list.
