@@ -379,7 +379,7 @@ def _complete(spec: NodeSpec, pending: dict[str, Any]) -> None:
         if field.name not in pending and field.default is not MISSING:
             pending[field.name] = field.convert(field.default, spec.cls)
         elif field.name not in pending and field.default_factory is not MISSING:
-            pending[field.name] = field.convert(field.make_default(spec.cls), spec.cls)
+            pending[field.name] = field.convert(field.call("default_factory", spec.cls), spec.cls)
     missing = [name for name in spec.by_name if name not in pending]
     # Values of a cached_property were computed from an unfinished node: drop them.
     others = pending.keys() - {*spec.by_name, FLAT_FORM}

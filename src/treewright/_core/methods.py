@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._base.functions import NodeMethod
-from treewright._base.jax_private import GetAttrKey, Path, is_key_dtype, jax_trees, path_text
+from treewright._base.jax_private import GetAttrKey, Path, jax_trees, numbers_of, path_text
 from treewright._base.text import array_text, is_node_class, node_repr, short_text, text, with_article
 from treewright._core.field_checks import NoExactKeyError, add_static_hint
 from treewright._core.instance import (
@@ -120,9 +120,7 @@ def leaves_equal(left: Any, right: Any, place: Callable[[], str]) -> bool:
             f"{place()} is traced, so == has no value to compare and can't return a bool. Compare outside jit, or "
             f"compare the arrays themselves with jnp.array_equal."
         )
-    if is_key_dtype(left.dtype):
-        left, right = jax.random.key_data(left), jax.random.key_data(right)
-    a, b = np.asarray(left), np.asarray(right)
+    a, b = numbers_of(left), numbers_of(right)
     if a.dtype == object:
         return all(leaves_equal(x, y, place) for x, y in zip(a.flat, b.flat, strict=True))
     same: Any = (a == b) | ((a != a) & (b != b))  # noqa: PLR0124  NaN
