@@ -252,7 +252,7 @@ class KeyBuilder:
             self.is_open = True
             if self.doubts is not None and self.code != "user":
                 self.doubts.append(value)
-            if callable(value):  # What it wraps may reach a node with arrays; its key is not needed.
+            if callable(value):  # The wrapped function may reach a node with arrays; its key is not needed.
                 before, self.code = self.code, "user"
                 self.separate_key(instance_attributes(value).get("__wrapped__"))
                 self.code = before
