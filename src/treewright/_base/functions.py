@@ -134,15 +134,23 @@ def is_standard_class(cls: type[Any]) -> bool:
     return str(cls.__module__).partition(".")[0] in sys.stdlib_module_names
 
 
+def slots_of(cls: type[Any]) -> dict[str, types.MemberDescriptorType]:
+    """The slots of a class and its bases by name, without those of Python's own classes."""
+    return {
+        name: slot
+        for base in cls.__mro__
+        if base.__dict__.get("__slots__") and not is_standard_class(base)
+        for name, slot in vars(base).items()
+        if isinstance(slot, types.MemberDescriptorType)
+    }
+
+
 def instance_attributes(value: Any) -> dict[str, Any]:
     """The attributes in an instance's `__dict__` and slots, bypassing overrides of its class."""
     attributes = dict(object.__getattribute__(value, "__dict__")) if type(value).__dictoffset__ else {}
-    for base in type(value).__mro__:
-        if base.__dict__.get("__slots__") and not is_standard_class(base):
-            for name, slot in vars(base).items():
-                with contextlib.suppress(AttributeError):
-                    if isinstance(slot, types.MemberDescriptorType):
-                        attributes[name] = slot.__get__(value)
+    for name, slot in slots_of(type(value)).items():
+        with contextlib.suppress(AttributeError):
+            attributes[name] = slot.__get__(value)
     return attributes
 
 

@@ -4,7 +4,6 @@ Exact keys, JSON, `freeze` and the comparison of values use this table. Parts ar
 methods of the exact class, so that overrides in a subclass are never called.
 """
 
-import contextlib
 import dataclasses
 import datetime as dt
 import decimal
@@ -92,13 +91,8 @@ def _is_plain(dtype: Any) -> bool:
 
 
 def _dtype_parts(dtype: Any) -> tuple[str] | None:
-    """The name of a dtype, or its array protocol string if the name is ambiguous, for example about byte order."""
-    if not _is_plain(dtype):
-        return None
-    with contextlib.suppress(TypeError):
-        if np.dtype(dtype.name) == dtype:
-            return (str(dtype.name),)
-    return (str(dtype.str),)
+    """The name of a dtype, or its array protocol string if its byte order is not this machine's."""
+    return (str(dtype.name if dtype.isnative else dtype.str),) if _is_plain(dtype) else None
 
 
 # Types that need more than a line
