@@ -82,11 +82,6 @@ C_METHODS = frozenset({types.BuiltinFunctionType, types.MethodWrapperType})
 # Classes, instances, and the names of values
 
 
-def class_attribute(cls: type[Any], name: str) -> Any:
-    """An attribute of a class or its nearest base, without calling descriptors; None if there is none."""
-    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
-
-
 def is_cached_property(cls: type[Any], name: str) -> bool:
     """Whether this attribute of the class is a `cached_property`."""
     return isinstance(getattr(cls, name, None), functools.cached_property)
@@ -121,12 +116,6 @@ def is_written(cls: type[Any], name: str) -> bool:
 def has_author(cls: type[Any]) -> bool:
     """Whether a user or a library's author wrote the `__eq__` or `__hash__` of a class."""
     return is_written(cls, "__eq__") or is_written(cls, "__hash__")
-
-
-def is_installed(cls: type[Any]) -> bool:
-    """Whether a class comes from an installed package, which users do not edit."""
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
-    return "site-packages" in file or "dist-packages" in file
 
 
 def is_standard_class(cls: type[Any]) -> bool:

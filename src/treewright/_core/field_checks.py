@@ -4,6 +4,7 @@ import collections.abc
 import dataclasses
 import enum
 import random
+import sys
 import types
 from collections.abc import Mapping, MutableMapping, MutableSequence, MutableSet
 from typing import Any
@@ -17,7 +18,6 @@ from treewright._base.functions import (
     FrozenValue,
     has_author,
     instance_attributes,
-    is_installed,
     is_library,
     is_standard_class,
 )
@@ -202,8 +202,10 @@ def rejection(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -
 
 def is_user_class(cls: Any) -> bool:
     """Whether a user can edit a class, and the attributes of its instances can be assigned."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
+    is_installed = "-packages" in file  # site-packages, or Debian's dist-packages
     return cls.__setattr__ is object.__setattr__ and not (
-        is_standard_class(cls) or is_library(cls.__module__) or is_installed(cls)
+        is_standard_class(cls) or is_library(cls.__module__) or is_installed
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from sys import getrefcount
 from typing import Any, Never, TypeVar
 
-from treewright._base.functions import class_attribute, earlier_class_hint, is_cached_property
+from treewright._base.functions import earlier_class_hint, is_cached_property
 from treewright._base.jax_private import jax_trees
 from treewright._base.text import (
     annotation_text,
@@ -106,7 +106,7 @@ def reject_undecorated(cls: type[Any]) -> None:
         return
     base = next((base.__qualname__ for base in cls.__mro__ if "__node_spec__" in vars(base)), "Module")
     problem, fix = "not decorated", f"Put @pytree_dataclass above class {cls.__name__}"
-    if class_attribute(cls, FLAT_FORM) is not None:  # Module.__init_subclass__ did not run.
+    if hasattr(cls, FLAT_FORM):  # Module.__init_subclass__ did not run.
         problem = "not a node class itself"
         fix = "Call super().__init_subclass__() in every __init_subclass__ of its bases"
     raise NodeDefinitionError(

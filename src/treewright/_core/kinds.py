@@ -25,7 +25,6 @@ import numpy as np
 
 from treewright._base.functions import (
     FrozenValue,
-    class_attribute,
     instance_attributes,
     native_base,
     uncached_attributes,
@@ -160,12 +159,6 @@ def fields_of(value: Any) -> dict[str, Any]:
     return {field.name: object.__getattribute__(value, field.name) for field in dataclasses.fields(value)}
 
 
-def _make_namedtuple(cls: Any, *items: Any) -> Any:
-    if len(items) != len(cls._fields):
-        raise ValueError(f"{cls.__qualname__} has different fields now")
-    return tuple.__new__(cls, items)
-
-
 def _make_dataclass(cls: Any, *fields: tuple[str, Any]) -> Any:
     """Rebuild a dataclass without calling its constructor, because a forged file must not run code."""
     if {*dict(fields)} != {field.name for field in dataclasses.fields(cls)}:
@@ -185,14 +178,14 @@ ENUM = Kind(
     "enum",
     lambda value: (type(value), value.value if isinstance(value, enum.Flag) else value.name),
     # Members are singletons; some have the `==` of a number or a user's.
-    lambda value: value if class_attribute(type(value), "__eq__") is object.__eq__ else id(value),
+    lambda value: value if type(value).__eq__ is object.__eq__ else id(value),
 )
 DTYPE = Kind("dtype", _dtype_parts, lambda dtype: dtype if _is_plain(dtype) else id(dtype))
 SCALAR = Kind("scalar", lambda value: (value.dtype, value.tobytes()), _scalar_key)
 NAMEDTUPLE = Kind(
     "namedtuple",
     lambda value: None if instance_attributes(value) else (type(value), *tuple.__iter__(value)),
-    make=_make_namedtuple,
+    make=lambda cls, *items: cls._make(items),
 )
 DATACLASS = Kind("dataclass", _dataclass_parts, make=_make_dataclass)
 
