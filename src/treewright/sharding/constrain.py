@@ -159,7 +159,7 @@ class _RulesBlock(contextlib.AbstractContextManager[None]):
 
     def __init__(self, rules: tuple[Rules, Rules | None]) -> None:
         self._rules = rules
-        self._entered: list[Any] = []  # one context of JAX for each nested use, because each restores what it replaced
+        self._entered: list[Any] = []  # one for each nested block: each restores the rules before it
         self._was_entered = False
 
     def __enter__(self) -> None:
