@@ -19,11 +19,10 @@ from treewright._base.functions import (
     MISSING,
     captured,
     instance_attributes,
-    is_cached_property,
     is_library_function,
-    is_linen,
     is_standard_class,
     reads_of,
+    uncached_attributes,
 )
 from treewright._base.jax_private import DictKey, GetAttrKey, Key, SequenceKey, options_of
 from treewright._base.text import short_text
@@ -105,14 +104,8 @@ def _items(value: Any) -> Mapping[Key, Any] | None:
 def _of_object(value: Any) -> dict[str, Any]:
     """The attributes of an object, without caches."""
     cls: Any = type(value)
-    if cls.__module__.partition(".")[0] in _PACKAGES or (is_standard_class(cls) and cls.__eq__ is object.__eq__):
-        return {}
-    caches = {
-        name
-        for name in instance_attributes(value)
-        if is_cached_property(cls, name) or (is_linen(cls) and name[0] == "_")
-    }
-    return {name: part for name, part in instance_attributes(value).items() if name not in caches}
+    is_opaque = is_standard_class(cls) and cls.__eq__ is object.__eq__
+    return {} if is_opaque or cls.__module__.partition(".")[0] in _PACKAGES else uncached_attributes(value)
 
 
 def _of_wrapper(value: Any) -> Mapping[Key, Any] | None:

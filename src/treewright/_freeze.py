@@ -217,6 +217,7 @@ def freeze(value: Any) -> Any:
     if isinstance(value, MutableSet):
         return frozenset(map(freeze, value))
     if isinstance(value, types.SimpleNamespace | argparse.Namespace):
+        _reject_hidden(value)
         value = vars(value)
     if kind_of(type(value)) is not None:
         return with_parts(value, freeze)
@@ -226,6 +227,16 @@ def freeze(value: Any) -> Any:
     if problem:
         raise TypeError(f"freeze can't freeze {problem}")
     return value
+
+
+def _reject_hidden(namespace: Any) -> None:
+    hidden = [name for name in vars(namespace) if hasattr(FrozenMapping, name)]
+    if hidden:
+        raise TypeError(
+            f"freeze can't freeze {short_text(namespace)}: a FrozenMapping has methods of these names: "
+            f"{', '.join(hidden)}. Rename the attributes, or freeze vars(...) and read them as items: "
+            f"config[{hidden[0]!r}]."
+        )
 
 
 def _reject_part_of_model(value: Any) -> None:

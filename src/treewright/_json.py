@@ -49,7 +49,7 @@ _IGNORED = frozenset({"__name__", "__qualname__", "__module__", "__doc__", "__an
 
 def _node_parts(node: Any) -> tuple[Any, ...]:
     children, statics = flat_form(node)
-    return (type(node), tuple(zip(statics.names, statics.values, strict=True)), *children)
+    return (type(node), tuple(zip(statics.table.names, statics.values, strict=True)), *children)
 
 
 _NODE = Kind("node", _node_parts)

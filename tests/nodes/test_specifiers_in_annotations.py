@@ -8,6 +8,8 @@ from treewright import Module, static
 from treewright.errors import NodeDefinitionError
 
 REJECTED: dict[str, tuple[Any, str]] = {
+    "a bare specifier": (static, "static()"),
+    "a called specifier": (static(default=3), "static()"),
     "a specifier": (Annotated[int, static()], "static()"),
     "a specifier without its parentheses": (Final[Annotated[int, static]], "static()"),
     "a string": ("Annotated[int, static()]", "static()"),
@@ -23,7 +25,7 @@ def made(annotation: Any) -> Any:
 
 @pytest.mark.parametrize(("annotation", "fix"), REJECTED.values(), ids=REJECTED)
 def test_a_specifier_inside_an_annotation_is_rejected(annotation: Any, fix: str) -> None:
-    message = rf"^Net\.x has \w+ inside its annotation, where it would be ignored\.\n  Write x: \.\.\. = {fix[:-2]}"
+    message = rf"^Net\.x has \w+ in its annotation, where it would be ignored\.\n  Write x: \.\.\. = {fix[:-2]}"
     with pytest.raises(NodeDefinitionError, match=message):
         made(annotation)
 

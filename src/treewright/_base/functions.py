@@ -146,6 +146,16 @@ def instance_attributes(value: Any) -> dict[str, Any]:
     return attributes
 
 
+def uncached_attributes(value: Any) -> dict[str, Any]:
+    """The attributes of an instance, without its cached properties and the internal state of flax.linen."""
+    cls = type(value)
+    return {
+        name: part
+        for name, part in instance_attributes(value).items()
+        if not is_cached_property(cls, name) and not (name.startswith("_") and is_linen(cls))
+    }
+
+
 def set_public_module(module: str) -> Callable[[C], C]:
     """Decorator that sets a class's `__module__` to a public module, where users, pickles and checkpoints find it."""
 

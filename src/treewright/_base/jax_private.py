@@ -5,6 +5,7 @@ Every JAX version from 0.9.0 to the newest is supported. APIs used only for retr
 `tests/test_jax_private.py` removes each of them in turn.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path as FilePath
 from typing import Any, TypeAlias
@@ -93,17 +94,10 @@ def options_record(info: Any) -> Mapping[str, Any] | None:
     return options if {"static_argnums", "static_argnames"} <= options.keys() else None
 
 
-def hide_frames(folder: str) -> None:
-    """Hide frames of a folder's files in tracebacks of jitted functions, as JAX hides its own.
+# Hide our frames in tracebacks of jitted functions, as JAX hides its own. `JAX_TRACEBACK_FILTERING=off` shows them.
+# Without this JAX API they are always shown.
+with contextlib.suppress(ImportError):
+    from jax._src.traceback_util import register_exclusion
 
-    `JAX_TRACEBACK_FILTERING=off` shows them. Without this JAX API they are always shown.
-    """
-    try:
-        from jax._src.traceback_util import register_exclusion
-    except ImportError:
-        return
-    hide: Callable[[str], None] = register_exclusion
-    hide(folder)
-
-
-hide_frames(str(FilePath(__file__).parents[1]))
+    _hide: Callable[[str], None] = register_exclusion
+    _hide(str(FilePath(__file__).parents[1]))

@@ -13,14 +13,14 @@ import jax
 import numpy as np
 import typing_extensions
 
-from treewright._base.functions import FrozenValue, is_generated
-from treewright._base.text import annotation_text, short_text
+from treewright._base.functions import FrozenValue, is_generated, native_base
+from treewright._base.text import annotation_text, short_text, with_article
 from treewright._core.field_checks import LAYERS, specifier_text
-from treewright._core.fields import MISSING, options_of, specifier_in, specifier_inside
+from treewright._core.fields import MISSING, options_of, specifier_in, specifier_in_annotation
 from treewright._core.init import Docstring, make_init
 from treewright._core.instance import FLAT_FORM, FieldView, Unfinished, replace, wrap_init
 from treewright._core.methods import METHODS
-from treewright._core.registration import register_once, reject_base
+from treewright._core.registration import register_once
 from treewright._core.spec import FieldSpec, NodeSpec
 from treewright._core.statics import StaticTable
 from treewright.errors import NodeDefinitionError
@@ -77,7 +77,9 @@ def make_node_class(cls: Any, options: Mapping[str, bool], wrap_method: Callable
     _read_fields(draft)
     init, keeps_init = _init_of(draft)
     spec, arguments = _node_spec(draft, keeps_init=keeps_init)
-    _install_views(spec)
+    for field in spec.fields:
+        setattr(cls, field.name, FieldView(field, spec.table))
+    cls.__node_spec__, cls.__node_fields__ = spec, spec.by_name
     if options["init"] and not keeps_init:
         cls.__init__ = make_init(spec, arguments)
     elif cls.__init__ is not init:
@@ -98,7 +100,13 @@ def _reject_class(cls: type[Any], options: Mapping[str, bool]) -> None:
                 f"{cls.__qualname__}: {option}={options[option]} is not supported, because {_UNSUPPORTED[option]}. "
                 f"Remove it; use treewright.replace(node, field=...) for a changed copy."
             )
-    reject_base(cls)
+    native = native_base(cls)
+    if native is not None:
+        raise NodeDefinitionError(
+            f"{cls.__qualname__} is a subclass of {native.__qualname__}, so it can't be a node: JAX flattens a node "
+            f"into its fields and rebuilds it from them, so all other contents of {with_article(native.__qualname__)} "
+            f"would be lost. Remove the base class, and store its contents in a field."
+        )
     for base in (*cls.__mro__[:-1], *inspect.getmro(type(cls))[:-1]):
         package = base.__module__.partition(".")[0]
         if (package, base.__name__) in LAYERS or (package == "equinox" and issubclass(base, type)):
@@ -129,6 +137,8 @@ def _reject_attributes(draft: _Draft) -> None:
     for name, value in draft.body.items():
         method = _misspelt(draft.cls, name, value)
         problem = f"never runs. Did you mean {method}? Write def {method}(self, ...)" if method else None
+        if name == "__post_init__" and not _may_run_post_init(draft.body.get("__init__")):
+            problem = "never runs, because only a generated __init__ calls it. Call it yourself: self.__post_init__()"
         if problem is None and not _is_special(name):
             problem = _value_problem(draft, name, value)
         if problem is not None:
@@ -149,6 +159,12 @@ def _misspelt(cls: type[Any], name: str, value: Any) -> str | None:
     return None
 
 
+def _may_run_post_init(init: Any) -> bool:
+    """Whether an `__init__` calls `__post_init__`, or the `__init__` of a base, which may call it."""
+    code = getattr(inspect.unwrap(init), "__code__", None) if init else None
+    return code is None or not {"__init__", "__post_init__"}.isdisjoint(code.co_names)
+
+
 def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
@@ -160,11 +176,13 @@ def _value_problem(draft: _Draft, name: str, value: Any) -> str | None:
     one of a base class.
     """
     hidden = draft.inherited.get(name, MISSING)
-    if name in draft.annotations and _is_defined_in(draft.cls, name, value):
-        return "is both a field and a method, so the method would be the field's default. Rename one of them."
     is_shared = isinstance(value, list | dict | set | jax.Array | np.ndarray) and not isinstance(value, FrozenValue)
     if name in draft.annotations:
         default: Any = value.default if type(value) is dataclasses.Field else value
+        if type(default) is FieldView:  # `width: int = Other.width`
+            default.reject_use()
+        if isinstance(value, property) or _is_defined_in(draft.cls, name, value):
+            return "is both a field and a method, so the method would be the field's default. Rename one of them."
         specifier = specifier_in(default[0] if type(default) in {tuple, list} and len(default) == 1 else default)
         if specifier is not None:
             return (
@@ -289,10 +307,10 @@ def _field_spec(draft: _Draft, field_: Any) -> FieldSpec:
         return inherited
     options = options_of(field_)
     values: dict[str, Any] = {"doc": getattr(field_, "doc", None), "is_plain": not options, **options}
-    specifier = specifier_inside(field_.type, owner)
-    if specifier is not None:
+    specifier = specifier_in_annotation(field_.type, owner)
+    if specifier is not None and field_.type is not field_:  # `x: x = field()` is fine.
         raise NodeDefinitionError(
-            f"{cls.__qualname__}.{name} has {specifier} inside its annotation, where it would be ignored.\n"
+            f"{cls.__qualname__}.{name} has {specifier} in its annotation, where it would be ignored.\n"
             f"  Write {name}: ... = {specifier}()"
         )
     copied = ("type", "init", "repr", "kw_only", "default", "default_factory")
@@ -321,14 +339,6 @@ def _reject_lost_options(cls: type[Any], spec: FieldSpec, base: FieldSpec) -> No
 
 
 # 4. The attributes of the finished class
-
-
-def _install_views(spec: NodeSpec) -> None:
-    """Set the spec, and a view for each field, which reads it by its index in the nodes of this class."""
-    for field_ in spec.fields:
-        setattr(spec.cls, field_.name, FieldView(field_, spec.table))
-    spec.cls.__node_spec__ = spec
-    spec.cls.__node_fields__ = spec.by_name
 
 
 def _init_of(draft: _Draft) -> tuple[Callable[..., None], bool]:

@@ -44,9 +44,7 @@ _AS_ARRAY = "treewright.freeze(numpy.asarray(...)), for a constant table"
 # The value to pass instead, by the class of the wrong value; and whether `freeze` returns it.
 _FIXES = types.MappingProxyType(
     {
-        ("builtins", "list"): ("a tuple", True),
-        ("builtins", "set"): ("a frozenset", True),
-        ("builtins", "dict"): ("treewright.freeze(the_dict)", True),
+        ("builtins", "bytearray"): ("bytes", True),
         ("argparse", "Namespace"): ("treewright.freeze(args)", True),
         ("types", "SimpleNamespace"): ("treewright.freeze(config)", True),
         ("omegaconf", "DictConfig"): ("treewright.freeze(config)", True),
@@ -59,8 +57,10 @@ _FIXES = types.MappingProxyType(
         ("numpy", "matrix"): (_AS_ARRAY, False),
         ("numpy", "recarray"): (_AS_ARRAY, False),
         ("numpy", "ndarray"): ("treewright.freeze(table), for a constant table", True),
-        ("collections", "MutableMapping"): ("treewright.freeze(the_mapping)", True),
     }
+)
+_FIXES_BY_KIND: Mapping[type[Any], str] = types.MappingProxyType(
+    {MutableSequence: "a tuple", MutableSet: "a frozenset", Mapping: "treewright.freeze(the_dict)"}
 )
 
 
@@ -112,6 +112,9 @@ def _fix(value: Any) -> tuple[str, bool]:
         name = (str(base.__module__).partition(".")[0], base.__name__)
         if name in _FIXES:
             return _FIXES[name]
+    for kind, fix in _FIXES_BY_KIND.items():
+        if isinstance(value, kind):
+            return fix, True
     if hasattr(cls, "__attrs_attrs__"):
         return "treewright.freeze(attrs.asdict(config)), or decorate its class with @attrs.frozen", False
     if cls.__hash__ is None and dataclasses.is_dataclass(cls):
@@ -174,6 +177,8 @@ def has_arrays(value: Any) -> bool:
 def rejection(cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, NoExactKeyError]) -> StaticFieldError:
     """The error for the static fields of a new node that have a problem: the first in full, the others by name."""
     (name, problem), *others = problems.items()
+    if hasattr(type(problem.value), "reject_use"):  # a field that was read on its class
+        problem.value.reject_use()
     lines = _rejection_lines(cls, name, values[name], problem)
     if others:
         lines.append(f"Other static fields of {cls.__qualname__} that must change:")
@@ -252,6 +257,8 @@ def check_fields(node: Any) -> None:
     for field, value in zip((*spec.children, *spec.statics), (*children, *statics.values), strict=True):
         if type(value) in _COMMON or isinstance(value, jax.Array):
             continue
+        if hasattr(type(value), "reject_use"):  # a field that was read on its class
+            value.reject_use()
         if isinstance(value, dataclasses.Field):
             place, marker = f"{type(node).__qualname__}.{field.name}", "a field marker, such as static()"
             raise NodeInitError(

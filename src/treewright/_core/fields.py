@@ -96,23 +96,24 @@ def options_of(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
     return options
 
 
-def specifier_inside(annotation: Any, cls: type[Any]) -> str | None:
-    """The specifier inside an annotation in the body of `cls`, as in `Annotated[int, static()]`; None without one."""
+def specifier_in_annotation(annotation: Any, cls: type[Any]) -> str | None:
+    """The specifier in an annotation in the body of `cls`, as in `Annotated[int, static()]`; None without one."""
     if isinstance(annotation, str):
         with contextlib.suppress(Exception):  # a forward reference, or a name imported only for checkers
             annotation = eval(annotation, vars(sys.modules[cls.__module__]), dict(vars(cls)))  # noqa: S307
-    names = (specifier_in(part) or specifier_inside(part, cls) for part in typing.get_args(annotation))
-    return next(filter(None, names), None)
+    return specifier_in(annotation)
 
 
 def specifier_in(value: Any) -> str | None:
-    """The name of the specifier: of the function, its result, or another library's `Static[...]`; None otherwise."""
+    """The name of a specifier, found as a function, its result, or another library's `Static[...]`; None otherwise."""
     if type(value) is dataclasses.Field:
         kind: str = options_of(value).get("kind", "child")
         return "field" if kind == "child" else kind
     if isinstance(value, types.FunctionType) and value in _SPECIFIERS:
         return value.__name__
-    return "static" if isinstance(value, str) and value in _MARKS_IN_ANNOTATIONS else None
+    if isinstance(value, str) and value in _MARKS_IN_ANNOTATIONS:
+        return "static"
+    return next(filter(None, map(specifier_in, typing.get_args(value))), None)
 
 
 def field(

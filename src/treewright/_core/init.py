@@ -18,7 +18,7 @@ from typing_extensions import Format, get_annotations
 
 from treewright._core.fields import MISSING
 from treewright._core.instance import FLAT_FORM, assign, check, run_init
-from treewright._core.spec import FieldSpec, NodeSpec, add_field_note
+from treewright._core.spec import FieldSpec, NodeSpec
 from treewright.errors import NodeDefinitionError
 
 _NAMES_MAY_BE_UNKNOWN: Any = {"annotation_format": Format.FORWARDREF} if sys.version_info >= (3, 14) else {}
@@ -89,7 +89,7 @@ def _body(spec: NodeSpec, me: str, helpers: dict[str, Any]) -> list[str]:
     for field in spec.fields:
         name = field.name
         if field.default_factory is not MISSING:
-            helpers[f"__make_{name}__"] = functools.partial(field.make_default, spec.cls)
+            helpers[f"__make_{name}__"] = functools.partial(field.call, "default_factory", spec.cls)
             lines.append(f"{f'if {name} is __factory__: ' if field.init else ''}{name} = __make_{name}__()")
         elif not field.init and field.default is not MISSING:
             lines.append(f"{name} = __default_{name}__")
@@ -109,10 +109,8 @@ def _storing(spec: NodeSpec, me: str, assigning: str, helpers: dict[str, Any]) -
     helpers.update(__type__=type, __check__=check, __table__=spec.table, __Exception__=Exception)
     for field in spec.fields:
         if field.converter is not None:
-            helpers[f"__convert_{field.name}__"] = field.converter
-            helpers[f"__note_{field.name}__"] = functools.partial(add_field_note, "converter", spec.cls, field.name)
-            lines.append(f"try: {field.name} = __convert_{field.name}__({field.name})")
-            lines.append(f"except __Exception__ as __error__: __note_{field.name}__(__error__, {field.name}); raise")
+            helpers[f"__convert_{field.name}__"] = functools.partial(field.call, "converter", spec.cls)
+            lines.append(f"{field.name} = __convert_{field.name}__({field.name})")
     children = "".join([f"{field.name}, " for field in spec.children])
     statics = "__statics__"
     if spec.statics:

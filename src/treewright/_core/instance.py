@@ -170,20 +170,19 @@ class FieldView(property):  # noqa: PLW1641  `__hash__` is one of the uses that 
             f"For the default: {{field.name: field.default for field in dataclasses.fields({cls})}}[{field.name!r}]"
         )
 
-    # `dataclasses` assigns a field's name; nothing reads it.
-    name = property(None, lambda self, name: self._reject_dataclass(name))
-
     def _reject_dataclass(self, name: str) -> Never:
         raise NodeDefinitionError(
             f"{name} is a field of a node class, which is already a dataclass. Remove @dataclass, or replace it with "
             f"@pytree_dataclass if this is a subclass of a decorated class."
         )
 
+    name = property(None, _reject_dataclass)  # `dataclasses` assigns a field's name; nothing reads it.
+
 
 # Every operation that would use a view as a value: otherwise `Tiles.WALL == 1` would silently be False.
 for _use in (
     *("lt", "le", "gt", "ge", "hash", "bool", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil"),
-    *("neg", "pos", "abs", "invert", "len", "iter", "contains", "getitem", "format"),
+    *("neg", "pos", "abs", "invert", "len", "iter", "contains", "getitem", "setitem", "delitem", "format"),
     *("array", "array_ufunc", "jax_array"),
     *(
         f"{side}{operation}"
@@ -233,7 +232,7 @@ def _read_by_name(node: Any, field: FieldSpec) -> Any:
             )
         return value
     children, statics = form
-    values = dict(zip((*statics.table.children, *statics.names), (*children, *statics.values), strict=True))
+    values = dict(zip((*statics.table.children, *statics.table.names), (*children, *statics.values), strict=True))
     if name not in values:
         raise AttributeError(
             f"This {type(node).__qualname__} has no field {name}: it belongs to an older definition of the class, "
@@ -380,7 +379,7 @@ def _complete(spec: NodeSpec, pending: dict[str, Any]) -> None:
         if field.name not in pending and field.default is not MISSING:
             pending[field.name] = field.convert(field.default, spec.cls)
         elif field.name not in pending and field.default_factory is not MISSING:
-            pending[field.name] = field.convert(field.make_default(spec.cls), spec.cls)
+            pending[field.name] = field.convert(field.call("default_factory", spec.cls), spec.cls)
     missing = [name for name in spec.by_name if name not in pending]
     # Values of a cached_property were computed from an unfinished node: drop them.
     others = pending.keys() - {*spec.by_name, FLAT_FORM}
@@ -402,9 +401,6 @@ def check(node: Any) -> None:
     try:
         if spec.table.to_check:
             _reject_class_assignments(spec)
-            for child in _read(node, FLAT_FORM)[0]:
-                if type(child) is FieldView:
-                    child.reject_use()
             check_fields(node)
         for own_check in spec.checks:
             if own_check(node) is not None:

@@ -33,7 +33,6 @@ from treewright._base.functions import (
     has_author,
     import_path,
     instance_attributes,
-    is_cached_property,
     is_generated,
     is_library,
     is_library_object,
@@ -41,6 +40,7 @@ from treewright._base.functions import (
     is_written,
     jit_options,
     reads_of,
+    uncached_attributes,
 )
 from treewright._base.jax_private import numbers_of
 from treewright._base.text import is_node_class
@@ -151,15 +151,8 @@ class KeyBuilder:
         if cls in C_METHODS or isinstance(value, METHODS):
             return identity_key(value) if is_library_object(value) else self.enter(value, KeyBuilder.method)
         if is_node_class(cls):
-            key: Hashable = value.__node_key__(self)
-            return key
+            return self.node(value)
         return self.by_class(value)
-
-    def reject(self, problem: NoExactKeyError) -> None:
-        """Raise for a value that can't be static; a function that contains it becomes open instead."""
-        if self.code is None:
-            raise problem
-        self.is_open = True
 
     # By parts, by the author's `==`, or by identity
 
@@ -209,14 +202,11 @@ class KeyBuilder:
         """A dataclass by the fields that `==` compares, and by all attributes that are not fields."""
         cls = type(value)
         try:
-            fields = fields_of(value)
+            named = fields_of(value) | uncached_attributes(value)
         except AttributeError:  # a field without a value
             return self.by_identity(value)
-        for name, part in instance_attributes(value).items():
-            if not is_cached_property(cls, name) and not (is_linen(cls) and name.startswith("_")):
-                fields.setdefault(name, part)
         ignored = {field.name for field in dataclasses.fields(cls) if not field.compare}
-        compared = {name: part for name, part in fields.items() if name not in ignored}
+        compared = {name: part for name, part in named.items() if name not in ignored}
         if not is_written(cls, "__hash__"):
             return (_class_key(cls), self.items(compared))
         # If a field has no key, a custom `__hash__` decides: nnx's GraphDef contains a list.
@@ -238,8 +228,10 @@ class KeyBuilder:
         cls: Any = type(value)
         by_author = has_author(cls)
         problem = comparison_problem(value, with_equality=by_author)
+        if problem is not None and self.code is None:
+            raise problem
         if problem is not None:
-            self.reject(problem)
+            self.is_open = True
             return None
         if not by_author:
             return self.by_identity(value)
@@ -260,18 +252,18 @@ class KeyBuilder:
             self.is_open = True
             if self.doubts is not None and self.code != "user":
                 self.doubts.append(value)
-            if callable(value):
-                self.look_into(instance_attributes(value).get("__wrapped__"))
+            if callable(value):  # The wrapped function may reach a node with arrays; its key is not needed.
+                before, self.code = self.code, "user"
+                self.separate_key(instance_attributes(value).get("__wrapped__"))
+                self.code = before
         return identity_key(value)
 
-    def look_into(self, value: Any) -> None:
-        """Raise if a value reaches a node with arrays; its key is not needed."""
-        before, self.code = self.code, "user"
-        self.separate_key(value)
-        self.code = before
-
-    def node(self, node: Any, children: tuple[Any, ...], statics: Any) -> Hashable:
+    def node(self, node: Any) -> Hashable:
         """A node by its class, its statics, which are one object for equal values, and its children."""
+        form = instance_attributes(node).get("_node")
+        if not isinstance(form, tuple):
+            raise arrays_reached(node, is_built=False)
+        children, statics = form
         if self.is_child:
             return None
         if self.code is not None and has_arrays(node):

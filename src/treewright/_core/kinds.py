@@ -28,8 +28,8 @@ from treewright._base.functions import (
     FrozenValue,
     class_attribute,
     instance_attributes,
-    is_cached_property,
     native_base,
+    uncached_attributes,
 )
 from treewright._base.text import is_node_class
 
@@ -183,9 +183,8 @@ def _make_dataclass(cls: Any, *fields: tuple[str, Any]) -> Any:
 
 
 def _dataclass_parts(value: Any) -> tuple[Any, ...] | None:
-    cls, fields = type(value), fields_of(value)
-    has_more = any(name not in fields and not is_cached_property(cls, name) for name in instance_attributes(value))
-    return None if has_more else (cls, *fields.items())
+    fields = fields_of(value)
+    return (type(value), *fields.items()) if uncached_attributes(value).keys() <= fields.keys() else None
 
 
 ENUM = Kind(

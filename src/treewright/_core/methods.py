@@ -13,21 +13,19 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._base.functions import NodeMethod
-from treewright._base.jax_private import GetAttrKey, Path, is_key_dtype, jax_trees, path_text
+from treewright._base.jax_private import GetAttrKey, Path, jax_trees, numbers_of, path_text
 from treewright._base.text import array_text, is_node_class, node_repr, short_text, text, with_article
-from treewright._core.field_checks import NoExactKeyError, add_static_hint, arrays_reached
+from treewright._core.field_checks import NoExactKeyError, add_static_hint
 from treewright._core.instance import (
     FLAT_FORM,
-    Unfinished,
     delete_attribute,
     flat_form,
     from_flat_form,
     is_node,
-    raw_form,
     replace,
     set_attribute,
 )
-from treewright._core.keys import KeyBuilder, compared_by_itself, exact_key
+from treewright._core.keys import compared_by_itself, exact_key
 from treewright._core.registration import register_with_jax
 from treewright._core.spec import FieldSpec, spec_of
 from treewright._core.statics import Statics
@@ -122,9 +120,7 @@ def leaves_equal(left: Any, right: Any, place: Callable[[], str]) -> bool:
             f"{place()} is traced, so == has no value to compare and can't return a bool. Compare outside jit, or "
             f"compare the arrays themselves with jnp.array_equal."
         )
-    if is_key_dtype(left.dtype):
-        left, right = jax.random.key_data(left), jax.random.key_data(right)
-    a, b = np.asarray(left), np.asarray(right)
+    a, b = numbers_of(left), numbers_of(right)
     if a.dtype == object:
         return all(leaves_equal(x, y, place) for x, y in zip(a.flat, b.flat, strict=True))
     same: Any = (a == b) | ((a != a) & (b != b))  # noqa: PLR0124  NaN
@@ -182,13 +178,6 @@ def _unhashable(node: Any, children: tuple[Any, ...], fields: list[FieldSpec]) -
     return None
 
 
-def exact_key_of(self: Any, builder: KeyBuilder) -> Hashable:
-    """The key of a node inside a static: its class, statics and the exact keys of its children."""
-    if isinstance(raw_form(self), Unfinished):
-        raise arrays_reached(self, is_built=False)
-    return builder.node(self, *flat_form(self))
-
-
 # Copies and pickles
 
 
@@ -221,7 +210,7 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
     table = statics.table if spec is None else spec.table
     if statics.table is not table or {*children} != {*table.children}:
         raise TypeError(
-            f"The pickle contains the fields {', '.join((*children, *statics.names)) or 'none'} of "
+            f"The pickle contains the fields {', '.join((*children, *statics.table.names)) or 'none'} of "
             f"{type(self).__qualname__}, which now has {', '.join((*table.children, *table.names)) or 'none'}. It was "
             f"written by a different version of the class. Load it with that version, or recreate the object."
         )
@@ -242,7 +231,6 @@ METHODS: MappingProxyType[str, Any] = MappingProxyType(
         "__deepcopy__": deepcopy,
         "__reduce__": reduce,
         "__replace__": replace,
-        "__node_key__": exact_key_of,
     }
 )
 
@@ -263,10 +251,6 @@ class ModuleMethod:
         if instance is None:
             return self.function
         return BoundMethod(self.function, instance)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, for code that reads methods from the `__dict__` of the class."""
-        return self.function(*args, **kwargs)
 
 
 class BoundMethod(NodeMethod):

@@ -1,6 +1,5 @@
 """Register classes with JAX and `jax.export`."""
 
-import dataclasses
 import enum
 import itertools
 import json
@@ -11,40 +10,19 @@ from typing import Any
 
 import jax.export
 
-from treewright._base.functions import import_path, lookup_imported, native_base
+from treewright._base.functions import import_path, lookup_imported
 from treewright._base.jax_private import jax_trees
-from treewright._base.text import short_text, with_article
+from treewright._base.text import short_text
 from treewright._core.instance import FLAT_FORM, from_flat_form
 from treewright._core.kinds import kind_of
 from treewright._core.spec import spec_of
-from treewright._core.statics import Statics
+from treewright._core.statics import Recipe, Statics
 from treewright.errors import NodeDefinitionError, StaticSerializationError
 
 _new: Any = object.__new__
 _store: Any = object.__setattr__
 _PLAIN = frozenset({str, int, float, bool, types.NoneType})  # JSON keeps their type and value.
 _REDEFINED = itertools.count(2)  # One counter for all names: trying each name's numbers took 10 ms for the 1,600th.
-
-
-def reject_base(cls: type[Any]) -> None:
-    """Raise for a subclass of `list`, `Exception` and other classes written in C."""
-    base = native_base(cls)
-    if base is not None:
-        raise NodeDefinitionError(
-            f"{cls.__qualname__} is a subclass of {base.__qualname__}, so it can't be a node: JAX flattens a node into "
-            f"its fields and rebuilds it from them, so all other contents of {with_article(base.__qualname__)} would "
-            f"be lost. Remove the base class, and store its contents in a field."
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class Registration:
-    """Marks a class as registered with JAX. When `cloudpickle` rebuilds the class, unpickling this registers it."""
-
-    cls: type[Any]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (register_once, (self.cls,))
 
 
 def _flatten_with_keys(node: Any) -> tuple[Iterable[tuple[Any, Any]], Statics]:
@@ -59,10 +37,13 @@ def _flatten_with_keys(node: Any) -> tuple[Iterable[tuple[Any, Any]], Statics]:
             return zip(statics.table.keys, children), statics  # noqa: B905  strict= costs a third of the time
 
 
-def register_once(cls: type[Any]) -> Registration:
-    """Register a node class with JAX, unless it is registered. Nothing here depends on the fields."""
+def register_once(cls: type[Any]) -> Recipe:
+    """Register a node class with JAX, unless it is registered. Nothing here depends on the fields.
+
+    The result is an attribute of the class: when `cloudpickle` rebuilds the class, unpickling it registers the class.
+    """
     if "__node_registered__" in vars(cls):
-        existing: Registration = vars(cls)["__node_registered__"]
+        existing: Recipe = vars(cls)["__node_registered__"]
         return existing
     slot: Any = getattr(cls, FLAT_FORM, None)  # A Module has a slot; setting it directly is 15 % faster.
     # One assignment for all fields: 20 children are as fast as 1 (benchmarks: node).
@@ -83,8 +64,8 @@ def register_once(cls: type[Any]) -> Registration:
 
     register_with_jax(cls, _flatten_with_keys, unflatten, operator.attrgetter(FLAT_FORM))
     _register_for_export(cls)
-    cls.__node_registered__ = registration = Registration(cls)
-    return registration
+    cls.__node_registered__ = recipe = Recipe(register_once, cls)
+    return recipe
 
 
 def register_with_jax(cls: type[Any], *functions: Callable[..., Any]) -> None:
@@ -129,7 +110,7 @@ def _register_for_export(cls: type[Any]) -> None:
 
 
 def _statics_to_json(statics: Statics) -> bytes:
-    owner, values = statics.table.owner.__qualname__, zip(statics.names, statics.values, strict=True)
+    owner, values = statics.table.owner.__qualname__, zip(statics.table.names, statics.values, strict=True)
     return json.dumps({name: _encode(value, f"{owner}.{name}") for name, value in values}).encode()
 
 

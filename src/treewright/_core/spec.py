@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from treewright._base.text import text_with_class
 from treewright._core.fields import FieldKind, Sharding, Stack
@@ -36,20 +36,15 @@ class FieldSpec:
 
     def convert(self, value: Any, cls: Any) -> Any:
         """The value after the field's converter, in a node of `cls`."""
-        if self.converter is None:
-            return value
-        try:
-            return self.converter(value)
-        except Exception as error:
-            add_field_note("converter", cls, self.name, error, value)
-            raise
+        return value if self.converter is None else self.call("converter", cls, value)
 
-    def make_default(self, cls: Any) -> Any:
-        """The result of the field's default factory."""
+    def call(self, function: Literal["converter", "default_factory"], cls: Any, *arguments: Any) -> Any:
+        """The result of the field's converter or default factory; an error gets a note with the field and arguments."""
         try:
-            return self.default_factory()
+            return getattr(self, function)(*arguments)
         except Exception as error:
-            add_field_note("default_factory", cls, self.name, error)
+            values = "".join([f", called with {text_with_class(value)}" for value in arguments])
+            error.add_note(f"Raised by the {function} of {cls.__qualname__}.{self.name}{values}.")
             raise
 
     def value_in(self, pair: tuple[Any, Any]) -> Any:
@@ -75,12 +70,6 @@ class NodeSpec:
     init_vars: dict[str, Any]  # the default of each, or MISSING
     unfinished: Any  # the value of `_node` until an instance is sealed
     slots: tuple[str, ...]  # slots of bases that are not nodes; their values would be lost
-
-
-def add_field_note(function: str, cls: type[Any], name: str, error: Exception, *arguments: Any) -> None:
-    """Add the field and the argument to an error of a converter or default factory."""
-    values = "".join([f", called with {text_with_class(value)}" for value in arguments])
-    error.add_note(f"Raised by the {function} of {cls.__qualname__}.{name}{values}.")
 
 
 def spec_of(node_or_class: Any) -> NodeSpec:

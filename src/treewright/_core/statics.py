@@ -7,9 +7,8 @@ Python code.
 import dataclasses
 import enum
 import functools
-import importlib
-import operator
 import pickle
+import pkgutil
 import sys
 import threading
 import types
@@ -63,11 +62,6 @@ class Statics:
     _keys: _Combination
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The fields, in the order of `values`."""
-        return self.table.names
-
-    @property
     def keys(self) -> tuple[Hashable, ...]:
         """The exact key of each value."""
         return self._keys.keys
@@ -86,6 +80,7 @@ class Statics:
         return (interned, (self.table, names, tuple(values)))
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class StaticTable:
     """Weak references to the statics of one class that are in use.
 
@@ -93,33 +88,23 @@ class StaticTable:
     combinations in which type and `==` are exact. The generated `__init__` reads it directly.
     """
 
-    __slots__ = (
-        *("_doubted", "_lock", "_statics", "by_value", "children", "empty", "identity", "keys", "names", "owner"),
-        "to_check",
-    )
+    owner: type[Any]
+    names: tuple[str, ...]
+    identity: tuple[bool, ...]  # for each static, whether it is compared by identity
+    children: tuple[str, ...]  # the other fields of the class
 
-    def __init__(
-        self, owner: type[Any], names: tuple[str, ...], identity: tuple[bool, ...], children: tuple[str, ...]
-    ) -> None:
-        self.owner: type[Any] = owner
-        self.names: tuple[str, ...] = names
-        self.identity: tuple[bool, ...] = identity  # for each static, whether it is compared by identity
-        self.children: tuple[str, ...] = children  # the other fields of the class
-        self.keys: tuple[Any, ...] = tuple(map(GetAttrKey, children))
+    def __post_init__(self) -> None:
+        self.keys: tuple[Any, ...] = tuple(map(GetAttrKey, self.children))
         self.to_check = MAX_CHECKED_NODES  # how many more nodes of the class are checked closely
         self.by_value: dict[Hashable, weakref.ref[Statics]] = {}
-        self._statics: weakref.WeakKeyDictionary[_Combination, weakref.ref[Statics]] = weakref.WeakKeyDictionary()
+        self.in_use: weakref.WeakKeyDictionary[_Combination, weakref.ref[Statics]] = weakref.WeakKeyDictionary()
         self._doubted: weakref.WeakSet[type[Any]] = weakref.WeakSet()  # classes of values that were checked
         # Reentrant, because the garbage collector or a user's `__eq__` may run while it is locked.
         self._lock = threading.RLock()
-        self.empty: Statics | None = None if names else self.intern(())
+        self.empty: Statics | None = None if self.names else self.intern(())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (table_of, (self.owner, self.names, self.identity, self.children))
-
-    def __len__(self) -> int:
-        """How many combinations are in use."""
-        return len(self._statics)
 
     def find(self, values: tuple[Any, ...]) -> Statics:
         """Like `intern`, but fast for values in `by_value`. The generated `__init__` inlines this."""
@@ -133,12 +118,12 @@ class StaticTable:
         """The unique `Statics` for these values, which are in the order of the fields."""
         keys = _Combination(self._keys_of(values))
         with self._lock:
-            reference = self._statics.get(keys)
+            reference = self.in_use.get(keys)
             statics = None if reference is None else reference()
             if statics is None:
-                self._statics.pop(keys, None)  # A dying entry with equal keys would otherwise remove the new one.
+                self.in_use.pop(keys, None)  # A dying entry with equal keys would otherwise remove the new one.
                 statics = Statics(self, values, keys)
-                self._statics[keys] = weakref.ref(statics)
+                self.in_use[keys] = weakref.ref(statics)
                 if all(map(_can_find_by_value, values, keys.keys)):
                     self._remember(statics)
         return statics
@@ -221,7 +206,7 @@ def interned(table: StaticTable, names: tuple[str, ...], values: tuple[Any, ...]
     return table.intern(tuple(by_name[name] for name in table.names))
 
 
-class _Recipe:
+class Recipe:
     """Replaces a value in a pickle: the call that returns the value when the pickle is read."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
@@ -240,13 +225,13 @@ def _portable(value: Any, place: str) -> Any:
     cls = type(value)
     if cls is functools.partial:  # A partial can't be built with a recipe as its function.
         parts = partial_parts(value)
-        return value if parts is None else _Recipe(_partial_of, *[_portable(part, place) for part in parts])
+        return value if parts is None else Recipe(_partial_of, *[_portable(part, place) for part in parts])
     if kind_of(cls) is not None:
         return with_parts(value, lambda part: _portable(part, place))
     path = import_path(value) if callable(value) else None
     if path is not None:
         plain = isinstance(value, type | types.FunctionType) or path[0] == "__main__"
-        return value if plain else _Recipe(_imported, *path)
+        return value if plain else Recipe(pkgutil.resolve_name, ":".join(path))
     if isinstance(value, types.FunctionType) and not _copies_functions():
         raise pickle.PicklingError(
             f"{place} holds {short_text(value)}, a function that pickle can't find by its name. Use "
@@ -267,8 +252,3 @@ def _copies_functions() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _imported(module: str, name: str) -> Any:
-    """The value at an import path."""
-    return operator.attrgetter(name)(importlib.import_module(module))

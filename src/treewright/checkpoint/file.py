@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar, Unpack, overload
+from typing import IO, Any, TypeVar, Unpack, overload
 
 import jax
 import numpy as np
@@ -41,12 +41,14 @@ _ALIGNED = 64  # bytes; XLA copies arrays on a CPU that begin elsewhere
 _LOCK = "lock"  # locked while its writer lives
 # Errors that describe the disk's content; all others may be temporary.
 _LASTING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO})
-# Our names of safetensors' dtypes. Arrays of others are written as bytes, with one more axis.
+# Our names of safetensors' dtypes.
 CODES = MappingProxyType(
     {"BOOL": "bool", "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64", "C64": "complex64"}
     | {f"{code}{bits}": f"{name}{bits}" for code, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)}
+    | {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"}
 )
-_NATIVE = frozenset(CODES.values())
+# Other dtypes are written as bytes, with one more axis; float8 too, because safetensors' numpy reader lacks it.
+_NATIVE = frozenset(name for name in CODES.values() if not name.startswith("float8"))
 
 
 def save(path: StrPath, tree: object) -> None:
@@ -295,13 +297,17 @@ def local_path(path: StrPath) -> Path:
 
     Raises:
         TypeError: If it is not a path.
-        CheckpointError: If it is a URL.
+        CheckpointError: If it is empty, a URL, or begins with `~`.
     """
     if not isinstance(path, str | bytes | os.PathLike):
         raise TypeError(
             f"The path must be a str or a Path, got {short_text(path)}. It is the first argument: save(path, tree)."
         )
     text = os.fsdecode(path)
+    if not text:
+        raise CheckpointError("The path is empty.")
+    if text.startswith("~/"):
+        raise CheckpointError(f"{text} would create a folder named '~'. Pass pathlib.Path({text!r}).expanduser().")
     if text.startswith("file:/"):
         raise CheckpointError(f"{text} is the URL of a local path. Pass the path: {'/' + text[5:].lstrip('/')!r}.")
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):  # `Path` makes gs:/bucket of gs://bucket
@@ -353,38 +359,32 @@ def _locked_folder(parent: Path, prefix: str) -> Generator[Path]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         try:
-            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+            lock = (folder / _LOCK).open("w")
         except OSError:
             folder.rmdir()
             raise
-        try:
-            _lock(lock, wait=True)
-            if (folder / _LOCK).exists():  # a different writer may have deleted it before the lock was taken
-                yield folder
-                return
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
+        with lock:
+            try:
+                _lock(lock, wait=True)
+                if (folder / _LOCK).exists():  # a different writer may have deleted it before the lock was taken
+                    yield folder
+                    return
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _delete_if_dead(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # a different user's, or deleted already
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
-        try:
-            if _lock(lock, wait=False):
-                shutil.rmtree(folder)
-        finally:
-            os.close(lock)
+    with contextlib.suppress(OSError), (folder / _LOCK).open() as lock:  # may be a different user's, or deleted already
+        if _lock(lock, wait=False):
+            shutil.rmtree(folder)
 
 
-def _lock(descriptor: int, *, wait: bool) -> bool:
+def _lock(file: IO[str], *, wait: bool) -> bool:
     """Lock a file until it is closed or the process ends. False if it is locked, or locks are unsupported."""
     locks: Any = fcntl
-    if locks is None:
-        return False
     try:
-        locks.flock(descriptor, locks.LOCK_EX | (0 if wait else locks.LOCK_NB))
-    except OSError:
+        locks.flock(file, locks.LOCK_EX | (0 if wait else locks.LOCK_NB))
+    except (OSError, AttributeError):  # AttributeError: Windows
         return False
     return True
 

@@ -7,12 +7,13 @@ Symbolic links are not followed, and nothing is deleted that a process may still
 # mypy: disable-error-code="import-not-found, import-untyped"
 
 import contextlib
+import math
 import os
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -51,28 +52,39 @@ def reject_unknown(options: Iterable[str]) -> None:
         raise TypeError(f"CheckpointManager() got an unexpected option {name!r}.{fix}")
 
 
-def rules_of(
-    keep: int | None, keep_every: int | None, keep_best: int | None, metric: str | None, mode: str | None
-) -> dict[str, Any]:
-    """The retention rules; empty if all steps are kept.
+def positive_seconds(timeout: Any) -> float:
+    """The timeout of a manager.
+
+    Raises:
+        ValueError: If it is not a positive number.
+    """
+    if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+        raise ValueError(
+            f"CheckpointManager(timeout_seconds={short_text(timeout)}): pass a positive number of seconds."
+        )
+    return timeout
+
+
+def rules_of(counts: Mapping[str, Any], metric: Any, mode: Any) -> dict[str, Any]:
+    """The retention rules, with the metric if it ranks steps; empty if all steps are kept.
 
     Raises:
         ValueError: If they contradict each other.
     """
-    counts = {"keep": keep, "keep_every": keep_every, "keep_best": keep_best}
     shown = ", ".join(f"{name}={short_text(value)}" for name, value in counts.items())
     are_counts = all(count is None or (type(count) is int and count > 0) for count in counts.values())
-    if not are_counts or (keep is None and (keep_every or keep_best)):
+    if not are_counts or (counts["keep"] is None and any(counts.values())):
         raise ValueError(
-            f"CheckpointManager({shown}): each must be a positive integer, or None. Without keep=, all steps are kept: "
+            f"CheckpointManager({shown}): each must be a positive int, or None. Without keep=, all steps are kept: "
             f"add keep=1 to delete the others."
         )
-    if (metric is None) != (mode is None) or mode not in {None, "min", "max"} or (keep_best and not metric):
+    keep_best, ranks = counts["keep_best"], isinstance(metric, str) and metric != "" and mode in ("min", "max")
+    if not ranks and (keep_best, metric, mode) != (None, None, None):
         raise ValueError(
-            f"CheckpointManager({keep_best=}, {metric=}, {mode=}): ranking steps needs a metric and a direction. Pass "
-            f"both: metric='loss', mode='min' or 'max'."
+            f"CheckpointManager({keep_best=}, {metric=}, {mode=}): ranking steps needs the name of a metric and a "
+            f"direction. Pass both: metric='loss', mode='min' or 'max'."
         )
-    return {} if keep is None else {**counts, **({"metric": metric, "mode": mode} if keep_best else {})}
+    return {} if counts["keep"] is None else {**counts, **({"metric": metric, "mode": mode} if keep_best else {})}
 
 
 def folder_of_steps(directory: StrPath) -> Any:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ import tensorstore
 from etils import epath
 from orbax.checkpoint import future
 
-from treewright._base.lines import first_lines
+from treewright._base.lines import counted, first_lines
 from treewright._base.text import short_text
 from treewright._processes import (
     agree,
@@ -35,17 +36,9 @@ from treewright._processes import (
 )
 from treewright.checkpoint.arrays import DTYPES, Layout, array_to_save, digest_of, grid_of, verify
 from treewright.checkpoint.file import read_regular, translate_read_errors
-from treewright.checkpoint.fit import LeafRequest
+from treewright.checkpoint.fit import LeafRequest, Options, Read, rebuild_tree
 from treewright.checkpoint.folder import LISTING, clear
-from treewright.checkpoint.manifest import (
-    MAX_BYTES,
-    LeafRecord,
-    Manifest,
-    from_metadata,
-    join_name,
-    seal,
-    unseal,
-)
+from treewright.checkpoint.manifest import MAX_BYTES, LeafRecord, Manifest, from_metadata, join_name, seal, unseal
 from treewright.checkpoint.tree import Parts, parts_to_save
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
@@ -150,17 +143,24 @@ def _json_of(items: Mapping[str, Any]) -> str:
     """Items as JSON.
 
     Raises:
-        CheckpointError: If JSON would change them.
+        CheckpointError: If JSON can't represent them.
     """
     try:
-        text = json.dumps(dict(items))
-        is_changed = repr(json.loads(text)) != repr(dict(items))
+        values = dict(items)
+        inexact = {name: value for name, value in values.items() if not _is_json({name: value})}
+        text = "" if inexact else json.dumps(values)
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"save(..., items=) can't be written as JSON: {error}. {_JSON_VALUES}") from error
-    if is_changed:
-        changed = {name: value for name, value in items.items() if repr(json.loads(json.dumps(value))) != repr(value)}
-        raise CheckpointError(f"save(..., items=): JSON would change {short_text(changed or items)}. {_JSON_VALUES}")
+    if inexact:
+        raise CheckpointError(f"save(..., items=): JSON can't represent {short_text(inexact)}. {_JSON_VALUES}")
     return text
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON returns a value of the same types."""
+    if type(value) is dict:
+        return all(type(name) is str for name in value) and all(map(_is_json, value.values()))
+    return all(map(_is_json, value)) if type(value) is list else type(value) in {str, int, float, bool, NoneType}
 
 
 def entries_of(parts: Parts) -> dict[str, str]:
@@ -287,6 +287,17 @@ def manifest_of_step(folder: Any) -> Manifest:
         return from_metadata(json.loads(read_regular(file, 2 * MAX_BYTES)))
 
 
+def open_step(folder: Any) -> tuple[Manifest, Read]:
+    """The manifest of a step, and a reader of its arrays that verifies each by its digests."""
+    manifest = manifest_of_step(folder)
+    return manifest, functools.partial(arrays_of_step, folder, manifest)
+
+
+def tree_of_step(folder: Any, like: Any, options: Options) -> Any:
+    """The tree of a step, shaped like `like`."""
+    return rebuild_tree(*open_step(folder), like, options)
+
+
 def manifest_time(folder: Any) -> Any:
     """The modification time of a step's manifest; None if it is missing."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -296,7 +307,18 @@ def manifest_time(folder: Any) -> Any:
 
 
 def items_of_step(folder: Any, process: int) -> dict[str, Any]:
-    """The items of one process in a step."""
+    """The items of one process in a step.
+
+    Raises:
+        CheckpointDamagedError: If they can't be read.
+        CheckpointError: If fewer processes saved the step.
+    """
+    count = manifest_of_step(folder).processes
+    if process not in range(count):
+        raise CheckpointError(
+            f"Step {folder.name} was saved by {counted(count, 'process', 'processes')} and has no items for process "
+            f"{process}. Redistribute them: items({folder.name}, process=i) for i in range({count})."
+        )
     with translate_read_errors(f"The items of process {process} in step {folder.name}"):
         return dict(json.loads(_of_process(folder / MANIFEST, process)["items"]))
 

@@ -4,18 +4,15 @@
 # mypy: disable-error-code="import-not-found, import-untyped"
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from treewright.checkpoint.arrays import DTYPES
 from treewright.checkpoint.file import CODES, StrPath, local_path, open_safetensors, translate_read_errors
-from treewright.checkpoint.fit import check_options, tree_from_names
+from treewright.checkpoint.fit import check_options, tree_from_values
 from treewright.checkpoint.tree import parts_to_save
+from treewright.errors import CheckpointError
 
 T = TypeVar("T")
-
-# Dtypes that `save` writes as bytes, because safetensors' numpy reader lacks them.
-_FP8 = MappingProxyType({"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"})
 
 
 def to_names(tree: object) -> dict[str, Any]:
@@ -41,6 +38,7 @@ def read_names(path: StrPath) -> dict[str, Any]:
     Raises:
         OSError: If it can't be opened or read.
         CheckpointDamagedError: If it is not a safetensors file, or is truncated.
+        CheckpointError: If it has a dtype that NumPy does not have.
 
     Examples:
         >>> import tempfile, os
@@ -56,8 +54,9 @@ def read_names(path: StrPath) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
     with open_safetensors(path) as (_, entries, read_bytes), translate_read_errors(str(path)):
         for name, entry in entries.items():
-            dtype = DTYPES[CODES.get(entry["dtype"]) or _FP8[entry["dtype"]]]
-            arrays[name] = read_bytes(name).view(dtype).reshape(entry["shape"])
+            if entry["dtype"] not in CODES:
+                raise CheckpointError(f"{name!r} in {path} has the dtype {entry['dtype']}, which NumPy does not have.")
+            arrays[name] = read_bytes(name).view(DTYPES[CODES[entry["dtype"]]]).reshape(entry["shape"])
     return arrays
 
 
@@ -84,4 +83,5 @@ def from_names(values: Mapping[str, Any], *, like: T, allow_cast: bool = False, 
         raise TypeError(
             "from_names needs a dict of arrays by name. To load a file: from_names(read_names(path), like=tree)."
         )
-    return tree_from_names(values, like, check_options(like, {"allow_cast": allow_cast, "strict": strict}))
+    options = check_options(like, {"allow_cast": allow_cast, "strict": strict})
+    return tree_from_values(parts_to_save(like, abstract=True).manifest.nodes, values, like, options)

@@ -13,7 +13,7 @@ from treewright._base.lines import first_lines
 from treewright._core import is_node, spec_of
 from treewright._json import encode
 from treewright._trees.level import Level, level_of
-from treewright.checkpoint.arrays import MAKE_STATIC, UnsupportedLeafError, form_of
+from treewright.checkpoint.arrays import NOT_A_LEAF, UnsupportedLeafError, form_of
 from treewright.checkpoint.manifest import ROOT_LEAF, LeafRecord, Manifest, NodeRecord, join_name
 from treewright.errors import CheckpointError, StaticSerializationError
 
@@ -125,11 +125,12 @@ def _step_of(key: Any) -> str:
 
 
 def _with_cure(problem: UnsupportedLeafError, parent: type[Any]) -> str:
-    """The problem with a leaf; in an equinox module, whose fields have no `static()`, with a different fix."""
-    if not any(base.__module__.startswith("equinox.") for base in parent.__mro__):
+    """The problem with a leaf, and its fix; the fields of an equinox module have no `static()`."""
+    if not str(problem).endswith(NOT_A_LEAF):
         return str(problem)
-    adopt = f"The equinox module {parent.__qualname__} has it as a leaf: save treewright.adopt(...) of it"
-    return str(problem).replace(MAKE_STATIC, adopt)
+    if any(base.__module__.startswith("equinox.") for base in parent.__mro__):
+        return f"{problem}. The equinox module {parent.__qualname__} has it as a leaf: save treewright.adopt(...) of it"
+    return f"{problem}. Make it a static, or wrap it in Static"
 
 
 def _node_record(part: Any, level: Level, name: str, path: str, steps: tuple[str, ...]) -> NodeRecord:
