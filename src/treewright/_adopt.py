@@ -59,7 +59,8 @@ _ARRAYS: Any = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, jax.Ref
 class Adopted(Module, Generic[T_co], frozen=True):
     """A node around another library's layer or tree, returned by `adopt`.
 
-    Call it like the layer; attributes and items are forwarded. `tree` rebuilds the layer itself.
+    Call it like the layer; items and attributes are forwarded, except those that have the name of an attribute here.
+    `tree` rebuilds the layer itself.
 
     Examples:
         >>> import equinox as eqx

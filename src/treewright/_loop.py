@@ -15,6 +15,7 @@ from treewright._base.lines import first_lines
 from treewright._base.text import short_text
 from treewright._contents import unwrap
 from treewright._trees.diff import differences
+from treewright._trees.level import strong
 from treewright._trees.sizes import memory_of
 from treewright.errors import DonatedStateError, LoopStateError
 
@@ -240,8 +241,8 @@ def _array_of(leaf: Any) -> jax.Array:
     """A leaf as an array that is not weakly typed; a copy if it is not JAX's, because its memory can't be donated."""
     if is_ref(leaf):
         raise TypeError("A ref can't be part of the state.")
-    array = leaf if isinstance(leaf, jax.Array) else jnp.array(leaf)
-    return jnp.asarray(array, array.dtype) if getattr(array, "weak_type", False) else array
+    array: jax.Array = strong(leaf if isinstance(leaf, jax.Array) else jnp.array(leaf))
+    return array
 
 
 def _sharding_of(leaf: Any) -> Any:

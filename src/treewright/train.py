@@ -16,7 +16,7 @@ from treewright._base.jax_private import jax_trees, path_text, untyped_jax
 from treewright._base.lines import first_lines
 from treewright._base.text import Verbatim, short_text
 from treewright._core import Module, StaticValue, field, is_node, spec_of, static
-from treewright._trees.level import leaf_type_of, note_redefined_classes, reject_classes
+from treewright._trees.level import leaf_type_of, note_redefined_classes, reject_classes, strong
 from treewright._trees.partition import combine, partition
 from treewright._trees.specs import trainable
 from treewright.errors import NodeInitError, missing_extra
@@ -85,6 +85,7 @@ class TrainState(Module, Generic[P], kw_only=True):
 
     def __post_init__(self) -> None:
         if self.opt_state is _FROM_OPTIMIZER:
+            self.params = jax.tree.map(strong, self.params)
             self.opt_state = _initial_opt_state(type(self), self.params, self.tx)
 
     def __check_init__(self) -> None:
@@ -99,7 +100,7 @@ class TrainState(Module, Generic[P], kw_only=True):
         """A state at step 0, with the optimiser's state for `params`: the constructor, under flax's name.
 
         Args:
-            params: The parameters, any pytree.
+            params: The parameters, any pytree. Python numbers in it become arrays, as they would in the first update.
             tx: The optimiser.
             apply_fn: The function that applies the model, if the program calls `state.apply_fn`.
             **fields: Values of fields that a subclass adds. Do not pass the same arrays to two fields if a step donates
@@ -109,8 +110,10 @@ class TrainState(Module, Generic[P], kw_only=True):
             TypeError: If `tx` is not an optimiser, a leaf of `params` is neither an array nor a number, or a name in
                 `fields` is not a field.
         """
-        opt_state = _initial_opt_state(cls, params, tx)
-        return cls(apply_fn=apply_fn, params=params, tx=tx, opt_state=opt_state, **fields)
+        params = jax.tree.map(strong, params)
+        if "opt_state" not in fields:  # computed here for subclasses whose __post_init__ does not call ours
+            fields["opt_state"] = _initial_opt_state(cls, params, tx)
+        return cls(apply_fn=apply_fn, params=params, tx=tx, **fields)
 
     def apply_gradients(
         self,
@@ -214,7 +217,7 @@ def _initial_opt_state(cls: type[Any], params: Any, tx: Any) -> Any:
                 f"Make it a static field, or wrap an equinox or flax layer with adopt()."
             )
     try:
-        return jax.tree.map(_strong, tx.init(weights))
+        return jax.tree.map(strong, tx.init(weights))
     except Exception as error:
         if callable(weights):
             error.add_note(
@@ -222,11 +225,6 @@ def _initial_opt_state(cls: type[Any], params: Any, tx: Any) -> Any:
                 f"{type(weights).__qualname__}. Pass a function: lambda params: spec_like(params, ...)."
             )
         raise
-
-
-def _strong(leaf: Any) -> Any:
-    """A leaf without weak type; with it, as initially in `optax.lbfgs`, the step would be traced twice."""
-    return jnp.asarray(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
 
 
 def _new_buffers(state: TrainState[Any], old: Any, model: Any) -> Any:
@@ -240,13 +238,7 @@ def _new_buffers(state: TrainState[Any], old: Any, model: Any) -> Any:
             f"Pass the model that the loss returns, or the second half of its partition. Statistics for each example, "
             f"from vmap, need jax.lax.pmean(..., axis_name) and out_axes=None, or a mean over the examples."
         )
-    return jax.tree.map(_typed_like, new, old)
-
-
-def _typed_like(leaf: Any, before: Any) -> Any:
-    """A leaf without weak type, unless the leaf before it has one: otherwise the next step would recompile."""
-    is_weak = isinstance(leaf, int | float | complex) or getattr(leaf, "weak_type", False)
-    return jnp.asarray(leaf, before.dtype) if is_weak and not getattr(before, "weak_type", True) else leaf
+    return jax.tree.map(strong, new)
 
 
 def _gradient_problem(weights: Any, trained: Any, grads: Any) -> str:

@@ -113,18 +113,18 @@ def test_all_differences_are_listed_in_one_error(engine: Any) -> None:
         "The checkpoint does not fit the tree, 6 differences:\n"
         "  ['d'].value: static 1 saved, 2 in the tree\n"
         "  ['c']: saved as float32[2,3] (array), not in the tree\n"
+        "  ['f']: not saved, the tree has float32[2,3] (array)\n"
         "  ['a']: shape (2, 3) saved, (3, 2) in the tree\n"
         "  ['b']: dtype float32 saved, float16 in the tree\n"
         "  ['e']: kind int64[] (int) saved, float32[2,3] (array) in the tree\n"
-        "  ['f']: not saved, the tree has float32[2,3] (array)\n"
         "What to do:\n"
         "  Different static: build the tree as it was saved, or on_static='warn' to keep the tree's static.\n"
         "  If a leaf was removed: strict=False.\n"
+        "  If a leaf was renamed: renamed={'old.name': 'new.name'}. If it is new: add it in migrate=, or strict=False "
+        "to keep the tree's value.\n"
         "  Different shape: convert the array in migrate=.\n"
         "  Different dtype: allow_cast=True.\n"
-        "  A number instead of an array, or the reverse: allow_cast=True.\n"
-        "  If a leaf was renamed: renamed={'old.name': 'new.name'}. If it is new: add it in migrate=, or strict=False "
-        "to keep the tree's value."
+        "  A number instead of an array, or the reverse: allow_cast=True."
     )
 
 

@@ -129,7 +129,7 @@ def test_a_disk_error_raises_and_keeps_the_previous_file(
         raise OSError(number, os.strerror(number))
 
     for call in calls:
-        monkeypatch.setattr(os, call, fail)
+        monkeypatch.setattr(Path if call == "open" else os, call, fail)
     with pytest.raises(CheckpointError, match=f"x could not be written and is unchanged: .*{os.strerror(number)}"):
         save(tmp_path / "x", {"a": 2})
     monkeypatch.undo()

@@ -13,7 +13,7 @@ from tests.checkpoint.engines import assert_same
 from tests.checkpoint.models import train_state
 from treewright import Static
 from treewright.checkpoint import from_names, read_names, save, to_names
-from treewright.errors import CheckpointError, CheckpointMismatchError, CheckpointWarning
+from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointWarning
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +37,17 @@ def test_to_names_returns_exact_arrays_by_name(dtype: str, tmp_path: Path) -> No
 
     assert_same(read_names(tmp_path / "x"), arrays)
     assert_same(from_names(read_names(tmp_path / "x"), like={"w": values, "a": {"b": arrays["a.b"]}})["w"], values)
+
+
+def test_read_names_names_a_dtype_that_numpy_lacks(tmp_path: Path) -> None:
+    header = b'{"a": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}'
+    (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header + b"abc")
+
+    with pytest.raises(
+        CheckpointError, match=r"'a' in .*x has the dtype F6_E2M3, which NumPy does not have\.$"
+    ) as caught:
+        read_names(tmp_path / "x")
+    assert not isinstance(caught.value, CheckpointDamagedError)
 
 
 # To names and back
@@ -70,8 +81,14 @@ def test_leaves_by_name_are_compared_with_the_tree() -> None:
 def test_from_names_rejects_invalid_values() -> None:
     with pytest.raises(TypeError, match=r"from_names needs a dict of arrays by name\. To load a file: from_names"):
         from_names("path", like=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    with pytest.raises(CheckpointError, match="The value named 'a' is str 'x', not an array or a number"):
+    with pytest.raises(CheckpointError, match=r"The value named 'a' is str 'x', not an array or a number\.$"):
         from_names({"a": "x"}, like={"a": 1.0})
+    with pytest.raises(
+        CheckpointError, match=r"is list .*\. Flatten nested values: from_names\(to_names\(values\), like"
+    ):
+        from_names({"a": [1.0, 2.0]}, like={"a": [0.0, 0.0]})
+    assert from_names(to_names({"a": [1.0, 2.0]}), like={"a": [0.0, 0.0]}) == {"a": [1.0, 2.0]}
+    assert from_names({0: 1.0}, like=[0.0]) == [1.0]  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]
     with pytest.raises(CheckpointError, match="No leaf of the checkpoint matches the tree"):
         from_names({"x": 1.0}, like={"a": 1.0}, strict=False)
 

@@ -71,14 +71,18 @@ def test_keep_every_and_keep_best_survive_a_restart(tmp_path: Path) -> None:
     [
         *({"keep": 0}, {"keep_every": -1}, {"keep_best": 0, "metric": "loss", "mode": "min"}, {"keep": 2.5}),
         *({"keep": 1, "keep_best": 1}, {"metric": "loss"}, {"metric": "loss", "mode": "less"}),
-        *({"keep_every": 10}, {"keep_best": 1, "metric": "loss", "mode": "min"}),
+        *({"keep_every": 10}, {"keep_best": 1, "metric": "loss", "mode": "min"}, {"metric": "loss", "mode": ["min"]}),
+        *({"metric": ["loss"], "mode": "min"}, {"metric": len, "mode": "min", "keep": 1, "keep_best": 1}),
     ],
 )
 def test_contradictory_retention_options_are_rejected(options: Any, tmp_path: Path) -> None:
-    count = r"each must be a positive integer, or None\. Without keep=, all steps are kept: add keep=1 to delete"
+    count = r"each must be a positive int, or None\. Without keep=, all steps are kept: add keep=1 to delete"
     both = r"Pass both: metric='loss', mode='min' or 'max'\."
     with pytest.raises(ValueError, match=rf"CheckpointManager\(.*keep.*\): .*({count}|{both})"):
         CheckpointManager(tmp_path, **options)
+    for seconds in (0, -1.5, None, "60", float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=r"timeout_seconds=.*\): pass a positive number of seconds\."):
+            CheckpointManager(tmp_path, timeout_seconds=seconds)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     unknown: dict[str, str] = {"max_to_keep": "Write keep= instead", "keep_beste": "did you mean keep_best"}
     for name, fix in unknown.items():
         with pytest.raises(TypeError, match=rf"CheckpointManager\(\) got an unexpected option '{name}'\..*{fix}"):

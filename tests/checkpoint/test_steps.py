@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import threading
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,15 +206,17 @@ def test_metrics_and_items_are_restored_unchanged(tmp_path: Path) -> None:
 
 
 ITEMS: dict[str, tuple[Any, str]] = {
-    "an object": (object(), "can't be written as JSON: Object of type object is not JSON serializable"),
-    "a set": ({1, 2}, r"type set .*\. Convert it to dicts with str keys, lists"),
-    "an array": (np.ones(2), "type ndarray "),
-    "a number of numpy": (np.float32(1), "type float32 "),
-    "a float of numpy": (np.float64(1), r"JSON would change \{'a': \[0, np.float64\(1.0\)\]\}"),
-    "a tuple": ((1, 2), r"JSON would change \{'a': \[0, \(1, 2\)\]\}\. Convert it"),
-    "bytes": (b"a", "type bytes "),
-    "a tuple as a key": ({(1, 2): 3}, "keys must be str, int"),
-    "an int as a key": ({1: "a", "1": "b"}, r"JSON would change .*Convert it to dicts with str keys"),
+    "an object": (object(), "JSON can't represent .*<object object"),
+    "a set": ({1, 2}, r"JSON can't represent .*\{1, 2\}.*\. Convert it to dicts with str keys, lists"),
+    "an array": (np.ones(2), "JSON can't represent "),
+    "a number of numpy": (np.float32(1), "JSON can't represent .*float32"),
+    "a float of numpy": (np.float64(1), r"JSON can't represent \{'a': \[0, np.float64\(1.0\)\]\}"),
+    "a tuple": ((1, 2), r"JSON can't represent \{'a': \[0, \(1, 2\)\]\}\. Convert it"),
+    "bytes": (b"a", "JSON can't represent .*b'a'"),
+    "a subclass of dict": (defaultdict(int, b=1), "JSON can't represent .*defaultdict"),
+    "a subclass of str": (type("Name", (str,), {})("a"), "JSON can't represent .*'a'"),
+    "a tuple as a key": ({(1, 2): 3}, r"JSON can't represent .*\(1, 2\): 3"),
+    "an int as a key": ({1: "a", "1": "b"}, r"JSON can't represent .*Convert it to dicts with str keys"),
     "a large int": (10**5000, "can't be written as JSON: .*digits"),
 }
 
@@ -224,6 +227,14 @@ def test_save_rejects_items_that_do_not_round_trip(name: str, tmp_path: Path) ->
     with pytest.raises(CheckpointError, match=message):
         CheckpointManager(tmp_path / "run").save(1, TREE, items={"a": [0, value]})
     assert not list(tmp_path.iterdir())
+
+
+def test_items_that_are_not_a_dict_are_rejected(tmp_path: Path) -> None:
+    looped: dict[str, Any] = {}
+    looped["a"] = looped
+    for items in (3, "ab", [(1, 2)], [1], looped):
+        with pytest.raises(CheckpointError, match=r"^save\(\.\.\., items=\).* JSON.*Convert it to dicts with str keys"):
+            CheckpointManager(tmp_path).save(1, TREE, items=items)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def test_manifest_size_does_not_depend_on_array_blocks(tmp_path: Path) -> None:

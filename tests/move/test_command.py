@@ -92,6 +92,24 @@ def test_move_skips_hidden_folders_and_environments(folder: Path) -> None:
     assert changed == {"deep/er/a.py"}
 
 
+def test_move_skips_links_that_lead_to_nothing(folder: Path) -> None:
+    (folder / "a.py").write_text(BEFORE)
+    (folder / ".#a.py").symlink_to("user@host.1")  # the lock of an editor
+    (folder / "loop.py").symlink_to("loop.py")
+
+    assert move("--write", ".") == 0
+
+    assert (folder / "a.py").read_text() == AFTER
+
+
+def test_move_reports_no_serialization_without_nodes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a.py").write_text("from flax.serialization import to_bytes\nto_bytes({})\n")
+
+    assert move("a.py") == 0
+
+    assert capsys.readouterr().err == "Nothing has been changed. --write changes 0 files.\n"
+
+
 def test_move_rewrites_only_the_named_library(folder: Path) -> None:
     (folder / "a.py").write_text(BEFORE)
 

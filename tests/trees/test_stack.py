@@ -88,7 +88,7 @@ def test_stack_rejects_different_trees_by_path() -> None:
         "Tree 1 differs from tree 0: .bias (class): None -> 3.0"
     )
     assert message(lambda: stack([{"f": len}, {"f": len}])) == (
-        "['f'] is len, which is not an array and has no axes. If it is the same in all trees, make it a static."
+        "['f'] is len, but only arrays and numbers can be stacked. If it is the same in all trees, make it a static."
     )
 
 
@@ -114,7 +114,7 @@ def test_unstack_rejects_leaves_without_a_common_leading_axis() -> None:
     assert message(lambda: unstack(())) == "tuple has no leaves, so the number of trees in it is unknown."
     for index in (3, -4):
         assert message(lambda index=index: node_at(stack(layers()), index)) == (
-            f"Index {index} is out of range: Layer contains 3 trees, 0 to 2."
+            f"Index {index} is out of range: Layer contains 3 trees."
         )
 
 

@@ -155,6 +155,12 @@ def _split(structure: Any, value: object) -> Any:
 def _values_for(places: Sequence[Place], value: Any) -> list[Any]:
     """One value for each place: the same for all, or the values of a dict by path."""
     paths = [path_text(place.path) for place in places]
+    is_list = type(value) in {list, tuple} and not any(isinstance(place.value, list | tuple) for place in places)
+    if is_list and len(value) == len(places) > 1:
+        raise ValueError(
+            f"set() would put the {type(value).__name__} of {len(value)} into each of the {len(places)} places. To set "
+            f"each place to one of the values, pass a dict by path: places.set(dict(zip(places.get(), values)))."
+        )
     if not (isinstance(value, dict) and any(isinstance(key, str) and not key.isidentifier() for key in value)):
         return [value] * len(paths)
     if value.keys() != {*paths}:
@@ -493,7 +499,12 @@ def _no_match_for_predicate(root: Place) -> str:
 
 def _matching(place: Place, predicate: Callable[[str, Any], object]) -> Iterator[Place]:
     """The topmost places where a predicate is true. It is not called for places inside them."""
-    if predicate(path_text(place.path), place.value):
+    try:
+        is_selected = predicate(path_text(place.path), place.value)
+    except Exception as error:
+        error.add_note(f"The predicate was called with {place.name}. at() also calls it with nodes and containers.")
+        raise
+    if is_selected:
         yield place
     else:
         for entry in place.entries():

@@ -143,7 +143,8 @@ def diff(left: Any, right: Any, *, values: bool = True) -> "Differences":
         left: Any tree, or a treedef.
         right: The tree or treedef to compare it with.
         values: Whether to compare the values of leaves, and statics exactly. With `False`, trees are compared as `jit`
-            does: leaves by shape, dtype, weak type and sharding, statics of foreign classes by `==`.
+            does: leaves by shape, dtype, weak type and sharding, statics of foreign classes by `==`. A
+            `jax.ShapeDtypeStruct` has no value, so it is always compared like this.
 
     Returns:
         A list of one `Difference` per place; empty if the trees are equal. It prints the first 20, in lines of at most
@@ -348,7 +349,11 @@ def _leaf_difference(
     abstract = isinstance(left, LeafType | jax.ShapeDtypeStruct) or isinstance(right, LeafType | jax.ShapeDtypeStruct)
     if path is None or abstract or leaves_equal(left, right, lambda: path_text(path)):
         return None
-    return "value", _distance(_content_of(left), _content_of(right))
+    left, right = _content_of(left), _content_of(right)
+    dtypes = [str(getattr(side, "dtype", "")) for side in (left, right)]
+    if all(dtypes) and dtypes[0] != dtypes[1]:
+        return "dtype", f"{dtypes[0]} and {dtypes[1]} outside JAX"
+    return "value", _distance(left, right)
 
 
 def _difference_of_types(old: LeafType, new: LeafType) -> tuple[DifferenceKind, str]:
@@ -449,7 +454,7 @@ def allclose(actual: object, expected: object, *, rtol: float = 1e-5, atol: floa
 
     Raises:
         TracedComparisonError: If a value is traced.
-        TypeError: If one of the trees is a class.
+        TypeError: If one of the trees is a class, or a leaf is a `jax.ShapeDtypeStruct`.
 
     Examples:
         >>> bool(allclose({"w": jnp.ones(3)}, {"w": jnp.ones(3) + 1e-7}))
@@ -459,6 +464,12 @@ def allclose(actual: object, expected: object, *, rtol: float = 1e-5, atol: floa
           ['w']: 1 of 3 elements are not close, worst at [1]: 1.0 and 1.5, by 0.5
     """
     reject_class("allclose", actual, expected)
+    for path, leaf in jax_trees.tree_leaves_with_path((actual, expected)):
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise TypeError(
+                f"allclose() compares values, but {path_text(path[1:]) or 'the tree'} is {short_text(leaf)}, which has "
+                f"none. To compare structure, shapes and dtypes, write diff(actual, expected)."
+            )
     lines = (_line(difference, rtol, atol) for difference in differences(actual, expected, values=True))
     return Closeness(tuple(line for line in lines if line))
 

@@ -6,6 +6,8 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Never, TypeVar, overload
 
+import numpy as np
+
 from treewright._base.functions import earlier_class_hint, is_cached_property
 from treewright._base.jax_private import Key
 from treewright._base.text import class_name, with_article, with_close_matches
@@ -40,7 +42,7 @@ def edit(node: Any, /) -> contextlib.AbstractContextManager[Any]:
     lists and dicts. Entries of tuples are drafts too, but a tuple itself can only be replaced. `node` does not change.
     At the end, `__check_init__` of every changed node runs; unchanged parts are shared with `node`. Assigning to a
     static changes the treedef, so jitted functions retrace. A draft can't be flattened, so call JAX after the block. To
-    change one place, `at` is shorter and cheaper, because a draft copies the lists and dicts on its way.
+    change one place, `at` is shorter and cheaper, because a draft copies the lists, dicts and numpy arrays on its way.
 
     To type checkers, the draft of a `Module` is an instance of its class, and assignments are checked. The draft of an
     instance of a `@pytree_dataclass`, whose fields are frozen to them, is `Any`.
@@ -138,7 +140,7 @@ class _Drafts:
     """The drafts of one block, and the copies of the containers between them."""
 
     def __init__(self) -> None:
-        # By id of a draft or copy: the object, its original, and the original's flat form (None for a container).
+        # By id of a draft or copy: the object, its original, and the original's flat form (None if it is not a node).
         self._originals: dict[int, tuple[Any, Any, Any]] = {}
         self._unfilled: dict[int, tuple[Any, Any, Any]] = {}  # drafts without any access to their fields
         self._states: dict[type[Any], _OpenDraft] = {}
@@ -146,7 +148,7 @@ class _Drafts:
         self._forms: dict[int, Any] = {}  # the new flat forms of changed drafts, inner ones first
 
     def draft_of(self, value: Any) -> Any:
-        """A draft of a node, a copy of a list or dict, or a container of drafts; any other value unchanged."""
+        """A draft of a node, a copy of a list, dict or numpy array, or a container of drafts; else the value itself."""
         cls = type(value)
         if is_node_class(cls):
             node = object.__new__(cls)
@@ -155,6 +157,10 @@ class _Drafts:
             _store(node, FLAT_FORM, self._states[cls])
             self._unfilled[id(node)] = (node, value, flat_form(value))
             return node
+        if isinstance(value, np.ndarray) and value.flags.writeable:  # `draft.mean += 1` changes the array in place
+            draft = value.copy()
+            self._originals[id(draft)] = (draft, value, None)
+            return draft
         if isinstance(value, LEAVES):
             return value
         if cls in {list, tuple}:
@@ -230,7 +236,10 @@ class _Drafts:
         return draft
 
     def _container(self, value: Any, original: Any) -> Any:
-        """The finished list, tuple, dict or the like, or `original` if no entry changed."""
+        """The finished list, tuple, dict, numpy array or the like, or `original` if nothing in it changed."""
+        if isinstance(original, np.ndarray):
+            forms = ((array.dtype, array.shape, array.tobytes()) for array in (value, original))
+            return original if len({*forms}) == 1 else value
         entries = _entries(value)
         results = {key: self._result(entry) for key, entry in entries}
         old = dict(_entries(original))

@@ -6,10 +6,11 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MappingView, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from treewright._base.jax_private import (
@@ -22,7 +23,7 @@ from treewright._base.jax_private import (
     path_text,
     typeof,
 )
-from treewright._base.text import class_name, short_text
+from treewright._base.text import class_name, short_text, with_article
 from treewright._core import flat_form, is_node, is_node_class, spec_of, with_fields
 from treewright._freeze import FrozenMapping
 
@@ -125,6 +126,12 @@ def leaf_type_of(leaf: Any) -> LeafType:
         return LeafType(None, kind, leaf)
 
 
+def strong(leaf: Any) -> Any:
+    """A leaf without weak type: a Python number becomes an array. With it, a step may be traced twice."""
+    is_weak = isinstance(leaf, int | float | complex) or getattr(leaf, "weak_type", False)
+    return jnp.asarray(leaf, jnp.result_type(leaf)) if is_weak else leaf
+
+
 def node_data(treedef: Any) -> tuple[type[Any], Any] | None:
     """The class and the `aux_data` of a treedef's root; None for a leaf.
 
@@ -199,8 +206,17 @@ def reject_class(function: str, *trees: object) -> None:
 
 
 def reject_classes(function: str, *trees: object) -> None:
-    """`reject_class`, also for node classes inside the trees. The cost depends on the number of leaves."""
+    """`reject_class`, also for node classes inside the trees, and for `dict.values()` and other iterators.
+
+    The cost depends on the number of leaves.
+    """
     reject_class(function, *trees)
+    for tree in trees:
+        if isinstance(tree, Iterator | MappingView):
+            raise TypeError(
+                f"{function}() needs a tree, but got {with_article(class_name(tree))}, which is a single leaf to JAX. "
+                f"Pass a list: list(...)."
+            )
     leaves = jax_trees.tree_leaves(trees)
     if any(issubclass(kind, type) for kind in {*map(type, leaves)}):
         reject_class(function, *filter(is_node_class, leaves))

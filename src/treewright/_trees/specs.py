@@ -94,11 +94,16 @@ def jax_error_text(error: ValueError) -> str:
 def chosen_leaves(tree: Any, leaves: list[tuple[Path, Any]], where: str | Path | Callable[..., Any]) -> list[bool]:
     """For each leaf, whether `where` selects it: it is below a place, or the predicate is true for it."""
     if not isinstance(where, str | tuple) and arguments_of(where) == 2:
-        return [bool(where(path_text(path), leaf)) for path, leaf in leaves]
-    places = {place.path: place for place in select(tree, where).places}
+        results = [where(path_text(path), leaf) for path, leaf in leaves]
+        if results and all(map(is_none, results)):
+            raise TypeError("The predicate returned None for every leaf. Does it lack a return?")
+        return list(map(bool, results))
+    selection = select(tree, where)
+    places = {place.path for place in selection.places}
     chosen = [any(path[:end] in places for end in range(len(path) + 1)) for path, _ in leaves]
-    if not any(chosen) and all(map(_is_static, places.values())):
-        names = ", ".join(map(path_text, places))
+    statics = [place.path for place in selection.places if _is_static(place)]
+    if statics and not (selection.is_search and any(chosen)):
+        names = ", ".join(map(path_text, statics))
         raise ValueError(
             f"{names} of {with_article(type(tree).__qualname__)} is static, so it has no leaf and no setting. To "
             f"change it: at(tree, where).set(value)."

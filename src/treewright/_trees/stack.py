@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from treewright._base.jax_private import Path, is_key_dtype, jax_trees, path_text
+from treewright._base.jax_private import Path, is_key_dtype, is_ref, jax_trees, path_text
 from treewright._base.lines import counted
 from treewright._base.text import class_name, shape_text, short_text, text, with_article
 from treewright._core import is_node
-from treewright._trees.level import reject_class, reject_classes
+from treewright._trees.level import leaf_type_of, reject_class, reject_classes
 
 T = TypeVar("T")
 
@@ -23,7 +23,8 @@ _OF_STRUCTURE = frozenset({"class", "static", "added", "removed"})
 def stack(trees: Sequence[T]) -> T:
     """One tree with the same treedef, whose leaves have a new first axis: an ensemble, or layers for `scan`.
 
-    Leaves must have the same shape and dtype. Python numbers become arrays. Converters and checks do not run.
+    Leaves must have the same shape and dtype. Numpy arrays and Python numbers become JAX arrays. Converters and checks
+    do not run.
 
     Raises:
         ValueError: If the list is empty, or if classes, statics, shapes or dtypes differ; the message names the place.
@@ -116,9 +117,7 @@ def node_at(tree: T, index: int | jax.Array) -> T:
         raise TypeError(f"The index of node_at(tree, index) must be an integer, got {short_text(index)}.")
     length = _length(tree)
     if not isinstance(index, Tracer) and not -length <= operator.index(index) < length:
-        raise IndexError(
-            f"Index {index} is out of range: {class_name(tree)} contains {counted(length, 'tree')}, 0 to {length - 1}."
-        )
+        raise IndexError(f"Index {index} is out of range: {class_name(tree)} contains {counted(length, 'tree')}.")
     leaves, treedef = jax_trees.tree_flatten(tree)
     node: T = treedef.unflatten(jnp.asarray(leaf)[index] for leaf in leaves)
     return node
@@ -159,12 +158,13 @@ def split_key_like(key: jax.Array, tree: T) -> T:
 
 def _type_of(path: Path, leaf: Any) -> str:
     """The dtype and shape of a leaf, `f32[2,3]`, which must be the same in all trees."""
-    if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
+    aval = leaf_type_of(leaf).aval
+    if aval is None or is_ref(leaf):
         raise ValueError(
-            f"{path_text(path) or 'The leaf'} is {text(leaf)}, which is not an array and has no axes. If it is the "
-            f"same in all trees, make it a static."
+            f"{path_text(path) or 'The leaf'} is {text(leaf)}, but only arrays and numbers can be stacked. If it is "
+            f"the same in all trees, make it a static."
         )
-    return shape_text(jnp.result_type(leaf), jnp.shape(leaf))
+    return shape_text(aval.dtype, aval.shape)
 
 
 def _length(tree: Any) -> int:
@@ -172,14 +172,13 @@ def _length(tree: Any) -> int:
     leaves, _ = jax_trees.tree_flatten_with_path(tree)
     if not leaves:
         raise ValueError(f"{type(tree).__qualname__} has no leaves, so the number of trees in it is unknown.")
-    lengths = [(path, jnp.shape(leaf)[:1]) for path, leaf in leaves]
-    first_path, first = lengths[0]
-    for path, length in lengths:
-        if not length or length != first:
-            types = ", ".join(
-                f"{path_text(place, class_name(tree))} is {_type_of(place, leaf)}"
-                for place, leaf in leaves
-                if place in {first_path, path}
+    types = {path: _type_of(path, leaf) for path, leaf in leaves}
+    first_path, first = leaves[0]
+    length = jnp.shape(first)[:1]
+    for path, leaf in leaves:
+        if not length or jnp.shape(leaf)[:1] != length:
+            shown = ", ".join(
+                f"{path_text(place, class_name(tree))} is {types[place]}" for place in {first_path: 0, path: 0}
             )
-            raise ValueError(f"All leaves of a stacked tree must have the same first-axis length, but {types}.")
-    return first[0]
+            raise ValueError(f"All leaves of a stacked tree must have the same first-axis length, but {shown}.")
+    return length[0]

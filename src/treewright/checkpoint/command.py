@@ -6,7 +6,6 @@ checkpoint imports nothing and runs no code from it.
 
 import argparse
 import contextlib
-import functools
 import math
 import sys
 from collections.abc import Callable, Generator
@@ -62,10 +61,10 @@ def _checkpoints(path: Path) -> list[Path]:
 def _open(path: Path) -> Generator[tuple[Manifest, Read, Callable[[LeafRecord, int], str]]]:
     """The manifest of a file or step, a reader of its arrays, and a function that returns the digests of blocks."""
     if path.is_dir():
-        from treewright.checkpoint.items import MANIFEST, arrays_of_step, digests_in, manifest_of_step
+        from treewright.checkpoint.items import MANIFEST, digests_in, open_step
 
-        manifest = manifest_of_step(path)
-        yield manifest, functools.partial(arrays_of_step, path, manifest), digests_in(path / MANIFEST, manifest)
+        manifest, read = open_step(path)
+        yield manifest, read, digests_in(path / MANIFEST, manifest)
         return
     with open_saved(path) as (manifest, read):
         yield manifest, read, lambda leaf, _: leaf.digest

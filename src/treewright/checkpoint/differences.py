@@ -1,7 +1,8 @@
 """Compare a checkpoint with a tree: differences of classes, statics and leaves by path, each with a fix."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -10,11 +11,10 @@ from treewright._base.text import cut_text, first_names
 from treewright._json import OF_CLASS, encoded_text
 from treewright._trees.diff import ABSENT
 from treewright.checkpoint.arrays import ARRAYS, NARROWED, NUMBERS, keeps_kind
-from treewright.checkpoint.manifest import LeafRecord, Manifest, NodeRecord
+from treewright.checkpoint.manifest import LeafRecord, Manifest, NodeRecord, join_name
 from treewright.checkpoint.tree import may_be_same_name
 from treewright.errors import CheckpointMismatchError
 
-LeafPair = tuple[LeafRecord | None, LeafRecord | None]  # the saved leaf of a name, and the tree's
 MismatchKind = Literal["missing", "unexpected", "shape", "dtype", "kind", "class", "static", "optimiser"]
 
 _LENGTH = 200  # characters of a static or a path in a message
@@ -95,26 +95,20 @@ def raise_mismatches(mismatches: Sequence[Mismatch], first: Sequence[str] = ()) 
         raise CheckpointMismatchError(message, tuple(mismatches))
 
 
-def mismatches(
-    saved: Manifest, wanted: Manifest, leaves: Iterable[LeafPair], *, allow_cast: bool = False
-) -> Iterator[Mismatch]:
-    """Compare classes, statics and leaves, and list leafless nodes that only one side has."""
-    ours, theirs = ({node.name: node for node in manifest.nodes} for manifest in (saved, wanted))
-    for name, node in ours.items():
-        if name in theirs:
-            yield from _mismatches_in_place(node, theirs[name])
-    for node in _lone_nodes(saved, theirs):
-        yield Mismatch(node.shown_path, "unexpected", _node_text(node), "nothing")
-    for node in _lone_nodes(wanted, ours):
-        yield Mismatch(node.shown_path, "missing", "nothing", _node_text(node))
-    for before, after in leaves:
-        if before is not None and after is not None:
-            if before.form != after.form:
-                yield from _form_mismatches(before, after, allow_cast=allow_cast)
-        elif before is not None:
-            yield Mismatch(before.path, "unexpected", str(before.form), "nothing")
-        elif after is not None:
-            yield Mismatch(after.path, "missing", "nothing", str(after.form))
+def mismatches(saved: Manifest, wanted: Manifest, *, allow_cast: bool = False) -> Iterator[Mismatch]:
+    """The differences of classes, statics and leaves, and the nodes and leaves that only one side has."""
+    nodes = {node.name: node for node in wanted.nodes}
+    for node in saved.nodes:
+        if node.name in nodes:
+            yield from _mismatches_in_place(node, nodes[node.name])
+    for path, text in _only_in(saved, wanted):
+        yield Mismatch(path, "unexpected", text, "nothing")
+    for path, text in _only_in(wanted, saved):
+        yield Mismatch(path, "missing", "nothing", text)
+    leaves = {leaf.name: leaf for leaf in wanted.leaves}
+    for leaf in saved.leaves:
+        if leaf.name in leaves and leaf.form != leaves[leaf.name].form:
+            yield from _form_mismatches(leaf, leaves[leaf.name], allow_cast=allow_cast)
 
 
 def _mismatches_in_place(old: NodeRecord, new: NodeRecord) -> Iterator[Mismatch]:
@@ -139,20 +133,19 @@ def _mismatches_in_place(old: NodeRecord, new: NodeRecord) -> Iterator[Mismatch]
                 yield Mismatch(f"{new.path}.{name}", kind, *texts, is_warning=result == "similar")
 
 
-def _lone_nodes(manifest: Manifest, others: dict[str, NodeRecord]) -> list[NodeRecord]:
-    """Nodes with statics that only one side has, and without leaves: no missing leaf reports them."""
-    lone = [node for node in manifest.nodes if node.statics and node.name not in others]
-    with_leaves = set[str]()
-    for leaf in manifest.leaves if lone else ():
-        name = leaf.name
-        while name not in with_leaves:  # each name once, at any depth
-            with_leaves.add(name)
-            name = name.rpartition(".")[0]
-    return [node for node in lone if node.name not in with_leaves]
-
-
-def _node_text(node: NodeRecord) -> str:
-    return f"{node.cls}({', '.join(f'{name}={static_text(value)}' for name, value in node.statics.items())})"
+def _only_in(manifest: Manifest, other: Manifest) -> Iterator[tuple[str, str]]:
+    """Paths and texts of leaves that the other side lacks; and of nodes with statics, unless their leaves tell."""
+    nodes, leaves = ({record.name for record in records} for records in (other.nodes, other.leaves))
+    lone = [node for node in manifest.nodes if node.statics and node.name not in nodes]
+    names = [leaf.name.split(".") for leaf in manifest.leaves] if lone else []
+    with_leaves = {name for steps in names for name in itertools.accumulate(steps, join_name)}
+    for node in lone:
+        if node.name not in with_leaves:
+            statics = (f"{name}={static_text(value)}" for name, value in node.statics.items())
+            yield node.shown_path, f"{node.cls}({', '.join(statics)})"
+    for leaf in manifest.leaves:
+        if leaf.name not in leaves:
+            yield leaf.path, str(leaf.form)
 
 
 # Statics as JSON
@@ -210,13 +203,6 @@ def _settings_in(form: Any) -> list[str]:
 
 
 # Leaves
-
-
-def pair_by_name(saved: Iterable[LeafRecord], wanted: Iterable[LeafRecord]) -> list[LeafPair]:
-    """Pairs of leaves with the same name; None if one side lacks the name."""
-    left = {leaf.name: leaf for leaf in saved}
-    pairs: list[LeafPair] = [(left.pop(leaf.name, None), leaf) for leaf in wanted]
-    return [*((leaf, None) for leaf in left.values()), *pairs]
 
 
 def _form_mismatches(one: LeafRecord, other: LeafRecord, *, allow_cast: bool) -> Iterator[Mismatch]:

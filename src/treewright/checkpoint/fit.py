@@ -1,5 +1,6 @@
 """Load a checkpoint into a tree: the options, the comparison, and the new leaves."""
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -22,14 +23,8 @@ from treewright.checkpoint.arrays import (
     form_of,
     is_deleted,
 )
-from treewright.checkpoint.differences import (
-    Mismatch,
-    mismatches,
-    pair_by_name,
-    part_advice,
-    raise_mismatches,
-)
-from treewright.checkpoint.manifest import ROOT_LEAF, LeafRecord, Manifest
+from treewright.checkpoint.differences import Mismatch, mismatches, part_advice, raise_mismatches
+from treewright.checkpoint.manifest import ROOT_LEAF, LeafRecord, Manifest, NodeRecord, join_name
 from treewright.checkpoint.tree import Parts, parts_to_save, tree_of
 from treewright.errors import CheckpointError, CheckpointWarning, warn_user
 
@@ -96,12 +91,13 @@ def check_options(like: Any, options: Options) -> Options:
         if like is MISSING and name != "part" and value != _DEFAULTS[name]:
             raise TypeError(f"{name}= compares the checkpoint with a tree. Pass the tree to load into: like=tree.")
     checked = {**_DEFAULTS, **options}
-    if checked["on_static"] not in {"error", "warn", "ignore"}:
+    if checked["on_static"] not in ("error", "warn", "ignore"):
         raise ValueError(f"on_static= must be 'error', 'warn' or 'ignore', got {checked['on_static']!r}.")
     part, renamed = checked["part"], checked["renamed"]
     if part is not None and (not isinstance(part, str) or not part):
         raise TypeError(f"part= must be the name of a subtree, such as part='params', got {short_text(part)}.")
-    if not isinstance(renamed, Mapping | None) or {*map(type, [*(renamed or {}), *(renamed or {}).values()])} - {str}:
+    pairs = (renamed or {}).items() if isinstance(renamed, Mapping | None) else [(None, None)]
+    if not all(isinstance(name, str) and name for pair in pairs for name in pair):
         raise TypeError(
             f"renamed= must be a dict of new names by old names, such as {{'out': 'head'}}, got {short_text(renamed)}."
         )
@@ -155,51 +151,75 @@ def rebuild_tree(manifest: Manifest, read: Read, like: Any, options: Options) ->
         manifest = _rename_manifest(manifest, renamed)
     if migrate is None:
         return _into_tree(manifest, read, like, options)
-    nodes_only = Manifest(manifest.nodes, ())
-    _warn_of(_allowed_differences(nodes_only, parts_to_save(like, abstract=True), options), options)
     migrated = migrate(_values([as_saved(leaf, on_host=True) for leaf in manifest.leaves], read))
     if not isinstance(migrated, Mapping):
         raise TypeError(
             f"migrate= returned {short_text(migrated)}, but must return a dict: the leaves of the tree by flat name."
         )
-    return tree_from_names(migrated, like, options)
+    return _from_values(manifest.nodes, migrated, like, options)
 
 
-def tree_from_names(values: Mapping[str, Any], like: T, options: Options) -> T:
-    """A tree like `like` with copies of the values, by flat name.
+def from_names(values: Mapping[str, Any], *, like: T, allow_cast: bool = False, strict: bool = True) -> T:
+    """Build a tree like `like` from leaves by flat name, such as the arrays in a different program's file.
+
+    Args:
+        values: Arrays and numbers by name, as returned by `to_names`. They are copied.
+        like: A live or abstract tree. The result has its structure, statics and shardings.
+        allow_cast: Whether values may be cast to the leaf's dtype.
+        strict: Whether names that only one side has are errors.
 
     Raises:
-        CheckpointMismatchError: If names, shapes, dtypes or kinds differ and the options do not allow it.
-        CheckpointError: If a value can't be a leaf, or a leaf without a value is abstract in the tree.
+        CheckpointMismatchError: If names, shapes or dtypes differ.
+        CheckpointError: If a value can't be a leaf, or nothing would be loaded.
+        TypeError: If `values` is not a mapping, such as a path.
+
+    Examples:
+        >>> from treewright.checkpoint import from_names
+        >>> from_names({"w": jnp.ones(2)}, like={"w": jnp.zeros(2)})
+        {'w': Array([1., 1.], dtype=float32)}
     """
+    if not isinstance(values, Mapping):
+        raise TypeError(
+            "from_names needs a dict of arrays by name. To load a file: from_names(read_names(path), like=tree)."
+        )
+    options = check_options(like, {"allow_cast": allow_cast, "strict": strict})
+    return _from_values(parts_to_save(like, abstract=True).manifest.nodes, values, like, options)
+
+
+def _from_values(nodes: tuple[NodeRecord, ...], values: Mapping[str, Any], like: T, options: Options) -> T:
+    """A tree like `like` with copies of the values, by flat name; its nodes are compared with `nodes`."""
+    by_name = {str(name): value for name, value in values.items()}
     leaves: list[LeafRecord] = []
-    for name, value in values.items():
+    for name, value in by_name.items():
         try:
-            leaves.append(LeafRecord(str(name), str(name), form_of(value)))
+            leaves.append(LeafRecord(name, name, form_of(value)))
         except UnsupportedLeafError as problem:
-            raise CheckpointError(f"The value named {name!r} {problem}.") from problem
+            is_nested = isinstance(value, Mapping | list | tuple)
+            fix = " Flatten nested values: from_names(to_names(values), like=...)." if is_nested else ""
+            raise CheckpointError(f"The value named {name!r} {problem}.{fix}") from problem
 
     def read(requests: Sequence[LeafRequest]) -> Iterator[Any]:
-        arrays = (array_to_save(values[each.leaf.name]) for each in requests)
+        arrays = (array_to_save(by_name[each.leaf.name]) for each in requests)
         return (
             np.array(array) if isinstance(array, np.ndarray) else array for array in arrays
         )  # the caller's may change
 
-    nodes = parts_to_save(like, abstract=True).manifest.nodes
     return _into_tree(Manifest(nodes, tuple(leaves)), read, like, options)
 
 
 def _part_of(manifest: Manifest, part: str) -> Manifest:
     """The manifest of a subtree."""
-    nodes = [node.name for node in manifest.nodes]
-    names = [*nodes, *(leaf.name for leaf in manifest.leaves)]
+    names = [*(node.name for node in manifest.nodes), *(leaf.name for leaf in manifest.leaves)]
     if part not in names:
-        raise CheckpointError(f"part={part!r} was not saved{did_you_mean(str(part), names)}.")
-    above = f"{part}."
-    root = "" if part in nodes else ROOT_LEAF
-    return manifest.with_names(
-        lambda name: root if name == part else name.removeprefix(above) if name.startswith(above) else None
-    )
+        raise CheckpointError(f"part={part!r} was not saved{did_you_mean(part, names)}.")
+    inside = {part}  # not every name that begins with it: a key may contain a dot
+    for node in manifest.nodes:  # parents come first
+        inside.update(join_name(node.name, step) for step in node.children if node.name in inside)
+    nodes = tuple([node for node in manifest.nodes if node.name in inside])
+    leaves = tuple([leaf for leaf in manifest.leaves if leaf.name in inside])
+    root = "" if nodes else ROOT_LEAF
+    subtree = dataclasses.replace(manifest, nodes=nodes, leaves=leaves)
+    return subtree.with_names(lambda name: root if name == part else name.removeprefix(f"{part}."))
 
 
 def _rename_manifest(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest:
@@ -229,14 +249,13 @@ def _rename_manifest(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest
 
 def _into_tree(manifest: Manifest, read: Read, like: T, options: Options) -> T:
     target = parts_to_save(like, abstract=True)
-    allowed = _allowed_differences(manifest, target, options)
-    requests: list[LeafRequest] = []
-    for saved, leaf in pair_by_name(manifest.leaves, target.manifest.leaves):
-        if saved is not None and leaf is not None:
-            value, form = target.values[leaf.name], leaf.form
-            if saved.form.ref and isinstance(value, jax.ShapeDtypeStruct):  # can't express refs
-                form = form._replace(ref=True)
-            requests.append(LeafRequest(saved, leaf.path, form, value, _sharding_of(value, form, leaf.path)))
+    allowed = _allowed_differences(manifest, target.manifest, options)
+    saved = {leaf.name: leaf for leaf in manifest.leaves}
+    requests = [
+        _request(saved[leaf.name], leaf, target.values[leaf.name])
+        for leaf in target.manifest.leaves
+        if leaf.name in saved
+    ]
     _check_values(manifest, target, {each.leaf.name for each in requests})
     values = {**target.values, **_values(requests, read)}
     _warn_of(allowed, options)
@@ -245,19 +264,21 @@ def _into_tree(manifest: Manifest, read: Read, like: T, options: Options) -> T:
     return tree
 
 
-def _allowed_differences(manifest: Manifest, target: Parts, options: Options) -> list[Mismatch]:
-    """The differences that the options allow. If there are others, raise an error that lists them.
+def _request(saved: LeafRecord, wanted: LeafRecord, value: Any) -> LeafRequest:
+    is_ref = saved.form.ref and isinstance(value, jax.ShapeDtypeStruct)  # a ShapeDtypeStruct can't express refs
+    form = wanted.form._replace(ref=True) if is_ref else wanted.form
+    return LeafRequest(saved, wanted.path, form, value, _sharding_of(value, form, wanted.path))
 
-    Leaves are not compared if the manifest has none.
-    """
-    pairs = pair_by_name(manifest.leaves, target.manifest.leaves) if manifest.leaves else []
+
+def _allowed_differences(saved: Manifest, wanted: Manifest, options: Options) -> list[Mismatch]:
+    """The differences that the options allow. If there are others, raise an error that lists them."""
     by_option: dict[str, bool] = dict.fromkeys(("static", "optimiser"), options["on_static"] != "error")
     by_option |= dict.fromkeys(("missing", "unexpected", "class"), not options["strict"])
     allowed: list[Mismatch] = []
     rejected: list[Mismatch] = []
-    for mismatch in mismatches(manifest, target.manifest, pairs, allow_cast=options["allow_cast"]):
+    for mismatch in mismatches(saved, wanted, allow_cast=options["allow_cast"]):
         (allowed if mismatch.is_warning or by_option.get(mismatch.kind) else rejected).append(mismatch)
-    raise_mismatches(rejected, part_advice(manifest, target.manifest))
+    raise_mismatches(rejected, part_advice(saved, wanted))
     return allowed
 
 
@@ -310,21 +331,22 @@ def _sharding_of(value: Any, form: Form, path: str) -> Any:
 
 
 def _values(requests: Sequence[LeafRequest], read: Read) -> dict[str, Any]:
-    """The leaves of a tree by name."""
+    """The leaves of a tree by name. In `jit` they are constants, not results of the program."""
     values: dict[str, Any] = {}
     batch: dict[str, tuple[Any, LeafRequest]] = {}  # placed in one call
     size = 0
-    for array, each in zip(read(requests), requests, strict=True):
-        fitting = array if each.leaf.form.dtype == each.form.dtype else cast(array, each.form.dtype, each.path)
-        if each.form.kind in ON_HOST:
-            values[each.leaf.name] = _on_host(np.asarray(fitting), each)
-            continue
-        batch[each.leaf.name] = fitting, each
-        size += array.nbytes
-        if size >= _PLACE_BATCH_BYTES:
-            values.update(_device_arrays(batch))
-            batch, size = {}, 0
-    values.update(_device_arrays(batch))
+    with jax.ensure_compile_time_eval():
+        for array, each in zip(read(requests), requests, strict=True):
+            fitting = array if each.leaf.form.dtype == each.form.dtype else cast(array, each.form.dtype, each.path)
+            if each.form.kind in ON_HOST:
+                values[each.leaf.name] = _on_host(np.asarray(fitting), each)
+                continue
+            batch[each.leaf.name] = fitting, each
+            size += array.nbytes
+            if size >= _PLACE_BATCH_BYTES:
+                values.update(_device_arrays(batch))
+                batch, size = {}, 0
+        values.update(_device_arrays(batch))
     return values
 
 

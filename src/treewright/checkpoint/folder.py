@@ -7,12 +7,13 @@ Symbolic links are not followed, and nothing is deleted that a process may still
 # mypy: disable-error-code="import-not-found, import-untyped"
 
 import contextlib
+import math
 import os
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 from etils import epath
 
-from treewright._base.text import did_you_mean, short_text
+from treewright._base.text import did_you_mean
 from treewright.checkpoint.file import StrPath, flush_to_disk, local_path
 from treewright.errors import CheckpointError, CheckpointWarning, warn_user
 
@@ -40,37 +41,32 @@ _OF_ORBAX = MappingProxyType(
 _OPTIONS = ("keep", "keep_every", "keep_best", "metric", "mode", "timeout_seconds")
 
 
-def reject_unknown(options: Iterable[str]) -> None:
-    """Raise for unknown options of a manager, suggesting the intended one.
+def rules_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The retention rules in the options of a manager, with the metric if it ranks steps; empty to keep all steps.
 
     Raises:
-        TypeError: If there are any.
+        TypeError: If an option is unknown.
+        ValueError: If one is invalid, or they contradict each other.
     """
     for name in options:
-        fix = f" Write {_OF_ORBAX[name]}= instead." if name in _OF_ORBAX else did_you_mean(name, _OPTIONS)
-        raise TypeError(f"CheckpointManager() got an unexpected option {name!r}.{fix}")
-
-
-def rules_of(
-    keep: int | None, keep_every: int | None, keep_best: int | None, metric: str | None, mode: str | None
-) -> dict[str, Any]:
-    """The retention rules; empty if all steps are kept.
-
-    Raises:
-        ValueError: If they contradict each other.
-    """
+        if name not in _OPTIONS:
+            fix = f" Write {_OF_ORBAX[name]}= instead." if name in _OF_ORBAX else did_you_mean(name, _OPTIONS)
+            raise TypeError(f"CheckpointManager() got an unexpected option {name!r}.{fix}")
+    keep, keep_every, keep_best, metric, mode, timeout = map(options.get, _OPTIONS)
+    if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+        raise ValueError(f"CheckpointManager(timeout_seconds={timeout!r}): pass a positive number of seconds.")
     counts = {"keep": keep, "keep_every": keep_every, "keep_best": keep_best}
-    shown = ", ".join(f"{name}={short_text(value)}" for name, value in counts.items())
     are_counts = all(count is None or (type(count) is int and count > 0) for count in counts.values())
     if not are_counts or (keep is None and (keep_every or keep_best)):
         raise ValueError(
-            f"CheckpointManager({shown}): each must be a positive integer, or None. Without keep=, all steps are kept: "
-            f"add keep=1 to delete the others."
+            f"CheckpointManager({keep=}, {keep_every=}, {keep_best=}): each must be a positive int, or None. Without "
+            f"keep=, all steps are kept: add keep=1 to delete the others."
         )
-    if (metric is None) != (mode is None) or mode not in {None, "min", "max"} or (keep_best and not metric):
+    ranks = isinstance(metric, str) and metric != "" and mode in ("min", "max")
+    if not ranks and (keep_best, metric, mode) != (None, None, None):
         raise ValueError(
-            f"CheckpointManager({keep_best=}, {metric=}, {mode=}): ranking steps needs a metric and a direction. Pass "
-            f"both: metric='loss', mode='min' or 'max'."
+            f"CheckpointManager({keep_best=}, {metric=}, {mode=}): ranking steps needs the name of a metric and a "
+            f"direction. Pass both: metric='loss', mode='min' or 'max'."
         )
     return {} if keep is None else {**counts, **({"metric": metric, "mode": mode} if keep_best else {})}
 

@@ -9,10 +9,12 @@ import dataclasses
 import functools
 import json
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import jax
@@ -22,7 +24,7 @@ import tensorstore
 from etils import epath
 from orbax.checkpoint import future
 
-from treewright._base.lines import first_lines
+from treewright._base.lines import counted, first_lines
 from treewright._base.text import short_text
 from treewright._processes import (
     agree,
@@ -34,18 +36,10 @@ from treewright._processes import (
     representatives_of,
 )
 from treewright.checkpoint.arrays import DTYPES, Layout, array_to_save, digest_of, grid_of, verify
-from treewright.checkpoint.file import read_regular, translate_read_errors
-from treewright.checkpoint.fit import LeafRequest
+from treewright.checkpoint.file import translate_read_errors
+from treewright.checkpoint.fit import LeafRequest, Options, Read, rebuild_tree
 from treewright.checkpoint.folder import LISTING, clear
-from treewright.checkpoint.manifest import (
-    MAX_BYTES,
-    LeafRecord,
-    Manifest,
-    from_metadata,
-    join_name,
-    seal,
-    unseal,
-)
+from treewright.checkpoint.manifest import LeafRecord, Manifest, from_metadata, join_name, seal, unseal
 from treewright.checkpoint.tree import Parts, parts_to_save
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
@@ -150,17 +144,24 @@ def _json_of(items: Mapping[str, Any]) -> str:
     """Items as JSON.
 
     Raises:
-        CheckpointError: If JSON would change them.
+        CheckpointError: If JSON can't represent them.
     """
     try:
-        text = json.dumps(dict(items))
-        is_changed = repr(json.loads(text)) != repr(dict(items))
+        values = dict(items)
+        inexact = {name: value for name, value in values.items() if not _is_json({name: value})}
+        text = "" if inexact else json.dumps(values)
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"save(..., items=) can't be written as JSON: {error}. {_JSON_VALUES}") from error
-    if is_changed:
-        changed = {name: value for name, value in items.items() if repr(json.loads(json.dumps(value))) != repr(value)}
-        raise CheckpointError(f"save(..., items=): JSON would change {short_text(changed or items)}. {_JSON_VALUES}")
+    if inexact:
+        raise CheckpointError(f"save(..., items=): JSON can't represent {short_text(inexact)}. {_JSON_VALUES}")
     return text
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON returns a value of the same types."""
+    if type(value) is dict:
+        return all(type(name) is str for name in value) and all(map(_is_json, value.values()))
+    return all(map(_is_json, value)) if type(value) is list else type(value) in {str, int, float, bool, NoneType}
 
 
 def entries_of(parts: Parts) -> dict[str, str]:
@@ -279,12 +280,36 @@ def manifest_of_step(folder: Any) -> Manifest:
     """
     file = folder / MANIFEST / _JSON
     with translate_read_errors(f"The manifest of step {folder.name}"):
-        if not file.exists() and MANIFEST not in json.loads(read_regular(folder / LISTING, MAX_BYTES))["item_handlers"]:
+        if not file.exists() and MANIFEST not in json.loads(_read_regular(folder / LISTING))["item_handlers"]:
             raise CheckpointError(
                 f"Step {folder.name} in {folder.parent} has no manifest: a different program saved it with Orbax. "
                 f"Restore it with Orbax, and put its arrays into a tree: from_names(to_names(arrays), like=...)."
             )
-        return from_metadata(json.loads(read_regular(file, 2 * MAX_BYTES)))
+        return from_metadata(json.loads(_read_regular(file)))
+
+
+def open_step(folder: Any) -> tuple[Manifest, Read]:
+    """The manifest of a step, and a reader of its arrays that verifies each by its digests."""
+    manifest = manifest_of_step(folder)
+    return manifest, functools.partial(arrays_of_step, folder, manifest)
+
+
+def tree_of_step(folder: Any, like: Any, options: Options) -> Any:
+    """The tree of a step, shaped like `like`."""
+    return rebuild_tree(*open_step(folder), like, options)
+
+
+def _read_regular(path: Any) -> bytes:
+    """The content of a file in a step; reading a pipe would wait for its writer.
+
+    Raises:
+        OSError: If it can't be read.
+        ValueError: If it is not a regular file.
+    """
+    if isinstance(path, Path) and not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError(f"{path.name} is not a regular file")
+    content: bytes = path.read_bytes()
+    return content
 
 
 def manifest_time(folder: Any) -> Any:
@@ -296,15 +321,24 @@ def manifest_time(folder: Any) -> Any:
 
 
 def items_of_step(folder: Any, process: int) -> dict[str, Any]:
-    """The items of one process in a step."""
+    """The items of one process in a step.
+
+    Raises:
+        CheckpointDamagedError: If they can't be read.
+        CheckpointError: If fewer processes saved the step.
+    """
+    count = manifest_of_step(folder).processes
+    if process not in range(count):
+        raise CheckpointError(
+            f"Step {folder.name} was saved by {counted(count, 'process', 'processes')} and has no items for process "
+            f"{process}. Redistribute them: items({folder.name}, process=i) for i in range({count})."
+        )
     with translate_read_errors(f"The items of process {process} in step {folder.name}"):
         return dict(json.loads(_of_process(folder / MANIFEST, process)["items"]))
 
 
 def _of_process(folder: Any, process: int) -> Any:
-    file = folder / _OF_PROCESS.format(process)
-    most = file.stat().st_size if isinstance(file, Path) else MAX_BYTES  # it grows with the blocks of a process
-    return unseal(json.loads(read_regular(file, most)))
+    return unseal(json.loads(_read_regular(folder / _OF_PROCESS.format(process))))
 
 
 def digests_in(folder: Any, manifest: Manifest) -> Callable[[LeafRecord, int], str]:

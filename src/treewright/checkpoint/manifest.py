@@ -120,19 +120,14 @@ class Manifest:
         """The blocks of a leaf. A leaf that is not a JAX array is one block, equal in all processes."""
         return Layout((1,) * len(leaf.form.shape), ((0, 1),)) if leaf.layout is None else self.layouts[leaf.layout]
 
-    def with_names(self, new_name: Callable[[str], str | None]) -> "Manifest":
-        """A copy with nodes, statics and leaves renamed; those whose new name is None are dropped."""
+    def with_names(self, new_name: Callable[[str], str]) -> "Manifest":
+        """A copy with nodes, statics and leaves renamed."""
         nodes: list[NodeRecord] = []
         for node in self.nodes:
-            if (name := new_name(node.name)) is not None:
-                renamed = {new_name(join_name(node.name, field)): value for field, value in node.statics.items()}
-                statics = {str(place).rpartition(".")[2]: value for place, value in renamed.items()}
-                nodes.append(dataclasses.replace(node, name=name, statics=statics))
-        leaves = [
-            dataclasses.replace(leaf, name=name, saved_name=leaf.array)
-            for leaf in self.leaves
-            if (name := new_name(leaf.name)) is not None
-        ]
+            renamed = {new_name(join_name(node.name, field)): value for field, value in node.statics.items()}
+            statics = {place.rpartition(".")[2]: value for place, value in renamed.items()}
+            nodes.append(dataclasses.replace(node, name=new_name(node.name), statics=statics))
+        leaves = [dataclasses.replace(leaf, name=new_name(leaf.name), saved_name=leaf.array) for leaf in self.leaves]
         return dataclasses.replace(self, nodes=tuple(nodes), leaves=tuple(leaves))
 
     def to_metadata(self) -> dict[str, str]:

@@ -30,18 +30,17 @@ from typing import (
 import numpy as np
 import orbax.checkpoint as ocp
 
-from treewright._base.lines import counted, first_lines
+from treewright._base.lines import first_lines
 from treewright._base.text import cut_text, short_text
 from treewright._processes import process_index
 from treewright.checkpoint.arrays import blocks_of
 from treewright.checkpoint.file import StrPath, flush_to_disk
-from treewright.checkpoint.fit import MISSING, LoadOptions, check_options, rebuild_tree
+from treewright.checkpoint.fit import MISSING, LoadOptions, check_options
 from treewright.checkpoint.folder import (
     LISTING,
     clear,
     flush_temporary,
     folder_of_steps,
-    reject_unknown,
     rules_of,
     steps_in,
     temporary_paths,
@@ -51,13 +50,13 @@ from treewright.checkpoint.items import (
     MANIFEST,
     STATE,
     ManifestHandler,
-    arrays_of_step,
     entries_of,
     items_of_step,
     manifest_of_step,
     manifest_time,
     run_on_all_processes,
     step_to_save,
+    tree_of_step,
 )
 from treewright.checkpoint.manifest import Manifest
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning, warn_user
@@ -152,8 +151,8 @@ class CheckpointManager:
         timeout_seconds: float = 600.0,
         **unknown: Never,
     ) -> None:
-        reject_unknown(unknown)
-        self._retention = rules_of(keep, keep_every, keep_best, metric, mode)
+        options = {"keep": keep, "keep_every": keep_every, "keep_best": keep_best, "metric": metric, "mode": mode}
+        self._retention = rules_of({**options, "timeout_seconds": timeout_seconds, **unknown})
         self.directory: Any = folder_of_steps(directory)
         self._is_local = isinstance(self.directory, Path)
         self._metric, self._mode, self._timeout = metric, mode, timeout_seconds
@@ -205,7 +204,7 @@ class CheckpointManager:
 
         def prepare() -> tuple[Any, ...]:
             of_step = {"metrics": self._checked_metrics(number, metrics), "retention": self._retention}
-            return step_to_save(state, items or {}, self._blocks_of, **of_step)
+            return step_to_save(state, {} if items is None else items, self._blocks_of, **of_step)
 
         def entries(prepared: tuple[Any, ...]) -> dict[str, str]:
             return {"the step": str(number), **entries_of(prepared[0])}
@@ -363,7 +362,7 @@ class CheckpointManager:
             ) from error
 
     def close(self) -> None:
-        """Wait for the pending save and close the manager. A closed manager can only read."""
+        """Wait for the pending save and close the manager. A closed manager can't save."""
         try:
             self.wait()
         finally:
@@ -447,19 +446,8 @@ class CheckpointManager:
             CheckpointError: If fewer processes saved it.
             CheckpointDamagedError: If they can't be read.
         """
-        number, index = self._resolve_step(step), process_index() if process is None else process
-
-        def read() -> dict[str, Any]:
-            folder = self.directory / str(number)
-            count = manifest_of_step(folder).processes
-            if index not in range(count):
-                raise CheckpointError(
-                    f"Step {number} was saved by {counted(count, 'process', 'processes')} and has no items for process "
-                    f"{index}. Redistribute them: items({number}, process=i) for i in range({count})."
-                )
-            return items_of_step(folder, index)
-
-        items: dict[str, Any] = self._run_on_all("reading items", read)
+        index = process_index() if process is None else process
+        items: dict[str, Any] = self._read(self._resolve_step(step), "the items", lambda f: items_of_step(f, index))
         return items
 
     def manifest(self, step: SupportsIndex | None = None) -> Manifest:
@@ -468,17 +456,13 @@ class CheckpointManager:
         Raises:
             CheckpointDamagedError: If it can't be read.
         """
-        number = self._resolve_step(step)
-        folder = self.directory / str(number)
-        with self._deletion_reported(number):
-            found: Manifest = self._run_on_all("reading a manifest", lambda: manifest_of_step(folder))
+        found: Manifest = self._read(self._resolve_step(step), "the manifest", manifest_of_step)
         return found
 
-    @contextlib.contextmanager
-    def _deletion_reported(self, step: int) -> Generator[None]:
-        """Report a step that a different manager deletes meanwhile as deleted, not as damaged."""
+    def _read(self, step: int, name: str, read: Callable[[Any], Any]) -> Any:
+        """Read something from the folder of a step. A step that is deleted meanwhile is not reported as damaged."""
         try:
-            yield
+            return self._run_on_all(f"reading {name} of step {step}", lambda: read(self.directory / str(step)))
         except CheckpointDamagedError as error:
             if step in self.all_steps():
                 raise
@@ -516,8 +500,7 @@ class CheckpointManager:
         """
         checked = check_options(like, options)
         number = self._resolve_step(step, "Pass the tree by name: restore(like=tree).")
-        with self._deletion_reported(number):
-            return self._restored(number, like, checked)
+        return self._read(number, "the tree", lambda folder: tree_of_step(folder, like, checked))
 
     @overload
     def restore_latest_valid(self, *, like: T, **options: Unpack[LoadOptions]) -> Restored[T] | None: ...
@@ -542,7 +525,8 @@ class CheckpointManager:
         while untried := [step for step in self.all_steps() if step not in skipped]:
             step = untried[-1]
             try:
-                tree = self._restored(step, like, checked)
+                restore = functools.partial(tree_of_step, self.directory / str(step), like, checked)
+                tree = self._run_on_all(f"restoring step {step}", restore)
             except CheckpointDamagedError as error:
                 if step in self.all_steps():
                     skipped[step] = str(error)
@@ -555,15 +539,6 @@ class CheckpointManager:
             lines = "".join(f"\n  {step}: {cut_text(reason, 400)}" for step, reason in skipped.items())
             raise CheckpointDamagedError(f"All steps in {self.directory} are damaged:{lines}")
         return None
-
-    def _restored(self, step: int, like: Any, options: Any) -> Any:
-        folder = self.directory / str(step)
-
-        def restore() -> Any:
-            manifest = manifest_of_step(folder)
-            return rebuild_tree(manifest, functools.partial(arrays_of_step, folder, manifest), like, options)
-
-        return self._run_on_all(f"restoring step {step}", restore)
 
     def _quarantine(self, damaged: Mapping[int, str]) -> list[str]:
         """Rename damaged steps; return a line about each."""

@@ -13,7 +13,7 @@ from treewright._base.lines import first_lines
 from treewright._core import is_node, spec_of
 from treewright._json import encode
 from treewright._trees.level import Level, level_of
-from treewright.checkpoint.arrays import MAKE_STATIC, UnsupportedLeafError, form_of
+from treewright.checkpoint.arrays import NOT_A_LEAF, UnsupportedLeafError, form_of
 from treewright.checkpoint.manifest import ROOT_LEAF, LeafRecord, Manifest, NodeRecord, join_name
 from treewright.errors import CheckpointError, StaticSerializationError
 
@@ -118,6 +118,20 @@ def parts_to_save(
     return Parts(Manifest(tuple(nodes), tuple(leaves)), values, frozenset(local))
 
 
+def to_names(tree: object) -> dict[str, Any]:
+    """The leaves of a tree by flat name, as in a checkpoint.
+
+    Raises:
+        CheckpointError: If two leaves would have the same name, or a leaf can't be saved.
+
+    Examples:
+        >>> from treewright.checkpoint import to_names
+        >>> to_names({"layers": [{"bias": 1.0}, {"bias": 2.0}]})
+        {'layers.0.bias': 1.0, 'layers.1.bias': 2.0}
+    """
+    return parts_to_save(tree).values
+
+
 def _step_of(key: Any) -> str:
     """A key as part of a name; `keystr(simple=True)` takes 3 us."""
     attribute = _STEPS.get(type(key))
@@ -125,11 +139,12 @@ def _step_of(key: Any) -> str:
 
 
 def _with_cure(problem: UnsupportedLeafError, parent: type[Any]) -> str:
-    """The problem with a leaf; in an equinox module, whose fields have no `static()`, with a different fix."""
-    if not any(base.__module__.startswith("equinox.") for base in parent.__mro__):
+    """The problem with a leaf, and its fix; the fields of an equinox module have no `static()`."""
+    if not str(problem).endswith(NOT_A_LEAF):
         return str(problem)
-    adopt = f"The equinox module {parent.__qualname__} has it as a leaf: save treewright.adopt(...) of it"
-    return str(problem).replace(MAKE_STATIC, adopt)
+    if any(base.__module__.startswith("equinox.") for base in parent.__mro__):
+        return f"{problem}. The equinox module {parent.__qualname__} has it as a leaf: save treewright.adopt(...) of it"
+    return f"{problem}. Make it a static, or wrap it in Static"
 
 
 def _node_record(part: Any, level: Level, name: str, path: str, steps: tuple[str, ...]) -> NodeRecord:

@@ -93,7 +93,7 @@ def _files(paths: Iterable[Path]) -> list[Path]:
             folders[:] = [each for each in sorted(folders) if not Path(folder, each, "pyvenv.cfg").exists()]
             folders[:] = [each for each in folders if not each.startswith(".")]
             found += [Path(folder, each) for each in sorted(files) if each.endswith((".py", ".ipynb"))]
-    return list({path.resolve(): path for path in found}.values())
+    return list({path.resolve(): path for path in found if path.exists()}.values())  # no links that lead to nothing
 
 
 def _imports_one(notebook: Path, libraries: Iterable[str]) -> bool:

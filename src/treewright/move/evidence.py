@@ -2,6 +2,7 @@
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 
 import libcst as cst
 
@@ -32,14 +33,14 @@ class Evidence:
         self.reads: dict[tuple[NodeClass, str], list[tuple[Source, cst.CSTNode]]] = defaultdict(list)
         self._set = set[str]()  # names that a call passes a value by, or that a statement assigns to as an attribute
         self._open = set[NodeClass]()  # classes with a constructor call that has positional arguments or **kwargs
-        names = {name for fields in self._fields.values() for name in fields}
+        self._names = {name for fields in self._fields.values() for name in fields}
         for source in program.sources.values():
             for part in every_part(source.module):
                 match part:
                     case cst.Call():
                         self._call(source, part)
-                    case cst.Attribute() if part.attr.value in names:
-                        self._read(source, part)
+                    case cst.Attribute():
+                        self._read(source, part, part.value, part.attr.value)
                     case cst.AssignTarget() | cst.AnnAssign() | cst.AugAssign() | cst.For():
                         for each in every_part(part.target):
                             if isinstance(each, cst.Attribute):
@@ -49,8 +50,14 @@ class Evidence:
 
     def _call(self, source: Source, call: cst.Call) -> None:
         self._set.update(arg.keyword.value for arg in call.args if arg.keyword is not None)
-        texts = (arg.value for arg in call.args[1:2] if isinstance(arg.value, cst.SimpleString))
-        self._set.update(str(text.evaluated_value) for text in texts)  # setattr(node, "name", value)
+        texts = [arg.value for arg in call.args[1:2] if isinstance(arg.value, cst.SimpleString)]
+        for name in (str(text.evaluated_value) for text in texts):
+            if name_of(call.func) == "getattr":
+                self._read(source, call, call.args[0].value, name)
+            elif name_of(call.func) != "hasattr":
+                self._set.add(name)  # setattr(node, "name", value)
+        if name_of(call.func) == "vars" and len(call.args) == 1:
+            self._read(source, call, call.args[0].value, "__dict__")
         if name_of(call.func) == "__new__" and call.args and self._class(source, call.args[0].value):
             text = f"{source.text_of(call.func)}: {libraries.NEW}"
             source.note(call, text, "treewright", undecided=True)
@@ -58,24 +65,34 @@ class Evidence:
         if node is not None and any(arg.keyword is None for arg in call.args):
             self._open.update(self._program.bases(node))
 
-    def _read(self, source: Source, attribute: cst.Attribute) -> None:
-        name, node = attribute.attr.value, self._class(source, attribute.value)
+    def _read(self, source: Source, place: cst.CSTNode, value: cst.CSTNode, name: str) -> None:
+        if name == "__dict__" and any(self._program.nodes_named([each]) for each, _ in self._methods(source, value)):
+            source.note(place, f"{source.text_of(place)}: {libraries.DICT}", "treewright", undecided=True)
+        node = self._class(source, value) if name in self._names else None
         if node is not None:
             owners = (base for base in self._program.bases(node) if name in self._fields[base])
-            self.reads[next(owners, node), name].append((source, attribute))
+            self.reads[next(owners, node), name].append((source, place))
 
     def _assign(self, source: Source, target: cst.Attribute) -> None:
         name = target.attr.value
         self._set.add(name)
-        for full in self._program.names_of(source, target.value) if name in self._assignable else ():
-            node, method = self._assignable[name], _SELF.fullmatch(full)
-            is_init = method is not None and method[2] in {"__init__", "__post_init__"}
-            if not is_init and (method is None or self._program.nodes_named([method[1]])):
+        for class_, method in self._methods(source, target.value) if name in self._assignable else ():
+            is_init = method in {"__init__", "__post_init__"}
+            if not is_init and (not class_ or self._program.nodes_named([class_])):
+                node = self._assignable[name]
                 text = f"{source.text_of(target)} = ...: nodes are frozen. Use replace, if this is an instance of"
                 source.note(target, f"{text} {node.name}", node.origin)
 
+    def _methods(self, source: Source, node: cst.CSTNode) -> Iterator[tuple[str, str]]:
+        """For each meaning of an expression, the class and the method whose `self` it is; empty if none."""
+        for full in self._program.names_of(source, node):
+            method = _SELF.fullmatch(full)
+            yield (method[1], method[2]) if method else ("", "")
+
     def _class(self, source: Source, node: cst.CSTNode) -> NodeClass | None:
         """The node class that an expression names."""
+        if isinstance(node, cst.Call) and name_of(node.func) == "type" and len(node.args) == 1:
+            node = cst.Attribute(node.args[0].value, cst.Name("__class__"))
         nodes = self._program.nodes_named({_CLASS.sub("", name) for name in self._program.names_of(source, node)})
         return nodes[0] if len(nodes) == 1 else None
 

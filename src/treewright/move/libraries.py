@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-Kind = Literal["decorator", "base", "specifier", "marker", "renamed", "stays"]
+Kind = Literal["decorator", "base", "specifier", "marker", "renamed", "stays", "unaware"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Rule:
 
     Decorators and bases make a class a pytree. A specifier is a function that declares a field. A marker is a type that
     makes a field static in its annotation, as `Static[int]`. A renamed name has the same meaning in Treewright; one
-    that stays does not work with nodes.
+    that stays does not work with nodes, and one that is unaware takes them for plain values.
 
     Attributes:
         kind: The use of the name.
@@ -39,16 +39,22 @@ class Rule:
     static: bool = False
 
 
-_NO_MAPPING = "is frozen and not a mapping: read attributes, and change them by replace, or edit for many"
+_NO_MAPPING = (
+    "is frozen, is not a mapping, and flattens in declaration order, not alphabetically: read attributes, and change "
+    "them by replace, or edit for many"
+)
 _ABSTRACT = "Module has no such annotation: write an abstract property, which a field, property or constant implements"
 _WRAPPER = "nodes are frozen, so functools.update_wrapper fails: define __wrapped__ and __doc__ in the class"
 _ENFORCED = "nodes have no such check: annotate with jaxtyping, or check in __check_init__"
+
+_SERIALIZATION = ("to_bytes", "from_bytes", "to_state_dict", "from_state_dict")
 
 RULES = MappingProxyType(
     {
         "flax.struct.dataclass": Rule("decorator"),
         "flax.struct.PyTreeNode": Rule("base"),
         "flax.struct.field": Rule("specifier", argument="pytree_node", static_if="False"),
+        **{f"flax.serialization.{name}": Rule("unaware") for name in _SERIALIZATION},
         "flax.training.train_state.TrainState": Rule("renamed", "treewright.TrainState"),
         "chex.dataclass": Rule("decorator", keyword_only="mappable_dataclass", advice=_NO_MAPPING),
         "chex.mappable_dataclass": Rule("stays", advice="a node is not a mapping: read attributes, and drop it"),
@@ -99,6 +105,7 @@ LEFT: Mapping[Kind, tuple[str, bool]] = MappingProxyType(
         "base": ("left: a Module of Treewright is not an instance of it", True),
         "specifier": ("left: nodes read its static mark, and nothing else", False),
         "marker": ("left, because it does not mark a field", False),
+        "unaware": ("flax takes a node for a single value, until you register its class with flax", False),
     }
 )
 
@@ -106,6 +113,7 @@ LEFT: Mapping[Kind, tuple[str, bool]] = MappingProxyType(
 WITHOUT_USE = ("frozen", "slots", "weakref_slot", "mappable_dataclass")
 
 ABSTRACT = frozenset({"equinox.AbstractVar", "equinox.AbstractClassVar"})
+DICT = "a node does not keep its fields there: read them by the names in dataclasses.fields"
 NEW = "a node without a call of __init__ stays unfinished: create it with the constructor"
 
 # Types and functions, by their full names. Values of the first three are never arrays, but a number can be traced.

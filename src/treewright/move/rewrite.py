@@ -64,7 +64,7 @@ def _rewrite_names(source: Source, program: Program) -> None:
                 pass
             elif rule is not None and rule.kind == "base" and uses[id(used)].is_annotation:
                 source.replace(part, source.ours("treewright.Module", part))
-            elif name:
+            elif name and (rule is None or rule.kind != "unaware" or program.nodes):
                 left = (rule.advice if rule is not None else "left, because it has two possible meanings"), True
                 text, undecided = libraries.LEFT.get(rule.kind, left) if rule is not None else left
                 source.note(part, f"{source.text_of(part)}: {text}", name, undecided=undecided)

@@ -151,22 +151,24 @@ def use_rules(rules: Rules, *, storage_rules: Rules | None = None) -> contextlib
     """
     for each in (rules, storage_rules or {}):
         MeshRules(each, None)  # raises if these are not rules
-    return _RulesBlock(_RULES((freeze(dict(rules)), storage_rules and freeze(dict(storage_rules)))))
+    return _RulesBlock((freeze(dict(rules)), storage_rules and freeze(dict(storage_rules))))
 
 
 class _RulesBlock(contextlib.AbstractContextManager[None]):
     """The block of `use_rules`, which warns if it is never entered."""
 
-    def __init__(self, block: contextlib.AbstractContextManager[None]) -> None:
-        self._block: Any = block
+    def __init__(self, rules: tuple[Rules, Rules | None]) -> None:
+        self._rules = rules
+        self._entered: list[Any] = []  # one for each nested block: each restores the rules before it
         self._was_entered = False
 
     def __enter__(self) -> None:
         self._was_entered = True
-        self._block.__enter__()
+        self._entered.append(_RULES(self._rules))
+        self._entered[-1].__enter__()
 
     def __exit__(self, *error: object) -> None:
-        self._block.__exit__(*error)
+        self._entered.pop().__exit__(*error)
 
     def __del__(self) -> None:
         if not self._was_entered:

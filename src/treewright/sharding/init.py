@@ -10,7 +10,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from treewright._base.jax_private import jax_trees, path_text, untyped_jax
 from treewright._base.lines import mesh_text
-from treewright._base.text import short_text
+from treewright._base.text import short_text, with_article
+from treewright._core import is_node
 from treewright._json import portable_text
 from treewright._processes import TIMEOUT, compare, process_count
 from treewright._trees.level import leaf_type_of
@@ -52,8 +53,8 @@ def sharded_init(
         ProcessMismatchError: If processes would create different trees, or some do not arrive in time.
         ShardingError: As for `partition_specs`. Also inside `jit`, `grad` and `vmap`, because traced arrays have no
             devices.
-        TypeError: As for `partition_specs`, if `mesh` is abstract (use `abstract_state`), or if a leaf of the result is
-            neither an array nor a number.
+        TypeError: As for `partition_specs`, if `mesh` is abstract (use `abstract_state`), if `fn` is an instance of a
+            node class, or if a leaf of the result is neither an array nor a number.
 
     Examples:
         >>> from treewright.sharding import sharded_init
@@ -73,7 +74,7 @@ def sharded_init(
             f"sharded_init creates arrays, but {mesh_text(mesh)} is abstract, without devices to store them. Call "
             f"abstract_state to plan for it, or pass a mesh of devices: mesh=jax.make_mesh(...)."
         )
-    _reject_traces("sharded_init")
+    _reject_call("sharded_init", fn)
     plan = _plan(fn, (args, kwargs), mesh, rules, on_misfit)
     auto = _with_auto_axes(mesh)
     on_auto = [NamedSharding(auto, leaf.sharding.spec) for leaf in plan.leaves]
@@ -119,13 +120,19 @@ def abstract_state(
         >>> layer.kernel.sharding.spec
         P(None, 'tensor')
     """
-    _reject_traces("abstract_state")
+    _reject_call("abstract_state", fn)
     plan = _plan(fn, (args, kwargs), mesh, rules, on_misfit)
     result: T = plan.treedef.unflatten(plan.leaves)
     return result
 
 
-def _reject_traces(caller: str) -> None:
+def _reject_call(caller: str, fn: object) -> None:
+    if is_node(fn) and jax.tree.leaves(fn) and not hasattr(fn, "__func__"):
+        name = with_article(type(fn).__qualname__)
+        raise TypeError(
+            f"{caller} needs the function that creates a tree, but got {name}. To split existing arrays: "
+            f"jax.device_put(tree, shardings(tree, mesh, rules))."
+        )
     try:
         jax.sharding.get_mesh()
     except ValueError as error:
