@@ -124,7 +124,7 @@ def is_standard_class(cls: type[Any]) -> bool:
 
 
 def slots_of(cls: type[Any]) -> dict[str, types.MemberDescriptorType]:
-    """The slots of a class and its bases by name, without those of Python's own classes."""
+    """The slots of a class and its bases by name, except in Python's own classes."""
     return {
         name: slot
         for base in cls.__mro__

@@ -178,7 +178,7 @@ ENUM = Kind(
     "enum",
     lambda value: (type(value), value.value if isinstance(value, enum.Flag) else value.name),
     # Members are singletons; some have the `==` of a number or a user's.
-    lambda value: value if type(value).__eq__ is object.__eq__ else id(value),
+    lambda value: value if value.__class__.__eq__ is object.__eq__ else id(value),
 )
 DTYPE = Kind("dtype", _dtype_parts, lambda dtype: dtype if _is_plain(dtype) else id(dtype))
 SCALAR = Kind("scalar", lambda value: (value.dtype, value.tobytes()), _scalar_key)
