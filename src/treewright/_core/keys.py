@@ -58,7 +58,6 @@ BY_VALUE = BY_EQUALITY | {type(getattr(functools, "Placeholder", None))}  # a pa
 _MAX_ELEMENTS = 4096  # A library's function that captured a larger array is compared by identity.
 _NAMES = operator.attrgetter("__name__", "__qualname__", "__module__", "__doc__")
 _PARTIALS = frozenset({functools.partial, jax.tree_util.Partial})
-_BY_CONTENT = frozenset({list, dict, set})  # if a library's function captured them
 
 
 def exact_key(value: object) -> Hashable:
@@ -274,10 +273,7 @@ class KeyBuilder:
             visited[address] = len(visited), value
             return read(self, value)
         self.visited, self.is_open = {address: (0, value)}, False
-        try:
-            key = read(self, value)
-        except RecursionError:  # nested deeper than Python's own stack
-            self.is_open, self.code, key = True, None, None
+        key = read(self, value)
         self.visited = None
         return identity_key(value) if self.is_open else key
 
@@ -358,7 +354,7 @@ class KeyBuilder:
             raise problem_of(value)
         if isinstance(value, np.ndarray | jax.Array):
             return self.array(value)
-        if type(value) in _BY_CONTENT:
+        if type(value) in {list, dict, set}:
             return self.enter(value, KeyBuilder.container)
         self.is_open = True
         return None

@@ -1,8 +1,6 @@
 """`pytree_dataclass` and `Module`, the two ways to define a node class. `module.pyi` has the types for checkers."""
 
 import dataclasses
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, dataclass_transform
 
 from treewright._base.functions import set_public_module
@@ -81,9 +79,6 @@ def pytree_dataclass(
     return decorate if cls is None else decorate(cls)
 
 
-OPTIONS: Mapping[str, bool] = MappingProxyType(pytree_dataclass.__kwdefaults__ or {})
-
-
 @set_public_module("treewright")
 @dataclass_transform(eq_default=False, field_specifiers=(field, static, buffer, dataclasses.field, dataclasses.Field))
 class Module:
@@ -116,7 +111,8 @@ class Module:
     __slots__ = (FLAT_FORM, "__weakref__")
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        options = {option: keywords.pop(option, default) for option, default in OPTIONS.items()}
+        defaults: dict[str, bool] = pytree_dataclass.__kwdefaults__ or {}
+        options = {option: keywords.pop(option, default) for option, default in defaults.items()}
         super().__init_subclass__(**keywords)
         make_node_class(cls, options, module_method)
 

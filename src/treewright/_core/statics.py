@@ -22,8 +22,7 @@ from treewright._base.text import short_text, text, text_with_class
 from treewright._core.field_checks import (
     MAX_CHECKED_NODES,
     NoExactKeyError,
-    has_public_attributes,
-    is_user_class,
+    is_assignable,
     rejection,
 )
 from treewright._core.keys import KeyBuilder, compared_by_itself, identity_key
@@ -98,7 +97,7 @@ class StaticTable:
         self.to_check = MAX_CHECKED_NODES  # how many more nodes of the class are checked closely
         self.by_value: dict[Hashable, weakref.ref[Statics]] = {}
         self.in_use: weakref.WeakKeyDictionary[_Combination, weakref.ref[Statics]] = weakref.WeakKeyDictionary()
-        self._doubted: weakref.WeakSet[type[Any]] = weakref.WeakSet()  # classes of values that were checked
+        self._doubted: weakref.WeakSet[type[Any]] = weakref.WeakSet()  # classes of values with a warning
         # Reentrant, because the garbage collector or a user's `__eq__` may run while it is locked.
         self._lock = threading.RLock()
         self.empty: Statics | None = None if self.names else self.intern(())
@@ -144,18 +143,17 @@ class StaticTable:
     def _doubt(self, name: str, value: Any) -> None:
         """Warn about a mutable object that may be meant as a constant, once for each class."""
         cls = type(value)
-        if has_public_attributes(value) and cls not in self._doubted:
+        if cls not in self._doubted and is_assignable(value):
             self._doubted.add(cls)
-            if is_user_class(cls):
-                message = (
-                    f"{self.owner.__qualname__}.{name} is static and holds {text_with_class(value)}, whose attributes "
-                    f"can be assigned. jit compares it by identity: it ignores later assignments, and a different "
-                    f"{cls.__name__} retraces.\n"
-                    "If it contains settings, freeze its class:\n  @dataclass(frozen=True)\n"
-                    f"  class {cls.__name__}: ...\n"
-                    f"If it is meant to change, declare:\n  {name}: ... = static(identity=True)"
-                )
-                warn_user(message, StaticWarning)
+            message = (
+                f"{self.owner.__qualname__}.{name} is static and holds {text_with_class(value)}, whose attributes can "
+                f"be assigned. jit compares it by identity: it ignores later assignments, and a different "
+                f"{cls.__name__} retraces.\n"
+                "If it contains settings, freeze its class:\n  @dataclass(frozen=True)\n"
+                f"  class {cls.__name__}: ...\n"
+                f"If it is meant to change, declare:\n  {name}: ... = static(identity=True)"
+            )
+            warn_user(message, StaticWarning)
 
     def _remember(self, statics: Statics) -> None:
         key = (*map(type, statics.values), *statics.values)
