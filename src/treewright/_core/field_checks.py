@@ -118,10 +118,8 @@ def _fix(value: Any) -> tuple[str, bool]:
     if hasattr(cls, "__attrs_attrs__"):
         return "treewright.freeze(attrs.asdict(config)), or decorate its class with @attrs.frozen", False
     if cls.__hash__ is None and dataclasses.is_dataclass(cls):
-        return (
-            "treewright.freeze(dataclasses.asdict(config)), or decorate its class with @dataclass(frozen=True)",
-            False,
-        )
+        fix = "treewright.freeze(dataclasses.asdict(config)), or decorate its class with @dataclass(frozen=True)"
+        return fix, False
     return _OWN_HASH, False
 
 

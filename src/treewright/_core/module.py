@@ -8,7 +8,7 @@ from treewright._base.text import short_text
 from treewright._core.definition import make_node_class
 from treewright._core.fields import buffer, field, static
 from treewright._core.instance import FLAT_FORM, replace
-from treewright._core.methods import METHODS, module_method
+from treewright._core.methods import METHODS
 from treewright.errors import NodeDefinitionError
 
 
@@ -73,7 +73,7 @@ def pytree_dataclass(
     def decorate(cls: Any) -> type[Any]:
         if not isinstance(cls, type):
             raise NodeDefinitionError(f"pytree_dataclass must decorate a class, got {short_text(cls)}.")
-        make_node_class(cls, options)
+        make_node_class(cls, options, is_module=False)
         return cls
 
     return decorate if cls is None else decorate(cls)
@@ -114,7 +114,7 @@ class Module:
         defaults: dict[str, bool] = pytree_dataclass.__kwdefaults__ or {}
         options = {option: keywords.pop(option, default) for option, default in defaults.items()}
         super().__init_subclass__(**keywords)
-        make_node_class(cls, options, module_method)
+        make_node_class(cls, options, is_module=True)
 
     replace = replace
     locals().update(METHODS)

@@ -43,9 +43,9 @@ def register_once(cls: type[Any]) -> Recipe:
 
     The result is an attribute of the class: when `cloudpickle` rebuilds the class, unpickling it registers the class.
     """
-    if "__node_registered__" in vars(cls):
-        existing: Recipe = vars(cls)["__node_registered__"]
-        return existing
+    recipe: Recipe | None = vars(cls).get("__node_registered__")
+    if recipe is not None:
+        return recipe
     slot: Any = getattr(cls, FLAT_FORM, None)  # A Module has a slot; setting it directly is 15 % faster.
     # One assignment for all fields: 20 children are as fast as 1 (benchmarks: node).
     if slot is None:

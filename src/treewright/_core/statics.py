@@ -19,12 +19,7 @@ from typing import Any
 from treewright._base.functions import CONSTANTS, import_path
 from treewright._base.jax_private import GetAttrKey
 from treewright._base.text import short_text, text, text_with_class
-from treewright._core.field_checks import (
-    MAX_CHECKED_NODES,
-    NoExactKeyError,
-    is_assignable,
-    rejection,
-)
+from treewright._core.field_checks import MAX_CHECKED_NODES, NoExactKeyError, is_assignable, rejection
 from treewright._core.keys import KeyBuilder, compared_by_itself, identity_key
 from treewright._core.kinds import kind_of, partial_parts, with_parts
 from treewright.errors import StaticWarning, warn_user
@@ -46,24 +41,19 @@ class _Combination:
         return self.hash
 
 
-@dataclasses.dataclass(eq=False, repr=False)
+@dataclasses.dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
 class Statics:
     """All static values of a node, interned: two `Statics` are equal exactly if they are the same object.
 
     Attributes:
         table: The table that contains them.
         values: The values in the order of the fields.
+        combination: Their exact keys.
     """
 
-    __slots__ = ("__weakref__", "_keys", "table", "values")
     table: "StaticTable"
     values: tuple[Any, ...]
-    _keys: _Combination
-
-    @property
-    def keys(self) -> tuple[Hashable, ...]:
-        """The exact key of each value."""
-        return self._keys.keys
+    combination: _Combination
 
     def __repr__(self) -> str:
         """The fields and values, which JAX prints in its messages."""
