@@ -202,13 +202,8 @@ def is_assignable(value: Any) -> bool:
     """Whether an object has public attributes that can be assigned, and a class that users can edit."""
     cls: Any = type(value)
     file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
-    is_installed = "-packages" in file  # site-packages, or Debian's dist-packages
-    if (
-        cls.__setattr__ is not object.__setattr__
-        or is_standard_class(cls)
-        or is_library(cls.__module__)
-        or is_installed
-    ):
+    is_frozen = cls.__setattr__ is not object.__setattr__
+    if is_frozen or is_standard_class(cls) or is_library(cls.__module__) or "-packages" in file:  # an installed package
         return False
     return any(not name.startswith("_") for name in instance_attributes(value))
 

@@ -273,7 +273,10 @@ class KeyBuilder:
             visited[address] = len(visited), value
             return read(self, value)
         self.visited, self.is_open = {address: (0, value)}, False
-        key = read(self, value)
+        try:
+            key = read(self, value)
+        except RecursionError:  # nested deeper than Python's own stack
+            self.is_open, self.code, key = True, None, None
         self.visited = None
         return identity_key(value) if self.is_open else key
 

@@ -71,7 +71,7 @@ def equal(self: Any, other: object) -> Any:
         return NotImplemented
     spec, (children, statics), (others, other_statics) = spec_of(self), flat_form(self), flat_form(other)
     if statics is not other_statics:
-        pairs = zip(spec.statics, statics.combination.keys, other_statics.combination.keys, strict=True)
+        pairs = zip(spec.statics, statics.keys, other_statics.keys, strict=True)
         if any(field.equal and key != other_key for field, key, other_key in pairs):
             return False
     compared = [field for field in spec.children if field.equal and children[field.index] is not others[field.index]]
@@ -135,7 +135,7 @@ def hash_of(self: Any) -> int:
     """
     children, statics = form = flat_form(self)
     fields = [field for field in spec_of(self).fields if field.hash]
-    keys = [statics.combination.keys[field.index] if field.is_static else None for field in fields]
+    keys = [statics.keys[field.index] if field.is_static else None for field in fields]
     try:
         return hash(tuple([_hashed_as(field.value_in(form), key) for field, key in zip(fields, keys, strict=True)]))
     except TypeError as error:

@@ -48,11 +48,13 @@ class Statics:
     Attributes:
         table: The table that contains them.
         values: The values in the order of the fields.
-        combination: Their exact keys.
+        keys: Their exact keys.
+        combination: The entry in the table, which lives as long as this object.
     """
 
     table: "StaticTable"
     values: tuple[Any, ...]
+    keys: tuple[Hashable, ...]
     combination: _Combination
 
     def __repr__(self) -> str:
@@ -111,7 +113,7 @@ class StaticTable:
             statics = None if reference is None else reference()
             if statics is None:
                 self.in_use.pop(keys, None)  # A dying entry with equal keys would otherwise remove the new one.
-                statics = Statics(self, values, keys)
+                statics = Statics(self, values, keys.keys, keys)
                 self.in_use[keys] = weakref.ref(statics)
                 if all(map(_can_find_by_value, values, keys.keys)):
                     self._remember(statics)

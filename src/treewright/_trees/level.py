@@ -96,9 +96,7 @@ def level_of(value: Any) -> Level | None:
     if is_node_class(kind):
         children, statics = flat_form(value)
         named = ((GetAttrKey(name), value) for name, value in zip(statics.table.names, statics.values, strict=True))
-        return Level(
-            kind, statics, named, tuple(zip(statics.table.keys, children, strict=True)), statics.combination.keys
-        )
+        return Level(kind, statics, named, tuple(zip(statics.table.keys, children, strict=True)), statics.keys)
     if kind in _SEQUENCES:
         return Level(kind, None, (), tuple((SequenceKey(i), item) for i, item in enumerate(value)), ())
     if kind is dict:
