@@ -158,6 +158,7 @@ def test_inherited_file_descriptors_stay_open(tmp_path: Path) -> None:
         (["missing.py"], "file 'missing.py' not found; to run an installed module, use -m missing.py"),
         ([], "no program to run"),
         (["--json", "missing/folder.json", "x"], "not found"),
+        (["--json", ".", "x"], "is a folder, and not a file"),
         (["--html", "x"], "unrecognized arguments: --html"),
     ],
 )

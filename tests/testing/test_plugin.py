@@ -162,14 +162,18 @@ def test_invalid_markers_are_rejected(pytester: pytest.Pytester) -> None:
 
     @pytest.mark.max_traces(1, name="step")
     def test_misspelt(): ...
+
+    @pytest.mark.max_traces(-1)
+    def test_negative(): ...
         """,
     )
 
-    result.assert_outcomes(failed=2)
+    result.assert_outcomes(failed=3)
     result.stdout.fnmatch_lines(
         [
             "@pytest.mark.max_traces() is invalid: *limit*. Write, for example, @pytest.mark.max_traces(1).",
             "@pytest.mark.max_traces(1, name='step') is invalid: *name*",
+            "@pytest.mark.max_traces(-1) is invalid: *can't be negative, got -1. 0 allows none. Write, for example, *",
         ]
     )
     result.stdout.no_fnmatch_line("*Traceback*")

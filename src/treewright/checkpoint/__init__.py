@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING
 
 from treewright.checkpoint.differences import Mismatch
-from treewright.checkpoint.file import load, read_manifest, save
-from treewright.checkpoint.fit import LoadOptions
+from treewright.checkpoint.file import load, read_manifest, read_names, save
+from treewright.checkpoint.fit import LoadOptions, from_names
 from treewright.checkpoint.manifest import LeafRecord, Manifest, NodeRecord
-from treewright.checkpoint.names import from_names, read_names, to_names
+from treewright.checkpoint.tree import to_names
 from treewright.errors import missing_extra
 
 if TYPE_CHECKING:

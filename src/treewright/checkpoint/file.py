@@ -42,13 +42,13 @@ _LOCK = "lock"  # locked while its writer lives
 # Errors that describe the disk's content; all others may be temporary.
 _LASTING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO})
 # Our names of safetensors' dtypes.
-CODES = MappingProxyType(
+_CODES = MappingProxyType(
     {"BOOL": "bool", "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64", "C64": "complex64"}
     | {f"{code}{bits}": f"{name}{bits}" for code, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)}
     | {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"}
 )
 # Other dtypes are written as bytes, with one more axis; float8 too, because safetensors' numpy reader lacks it.
-_NATIVE = frozenset(name for name in CODES.values() if not name.startswith("float8"))
+_NATIVE = frozenset(name for name in _CODES.values() if not name.startswith("float8"))
 
 
 def save(path: StrPath, tree: object) -> None:
@@ -174,6 +174,37 @@ def read_manifest(path: StrPath) -> Manifest:
         return manifest
 
 
+def read_names(path: StrPath) -> dict[str, Any]:
+    """Read the arrays of any safetensors file, as numpy arrays by name; the input of `from_names`.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: If it can't be opened or read.
+        CheckpointDamagedError: If it is not a safetensors file, or is truncated.
+        CheckpointError: If it has a dtype that NumPy does not have.
+
+    Examples:
+        >>> import tempfile, os
+        >>> import numpy as np
+        >>> from safetensors.numpy import save_file
+        >>> from treewright.checkpoint import from_names, read_names
+        >>> path = os.path.join(tempfile.mkdtemp(), "weights.safetensors")
+        >>> save_file({"layer.w": np.ones(2, np.float32)}, path)
+        >>> from_names(read_names(path), like={"layer": {"w": jnp.zeros(2)}})
+        {'layer': {'w': Array([1., 1.], dtype=float32)}}
+    """
+    path = local_path(path)
+    arrays: dict[str, Any] = {}
+    with _open_safetensors(path) as (_, entries, read_bytes), translate_read_errors(str(path)):
+        for name, entry in entries.items():
+            if entry["dtype"] not in _CODES:
+                raise CheckpointError(f"{name!r} in {path} has the dtype {entry['dtype']}, which NumPy does not have.")
+            arrays[name] = read_bytes(name).view(DTYPES[_CODES[entry["dtype"]]]).reshape(entry["shape"])
+    return arrays
+
+
 @contextlib.contextmanager
 def open_saved(path: Path) -> Generator[tuple[Manifest, Read]]:
     """The manifest of a file, and a reader of its arrays that verifies each by its digest.
@@ -183,7 +214,7 @@ def open_saved(path: Path) -> Generator[tuple[Manifest, Read]]:
         CheckpointDamagedError: If it is not a safetensors file, or its manifest is damaged.
         CheckpointError: If it is not a file, lacks a manifest, or has a different format version.
     """
-    with open_safetensors(path) as (metadata, _, read_bytes):
+    with _open_safetensors(path) as (metadata, _, read_bytes):
         if TEXT not in metadata:
             raise CheckpointError(
                 f"{path} has no manifest: a different program wrote this safetensors file. Load it by name: "
@@ -223,24 +254,8 @@ def translate_read_errors(subject: str) -> Generator[None]:
         raise CheckpointDamagedError(f"{subject} can't be read: {error}") from error
 
 
-def read_regular(path: Any, most: int) -> bytes:
-    """The content of a file in a step, up to a limit.
-
-    Raises:
-        OSError: If it can't be read.
-        ValueError: If it is too large, or not a regular file: reading a pipe would wait for its writer.
-    """
-    if isinstance(path, Path) and not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError(f"{path.name} is not a regular file")
-    with path.open("rb") as file:
-        content: bytes = file.read(most + 1)
-    if len(content) > most:
-        raise ValueError(f"{path.name} has more than {most:,} bytes")
-    return content
-
-
 @contextlib.contextmanager
-def open_safetensors(path: Path) -> Generator[tuple[dict[str, Any], dict[str, Any], Callable[[str], Any]]]:
+def _open_safetensors(path: Path) -> Generator[tuple[dict[str, Any], dict[str, Any], Callable[[str], Any]]]:
     """The metadata of a safetensors file, its entries by name, and a function that reads the bytes of an entry.
 
     The bytes come from one open file, which no writer can replace, and are aligned as JAX needs them to place an array

@@ -156,16 +156,38 @@ def rebuild_tree(manifest: Manifest, read: Read, like: Any, options: Options) ->
         raise TypeError(
             f"migrate= returned {short_text(migrated)}, but must return a dict: the leaves of the tree by flat name."
         )
-    return tree_from_values(manifest.nodes, migrated, like, options)
+    return _from_values(manifest.nodes, migrated, like, options)
 
 
-def tree_from_values(nodes: tuple[NodeRecord, ...], values: Mapping[str, Any], like: T, options: Options) -> T:
-    """A tree like `like` with copies of the values, by flat name.
+def from_names(values: Mapping[str, Any], *, like: T, allow_cast: bool = False, strict: bool = True) -> T:
+    """Build a tree like `like` from leaves by flat name, such as the arrays in a different program's file.
+
+    Args:
+        values: Arrays and numbers by name, as returned by `to_names`. They are copied.
+        like: A live or abstract tree. The result has its structure, statics and shardings.
+        allow_cast: Whether values may be cast to the leaf's dtype.
+        strict: Whether names that only one side has are errors.
 
     Raises:
-        CheckpointMismatchError: If nodes, names, shapes, dtypes or kinds differ and the options do not allow it.
-        CheckpointError: If a value can't be a leaf, or a leaf without a value is abstract in the tree.
+        CheckpointMismatchError: If names, shapes or dtypes differ.
+        CheckpointError: If a value can't be a leaf, or nothing would be loaded.
+        TypeError: If `values` is not a mapping, such as a path.
+
+    Examples:
+        >>> from treewright.checkpoint import from_names
+        >>> from_names({"w": jnp.ones(2)}, like={"w": jnp.zeros(2)})
+        {'w': Array([1., 1.], dtype=float32)}
     """
+    if not isinstance(values, Mapping):
+        raise TypeError(
+            "from_names needs a dict of arrays by name. To load a file: from_names(read_names(path), like=tree)."
+        )
+    options = check_options(like, {"allow_cast": allow_cast, "strict": strict})
+    return _from_values(parts_to_save(like, abstract=True).manifest.nodes, values, like, options)
+
+
+def _from_values(nodes: tuple[NodeRecord, ...], values: Mapping[str, Any], like: T, options: Options) -> T:
+    """A tree like `like` with copies of the values, by flat name; its nodes are compared with `nodes`."""
     by_name = {str(name): value for name, value in values.items()}
     leaves: list[LeafRecord] = []
     for name, value in by_name.items():

@@ -21,7 +21,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 from etils import epath
 
-from treewright._base.text import did_you_mean, short_text
+from treewright._base.text import did_you_mean
 from treewright.checkpoint.file import StrPath, flush_to_disk, local_path
 from treewright.errors import CheckpointError, CheckpointWarning, warn_user
 
@@ -41,50 +41,34 @@ _OF_ORBAX = MappingProxyType(
 _OPTIONS = ("keep", "keep_every", "keep_best", "metric", "mode", "timeout_seconds")
 
 
-def reject_unknown(options: Iterable[str]) -> None:
-    """Raise for unknown options of a manager, suggesting the intended one.
+def rules_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The retention rules in the options of a manager, with the metric if it ranks steps; empty to keep all steps.
 
     Raises:
-        TypeError: If there are any.
+        TypeError: If an option is unknown.
+        ValueError: If one is invalid, or they contradict each other.
     """
     for name in options:
-        fix = f" Write {_OF_ORBAX[name]}= instead." if name in _OF_ORBAX else did_you_mean(name, _OPTIONS)
-        raise TypeError(f"CheckpointManager() got an unexpected option {name!r}.{fix}")
-
-
-def positive_seconds(timeout: Any) -> float:
-    """The timeout of a manager.
-
-    Raises:
-        ValueError: If it is not a positive number.
-    """
+        if name not in _OPTIONS:
+            fix = f" Write {_OF_ORBAX[name]}= instead." if name in _OF_ORBAX else did_you_mean(name, _OPTIONS)
+            raise TypeError(f"CheckpointManager() got an unexpected option {name!r}.{fix}")
+    keep, keep_every, keep_best, metric, mode, timeout = map(options.get, _OPTIONS)
     if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
-        raise ValueError(
-            f"CheckpointManager(timeout_seconds={short_text(timeout)}): pass a positive number of seconds."
-        )
-    return timeout
-
-
-def rules_of(counts: Mapping[str, Any], metric: Any, mode: Any) -> dict[str, Any]:
-    """The retention rules, with the metric if it ranks steps; empty if all steps are kept.
-
-    Raises:
-        ValueError: If they contradict each other.
-    """
-    shown = ", ".join(f"{name}={short_text(value)}" for name, value in counts.items())
+        raise ValueError(f"CheckpointManager(timeout_seconds={timeout!r}): pass a positive number of seconds.")
+    counts = {"keep": keep, "keep_every": keep_every, "keep_best": keep_best}
     are_counts = all(count is None or (type(count) is int and count > 0) for count in counts.values())
-    if not are_counts or (counts["keep"] is None and any(counts.values())):
+    if not are_counts or (keep is None and (keep_every or keep_best)):
         raise ValueError(
-            f"CheckpointManager({shown}): each must be a positive int, or None. Without keep=, all steps are kept: "
-            f"add keep=1 to delete the others."
+            f"CheckpointManager({keep=}, {keep_every=}, {keep_best=}): each must be a positive int, or None. Without "
+            f"keep=, all steps are kept: add keep=1 to delete the others."
         )
-    keep_best, ranks = counts["keep_best"], isinstance(metric, str) and metric != "" and mode in ("min", "max")
+    ranks = isinstance(metric, str) and metric != "" and mode in ("min", "max")
     if not ranks and (keep_best, metric, mode) != (None, None, None):
         raise ValueError(
             f"CheckpointManager({keep_best=}, {metric=}, {mode=}): ranking steps needs the name of a metric and a "
             f"direction. Pass both: metric='loss', mode='min' or 'max'."
         )
-    return {} if counts["keep"] is None else {**counts, **({"metric": metric, "mode": mode} if keep_best else {})}
+    return {} if keep is None else {**counts, **({"metric": metric, "mode": mode} if keep_best else {})}
 
 
 def folder_of_steps(directory: StrPath) -> Any:

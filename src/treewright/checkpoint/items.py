@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -35,10 +36,10 @@ from treewright._processes import (
     representatives_of,
 )
 from treewright.checkpoint.arrays import DTYPES, Layout, array_to_save, digest_of, grid_of, verify
-from treewright.checkpoint.file import read_regular, translate_read_errors
+from treewright.checkpoint.file import translate_read_errors
 from treewright.checkpoint.fit import LeafRequest, Options, Read, rebuild_tree
 from treewright.checkpoint.folder import LISTING, clear
-from treewright.checkpoint.manifest import MAX_BYTES, LeafRecord, Manifest, from_metadata, join_name, seal, unseal
+from treewright.checkpoint.manifest import LeafRecord, Manifest, from_metadata, join_name, seal, unseal
 from treewright.checkpoint.tree import Parts, parts_to_save
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
@@ -279,12 +280,12 @@ def manifest_of_step(folder: Any) -> Manifest:
     """
     file = folder / MANIFEST / _JSON
     with translate_read_errors(f"The manifest of step {folder.name}"):
-        if not file.exists() and MANIFEST not in json.loads(read_regular(folder / LISTING, MAX_BYTES))["item_handlers"]:
+        if not file.exists() and MANIFEST not in json.loads(_read_regular(folder / LISTING))["item_handlers"]:
             raise CheckpointError(
                 f"Step {folder.name} in {folder.parent} has no manifest: a different program saved it with Orbax. "
                 f"Restore it with Orbax, and put its arrays into a tree: from_names(to_names(arrays), like=...)."
             )
-        return from_metadata(json.loads(read_regular(file, 2 * MAX_BYTES)))
+        return from_metadata(json.loads(_read_regular(file)))
 
 
 def open_step(folder: Any) -> tuple[Manifest, Read]:
@@ -296,6 +297,19 @@ def open_step(folder: Any) -> tuple[Manifest, Read]:
 def tree_of_step(folder: Any, like: Any, options: Options) -> Any:
     """The tree of a step, shaped like `like`."""
     return rebuild_tree(*open_step(folder), like, options)
+
+
+def _read_regular(path: Any) -> bytes:
+    """The content of a file in a step; reading a pipe would wait for its writer.
+
+    Raises:
+        OSError: If it can't be read.
+        ValueError: If it is not a regular file.
+    """
+    if isinstance(path, Path) and not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError(f"{path.name} is not a regular file")
+    content: bytes = path.read_bytes()
+    return content
 
 
 def manifest_time(folder: Any) -> Any:
@@ -324,9 +338,7 @@ def items_of_step(folder: Any, process: int) -> dict[str, Any]:
 
 
 def _of_process(folder: Any, process: int) -> Any:
-    file = folder / _OF_PROCESS.format(process)
-    most = file.stat().st_size if isinstance(file, Path) else MAX_BYTES  # it grows with the blocks of a process
-    return unseal(json.loads(read_regular(file, most)))
+    return unseal(json.loads(_read_regular(folder / _OF_PROCESS.format(process))))
 
 
 def digests_in(folder: Any, manifest: Manifest) -> Callable[[LeafRecord, int], str]:

@@ -41,8 +41,6 @@ from treewright.checkpoint.folder import (
     clear,
     flush_temporary,
     folder_of_steps,
-    positive_seconds,
-    reject_unknown,
     rules_of,
     steps_in,
     temporary_paths,
@@ -153,12 +151,11 @@ class CheckpointManager:
         timeout_seconds: float = 600.0,
         **unknown: Never,
     ) -> None:
-        reject_unknown(unknown)
-        counts = {"keep": keep, "keep_every": keep_every, "keep_best": keep_best}
-        self._retention = rules_of(counts, metric, mode)
+        options = {"keep": keep, "keep_every": keep_every, "keep_best": keep_best, "metric": metric, "mode": mode}
+        self._retention = rules_of({**options, "timeout_seconds": timeout_seconds, **unknown})
         self.directory: Any = folder_of_steps(directory)
         self._is_local = isinstance(self.directory, Path)
-        self._metric, self._mode, self._timeout = metric, mode, positive_seconds(timeout_seconds)
+        self._metric, self._mode, self._timeout = metric, mode, timeout_seconds
         self._run_on_all = functools.partial(run_on_all_processes, timeout=timeout_seconds)
         self._blocks_of = functools.cache(blocks_of)
         self._saver: Any = None  # Orbax's checkpointer, created by the first save

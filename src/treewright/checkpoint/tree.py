@@ -118,6 +118,20 @@ def parts_to_save(
     return Parts(Manifest(tuple(nodes), tuple(leaves)), values, frozenset(local))
 
 
+def to_names(tree: object) -> dict[str, Any]:
+    """The leaves of a tree by flat name, as in a checkpoint.
+
+    Raises:
+        CheckpointError: If two leaves would have the same name, or a leaf can't be saved.
+
+    Examples:
+        >>> from treewright.checkpoint import to_names
+        >>> to_names({"layers": [{"bias": 1.0}, {"bias": 2.0}]})
+        {'layers.0.bias': 1.0, 'layers.1.bias': 2.0}
+    """
+    return parts_to_save(tree).values
+
+
 def _step_of(key: Any) -> str:
     """A key as part of a name; `keystr(simple=True)` takes 3 us."""
     attribute = _STEPS.get(type(key))

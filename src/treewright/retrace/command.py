@@ -71,6 +71,8 @@ def _file(text: str) -> Path:
     path = Path(text).absolute()
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"folder {str(path.parent)!r} not found")
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{str(path)!r} is a folder, and not a file")
     return path
 
 

@@ -50,7 +50,7 @@ def explain(
         A report; `report.event` is `"none"` if the call would need no new program.
 
     Raises:
-        TypeError: If `function` is not callable, or the arguments of a call are not a tuple.
+        TypeError: If `function` is not callable, or the arguments of a call are not a tuple and a dict.
 
     Examples:
         >>> def step(x, scale=1.0):
@@ -71,6 +71,11 @@ def explain(
             raise TypeError(
                 f"explain(function, old_args, new_args) needs the arguments of each call as a tuple, got "
                 f"{short_text(args)}. Example: explain(step, (x,), (y,))."
+            )
+        if not (kwargs is None or isinstance(kwargs, Mapping)):
+            raise TypeError(
+                f"explain needs the keyword arguments of each call as a dict, got {short_text(kwargs)}. Example: "
+                f"explain(step, (x,), (x,), old_kwargs={{'n': 1}}, new_kwargs={{'n': 2}})."
             )
         signatures.append(signature_of(jit_call(function, args, kwargs or {}, options or {})))
     differences = call_differences(*signatures)
@@ -221,7 +226,8 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
 
     Raises:
         TooManyTracesError: From the call that exceeds the limit; the message is the report.
-        ValueError: At the end of a block, if no function with the name `only` was traced in it, and `limit` is not 0.
+        ValueError: If a limit is negative; and at the end of a block, if no function with the name `only` was traced in
+            it, and `limit` is not 0.
         RuntimeError: If traces, or compilations if `recompiles` is set, can't be counted in this version of JAX.
 
     Examples:
@@ -240,10 +246,12 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
 
     def __init__(self, limit: int, *, only: Only = None, recompiles: int | None = None) -> None:
         counts: tuple[Any, Any] = (limit, 0 if recompiles is None else recompiles)
-        for name, count in zip(("The limit", "recompiles="), counts, strict=True):
+        for name, count, example in zip(("The limit", "recompiles="), counts, ("1", "1, recompiles=0"), strict=True):
             if not isinstance(count, int):
-                fix = "Write @max_traces(1) above the function" if callable(count) else "Write max_traces(1)"
-                raise TypeError(f"{name} of max_traces must be an integer, got {short_text(count)}. {fix}.")
+                fix = "@max_traces(1) above the function" if callable(count) else f"max_traces({example})"
+                raise TypeError(f"{name} of max_traces must be an integer, got {short_text(count)}. Write {fix}.")
+            if count < 0:
+                raise ValueError(f"{name} of max_traces can't be negative, got {count}. 0 allows none.")
         super().__init__(only, limit=limit, recompiles=recompiles)
 
     def _start(self, concerns: Callable[[Call], bool] | None) -> RetraceTracker:

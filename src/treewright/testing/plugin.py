@@ -67,10 +67,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def _as_limit(max_traces: "type[limit_class]", mark: pytest.Mark) -> "limit_class":
     try:
         return max_traces(*mark.args, **mark.kwargs)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         arguments = ", ".join([*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())])
         example = "Write, for example, @pytest.mark.max_traces(1)."
-        message = f"@pytest.mark.max_traces({arguments}) is invalid: {error}. {example}"
+        message = f"@pytest.mark.max_traces({arguments}) is invalid: {str(error).rstrip('.')}. {example}"
         raise pytest.fail.Exception(message, pytrace=False) from None
 
 
