@@ -71,7 +71,7 @@ def test_nnx_parameters_train_in_a_train_state() -> None:
 
 
 def test_graph_definitions_of_nnx_are_the_same_static_if_they_are_equal() -> None:
-    """They are frozen dataclasses with a list in a field, and with a hash of their own."""
+    """They are frozen dataclasses with a list in a field and a handwritten `__hash__`."""
 
     class Net(Module):
         graph: Any = static()
