@@ -82,11 +82,6 @@ C_METHODS = frozenset({types.BuiltinFunctionType, types.MethodWrapperType})
 # Classes, instances, and the names of values
 
 
-def class_attribute(cls: type[Any], name: str) -> Any:
-    """An attribute of a class or its nearest base, without calling descriptors; None if there is none."""
-    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
-
-
 def is_cached_property(cls: type[Any], name: str) -> bool:
     """Whether this attribute of the class is a `cached_property`."""
     return isinstance(getattr(cls, name, None), functools.cached_property)
@@ -123,26 +118,28 @@ def has_author(cls: type[Any]) -> bool:
     return is_written(cls, "__eq__") or is_written(cls, "__hash__")
 
 
-def is_installed(cls: type[Any]) -> bool:
-    """Whether a class comes from an installed package, which users do not edit."""
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
-    return "site-packages" in file or "dist-packages" in file
-
-
 def is_standard_class(cls: type[Any]) -> bool:
     """Whether a class is defined by Python or its standard library."""
     return str(cls.__module__).partition(".")[0] in sys.stdlib_module_names
 
 
+def slots_of(cls: type[Any]) -> dict[str, types.MemberDescriptorType]:
+    """The slots of a class and its bases by name, except in Python's own classes."""
+    return {
+        name: slot
+        for base in cls.__mro__
+        if base.__dict__.get("__slots__") and not is_standard_class(base)
+        for name, slot in vars(base).items()
+        if isinstance(slot, types.MemberDescriptorType)
+    }
+
+
 def instance_attributes(value: Any) -> dict[str, Any]:
     """The attributes in an instance's `__dict__` and slots, bypassing overrides of its class."""
     attributes = dict(object.__getattribute__(value, "__dict__")) if type(value).__dictoffset__ else {}
-    for base in type(value).__mro__:
-        if base.__dict__.get("__slots__") and not is_standard_class(base):
-            for name, slot in vars(base).items():
-                with contextlib.suppress(AttributeError):
-                    if isinstance(slot, types.MemberDescriptorType):
-                        attributes[name] = slot.__get__(value)
+    for name, slot in slots_of(type(value)).items():
+        with contextlib.suppress(AttributeError):
+            attributes[name] = slot.__get__(value)
     return attributes
 
 

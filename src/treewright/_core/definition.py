@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import typing_extensions
 
-from treewright._base.functions import FrozenValue, is_generated, native_base
+from treewright._base.functions import FrozenValue, is_generated, native_base, slots_of
 from treewright._base.text import annotation_text, short_text, with_article
 from treewright._core.field_checks import LAYERS, specifier_text
 from treewright._core.fields import MISSING, options_of, specifier_in, specifier_in_annotation
@@ -283,14 +283,7 @@ def _node_spec(draft: _Draft, *, keeps_init: bool) -> tuple[NodeSpec, list[Field
         runs_post_init=draft.options["init"] and not keeps_init and hasattr(cls, "__post_init__"),
         init_vars=init_vars,
         unfinished=Unfinished(cls),
-        slots=tuple(
-            [
-                name
-                for base in cls.__mro__[:-1]
-                for name, value in vars(base).items()
-                if isinstance(value, types.MemberDescriptorType) and name not in {FLAT_FORM, *cls.__dataclass_fields__}
-            ]
-        ),
+        slots=tuple(slots_of(cls).keys() - {FLAT_FORM, *cls.__dataclass_fields__}),
     )
     return node_spec, arguments
 

@@ -4,6 +4,7 @@ import collections.abc
 import dataclasses
 import enum
 import random
+import sys
 import types
 from collections.abc import Mapping, MutableMapping, MutableSequence, MutableSet
 from typing import Any
@@ -17,7 +18,6 @@ from treewright._base.functions import (
     FrozenValue,
     has_author,
     instance_attributes,
-    is_installed,
     is_library,
     is_standard_class,
 )
@@ -177,16 +177,9 @@ def has_arrays(value: Any) -> bool:
 def rejection(cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, NoExactKeyError]) -> StaticFieldError:
     """The error for the static fields of a new node that have a problem: the first in full, the others by name."""
     (name, problem), *others = problems.items()
+    value = values[name]
     if hasattr(type(problem.value), "reject_use"):  # a field that was read on its class
         problem.value.reject_use()
-    lines = _rejection_lines(cls, name, values[name], problem)
-    if others:
-        lines.append(f"Other static fields of {cls.__qualname__} that must change:")
-        lines += [f"  {other}: {each.description}" for other, each in others]
-    return StaticFieldError("\n".join(lines))
-
-
-def _rejection_lines(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> list[str]:
     is_value, line, verb = problem.value is value, f"  {name}: ... = static(", "holds"
     inside = "" if is_value else f", inside {text_with_class(value)}"
     fixes, can_be_child = [f"Pass {problem.fix}."] if problem.fix else [], problem.can_be_child
@@ -205,13 +198,19 @@ def _rejection_lines(cls: type[Any], name: str, value: Any, problem: NoExactKeyE
         if can_be_child:
             fixes.append(f"{'Or make' if fixes else 'Make'} {name} a child: remove static().")
     found = f"{cls.__qualname__}.{name} is static but {verb} {problem.description}{inside}."
-    return [found, problem.consequence, *(fixes or ["Store it outside the node, and pass it as an argument."])]
+    fixes = fixes or ["Store it outside the node, and pass it as an argument."]
+    if others:
+        fixes.append(f"Other static fields of {cls.__qualname__} that must change:")
+        fixes += [f"  {other}: {each.description}" for other, each in others]
+    return StaticFieldError("\n".join([found, problem.consequence, *fixes]))
 
 
 def is_user_class(cls: Any) -> bool:
     """Whether a user can edit a class, and the attributes of its instances can be assigned."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
+    is_installed = "-packages" in file  # site-packages, or Debian's dist-packages
     return cls.__setattr__ is object.__setattr__ and not (
-        is_standard_class(cls) or is_library(cls.__module__) or is_installed(cls)
+        is_standard_class(cls) or is_library(cls.__module__) or is_installed
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from sys import getrefcount
 from typing import Any, Never, TypeVar
 
-from treewright._base.functions import class_attribute, earlier_class_hint, is_cached_property
+from treewright._base.functions import earlier_class_hint, is_cached_property
 from treewright._base.jax_private import jax_trees
 from treewright._base.text import (
     annotation_text,
@@ -44,8 +44,7 @@ class Unfinished:
     """The value of `_node` until the node is sealed, or forever if `__init__` raised. JAX's errors print it."""
 
     cls: type[Any]
-    why: str = "its __init__ has not returned, so it can't be flattened yet"
-    takes_values: bool = dataclasses.field(default=True, kw_only=True)
+    why: str = ""  # why it can't be finished; empty while its `__init__` runs
 
     def values_of(self, node: Any) -> dict[str, Any]:
         """The values assigned to this node so far, which can be read, assigned and deleted.
@@ -53,13 +52,14 @@ class Unfinished:
         Raises:
             UnfinishedNodeError: If the node's `__init__` raised.
         """
-        if not self.takes_values:
+        if self.why:
             raise UnfinishedNodeError(f"This is {self}.")
         values: dict[str, Any] = node.__dict__
         return values
 
     def __repr__(self) -> str:
-        return f"an unfinished {self.cls.__qualname__}: {self.why}"
+        why = self.why or "its __init__ has not returned, so it can't be flattened yet"
+        return f"an unfinished {self.cls.__qualname__}: {why}"
 
 
 def raw_form(node: Any) -> FlatForm | Unfinished:
@@ -72,7 +72,7 @@ def raw_form(node: Any) -> FlatForm | Unfinished:
         why = f"no __init__ has run. Create it by calling the class: {cls.__qualname__}(...)"
         if cls.__init__ is object.__init__:
             why = "the class has no __init__. Remove init=False, or write an __init__"
-        return Unfinished(cls, why, takes_values=False)
+        return Unfinished(cls, why)
     return form
 
 
@@ -106,7 +106,7 @@ def reject_undecorated(cls: type[Any]) -> None:
         return
     base = next((base.__qualname__ for base in cls.__mro__ if "__node_spec__" in vars(base)), "Module")
     problem, fix = "not decorated", f"Put @pytree_dataclass above class {cls.__name__}"
-    if class_attribute(cls, FLAT_FORM) is not None:  # Module.__init_subclass__ did not run.
+    if hasattr(cls, FLAT_FORM):  # Module.__init_subclass__ did not run.
         problem = "not a node class itself"
         fix = "Call super().__init_subclass__() in every __init_subclass__ of its bases"
     raise NodeDefinitionError(
@@ -250,7 +250,7 @@ def set_attribute(node: Any, name: str, value: Any) -> None:
     if isinstance(form, tuple):
         raise frozen_error(node, name, "assign to")
     # Inlined, because a call for each `self.x = x` is measurable (benchmarks: node, own __init__).
-    values = node.__dict__ if type(form) is Unfinished and form.takes_values else form.values_of(node)
+    values = node.__dict__ if type(form) is Unfinished and not form.why else form.values_of(node)
     field: FieldSpec | None = node.__node_fields__.get(name)
     if field is None:
         _store(node, name, value)
@@ -434,7 +434,7 @@ def mark_failed(node: Any, error: BaseException) -> None:
     """Empty a node whose `__init__` raised, so that every use reports the error."""
     node.__dict__.clear()
     why = f"its __init__ raised {type(error).__name__}({error}), so it has no fields to use"
-    _store(node, FLAT_FORM, Unfinished(type(node), why, takes_values=False))
+    _store(node, FLAT_FORM, Unfinished(type(node), why))
 
 
 # Changed copies

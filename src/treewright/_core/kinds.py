@@ -4,7 +4,6 @@ Exact keys, JSON, `freeze` and the comparison of values use this table. Parts ar
 methods of the exact class, so that overrides in a subclass are never called.
 """
 
-import contextlib
 import dataclasses
 import datetime as dt
 import decimal
@@ -26,7 +25,6 @@ import numpy as np
 
 from treewright._base.functions import (
     FrozenValue,
-    class_attribute,
     instance_attributes,
     native_base,
     uncached_attributes,
@@ -92,13 +90,8 @@ def _is_plain(dtype: Any) -> bool:
 
 
 def _dtype_parts(dtype: Any) -> tuple[str] | None:
-    """The name of a dtype, or its array protocol string if the name is ambiguous, for example about byte order."""
-    if not _is_plain(dtype):
-        return None
-    with contextlib.suppress(TypeError):
-        if np.dtype(dtype.name) == dtype:
-            return (str(dtype.name),)
-    return (str(dtype.str),)
+    """The name of a dtype, or its array protocol string if its byte order is not this machine's."""
+    return (str(dtype.name if dtype.isnative else dtype.str),) if _is_plain(dtype) else None
 
 
 # Types that need more than a line
@@ -166,12 +159,6 @@ def fields_of(value: Any) -> dict[str, Any]:
     return {field.name: object.__getattribute__(value, field.name) for field in dataclasses.fields(value)}
 
 
-def _make_namedtuple(cls: Any, *items: Any) -> Any:
-    if len(items) != len(cls._fields):
-        raise ValueError(f"{cls.__qualname__} has different fields now")
-    return tuple.__new__(cls, items)
-
-
 def _make_dataclass(cls: Any, *fields: tuple[str, Any]) -> Any:
     """Rebuild a dataclass without calling its constructor, because a forged file must not run code."""
     if {*dict(fields)} != {field.name for field in dataclasses.fields(cls)}:
@@ -191,14 +178,14 @@ ENUM = Kind(
     "enum",
     lambda value: (type(value), value.value if isinstance(value, enum.Flag) else value.name),
     # Members are singletons; some have the `==` of a number or a user's.
-    lambda value: value if class_attribute(type(value), "__eq__") is object.__eq__ else id(value),
+    lambda value: value if value.__class__.__eq__ is object.__eq__ else id(value),
 )
 DTYPE = Kind("dtype", _dtype_parts, lambda dtype: dtype if _is_plain(dtype) else id(dtype))
 SCALAR = Kind("scalar", lambda value: (value.dtype, value.tobytes()), _scalar_key)
 NAMEDTUPLE = Kind(
     "namedtuple",
     lambda value: None if instance_attributes(value) else (type(value), *tuple.__iter__(value)),
-    make=_make_namedtuple,
+    make=lambda cls, *items: cls._make(items),
 )
 DATACLASS = Kind("dataclass", _dataclass_parts, make=_make_dataclass)
 

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from treewright._base.functions import CONSTANTS, class_attribute, import_path
+from treewright._base.functions import CONSTANTS, import_path
 from treewright._base.jax_private import GetAttrKey
 from treewright._base.text import short_text, text, text_with_class
 from treewright._core.field_checks import (
@@ -177,12 +177,10 @@ def _can_find_by_value(value: Any, key: Hashable) -> bool:
     Its hash and `==` must be exact or by identity. And it must not refer to a node, because it would keep the node
     alive, and so the table's entry. Importable values live forever anyway.
     """
-    cls = type(value)
+    cls: Any = type(value)
     if cls in CONSTANTS or issubclass(cls, enum.Enum):
         return compared_by_itself(value, key)
-    by_identity = cls is types.FunctionType or all(
-        class_attribute(cls, name) is getattr(object, name) for name in ("__eq__", "__hash__")
-    )
+    by_identity = cls.__eq__ is object.__eq__ and cls.__hash__ is object.__hash__
     return by_identity and callable(value) and import_path(value) is not None
 
 
