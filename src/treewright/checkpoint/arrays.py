@@ -180,7 +180,7 @@ def cast(array: Any, dtype: str, path: str) -> Any:
 
 
 def _range(dtype: Any, *, of_ints: bool) -> tuple[Any, Any]:
-    """The smallest and largest value of a dtype; with `of_ints`, the range in which a float dtype has every int."""
+    """The smallest and largest value of a dtype; with `of_ints`, a float dtype contains all ints between them."""
     if dtype == np.bool_:
         return 0, 1
     if jnp.issubdtype(dtype, jnp.integer):
