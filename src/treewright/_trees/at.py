@@ -7,7 +7,7 @@ import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Generic, Literal, Never, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Never, TypeVar, overload
 
 import jax
 
@@ -173,15 +173,10 @@ def _values_for(places: Sequence[Place], value: Any) -> list[Any]:
 # Places
 
 
-@dataclasses.dataclass(slots=True, eq=False)
-class Selection:
+class Selection(NamedTuple):
     places: Sequence[Place]
     structure: Any = None  # the treedef of the function's result; None for a single place
     is_search: bool = False  # True for a pattern or a predicate, which may match any number of places
-
-    def __post_init__(self) -> None:
-        if len(self.places) > 1:
-            _reject_overlaps(self.places)
 
 
 def select(tree: Any, where: str | Path | Callable[..., Any]) -> Selection:
@@ -256,6 +251,7 @@ def _by_function(root: Place, where: Callable[[Any], Any]) -> Selection:
             f"The where function returned the whole tree inside a {type(result).__name__}. The functions of jax.tree "
             f"can't see its leaves; to select leaves, use a predicate: lambda path, value: ..."
         )
+    _reject_overlaps(places)
     return Selection(places, structure)
 
 
