@@ -172,8 +172,10 @@ def has_arrays(value: Any) -> bool:
         return False
 
 
-def rejection(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> StaticFieldError:
-    """The error for a static field of a new node whose value has no exact key."""
+def rejection(cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, NoExactKeyError]) -> StaticFieldError:
+    """The error for the static fields of a new node that have a problem: the first in full, the others by name."""
+    (name, problem), *others = problems.items()
+    value = values[name]
     if hasattr(type(problem.value), "reject_use"):  # a field that was read on its class
         problem.value.reject_use()
     is_value, line, verb = problem.value is value, f"  {name}: ... = static(", "holds"
@@ -195,6 +197,9 @@ def rejection(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -
             fixes.append(f"{'Or make' if fixes else 'Make'} {name} a child: remove static().")
     found = f"{cls.__qualname__}.{name} is static but {verb} {problem.description}{inside}."
     fixes = fixes or ["Store it outside the node, and pass it as an argument."]
+    if others:
+        fixes.append(f"Other static fields of {cls.__qualname__} that must change:")
+        fixes += [f"  {other}: {each.description}" for other, each in others]
     return StaticFieldError("\n".join([found, problem.consequence, *fixes]))
 
 

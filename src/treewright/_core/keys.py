@@ -37,6 +37,7 @@ from treewright._base.functions import (
     is_library,
     is_library_object,
     is_linen,
+    is_written,
     jit_options,
     reads_of,
     uncached_attributes,
@@ -46,6 +47,7 @@ from treewright._base.text import is_node_class
 from treewright._core.field_checks import (
     MUTABLE,
     ArraysReachedError,
+    NoExactKeyError,
     arrays_reached,
     comparison_problem,
     has_arrays,
@@ -204,7 +206,19 @@ class KeyBuilder:
             return self.by_identity(value)
         ignored = {field.name for field in dataclasses.fields(cls) if not field.compare}
         compared = {name: part for name, part in named.items() if name not in ignored}
-        return (_class_key(cls), self.items(compared))
+        if not is_written(cls, "__hash__"):
+            return (_class_key(cls), self.items(compared))
+        # If a field has no key, a custom `__hash__` decides: nnx's GraphDef contains a list.
+        before = (self.code, self.visited)
+        self.code = None
+        try:
+            return (_class_key(cls), self.items(compared))
+        except ArraysReachedError:
+            raise
+        except NoExactKeyError:
+            return self.by_equality(value)
+        finally:
+            self.code, self.visited = before
 
     def by_equality(self, value: Any) -> Hashable:
         """By class, `hash` and `==` if one of them is custom; otherwise by identity."""

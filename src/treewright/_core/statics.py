@@ -122,14 +122,17 @@ class StaticTable:
     def _keys_of(self, values: tuple[Any, ...]) -> tuple[Hashable, ...]:
         """The exact key of each value. Warns for each mutable object that may be meant as a constant."""
         keys: list[Hashable] = []
+        problems: dict[str, NoExactKeyError] = {}
         builder = KeyBuilder([])
         for name, value, by_identity in zip(self.names, values, self.identity, strict=True):
             try:
                 keys.append(identity_key(value) if by_identity else builder.key(value))
             except NoExactKeyError as problem:
-                raise rejection(self.owner, name, value, problem) from None
-            while builder.doubts:
+                problems[name], builder = problem, KeyBuilder(builder.doubts)
+            while builder.doubts and not problems:
                 self._doubt(name, builder.doubts.pop())
+        if problems:
+            raise rejection(self.owner, dict(zip(self.names, values, strict=True)), problems)
         return tuple(keys)
 
     def _doubt(self, name: str, value: Any) -> None:
