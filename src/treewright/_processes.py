@@ -14,7 +14,7 @@ from treewright._base.lines import common_prefix, excerpts
 from treewright.errors import ProcessMismatchError
 
 TIMEOUT = 60.0  # seconds; JAX terminates a job after 100 s without a heartbeat of a process
-_ANSWER_TIMEOUT_S = 60.0  # for process 0 to answer
+_ANSWER_TIMEOUT_MS = 60_000  # for process 0 to answer
 _LINGER_S = 1.0  # process 0, which runs the service, raises this much later
 _FOLDER = "treewright"  # prefix of our keys in JAX's coordination service
 _MAX_GROUPS = 8  # groups of processes with equal texts, shown in a message
@@ -72,11 +72,11 @@ def agree(
 def _decision(messages: Iterable[bytes], decide: Callable[[list[Any]], Any]) -> tuple[str, Any]:
     """The problem with the messages, or the decision."""
     names, values = zip(*(json.loads(zlib.decompress(message)) for message in messages), strict=True)
-    paths = [f"  {processes_text(group)}: {name}" for name, group in _groups(names).items()]
+    paths = [f"  {processes_text(group)}: {name}\n" for name, group in _groups(names).items()]
     if len(paths) > 1:
-        lines = ["The processes are at different points of the program:", *paths]
-        return "\n".join(
-            [*lines, "Make the same checks, saves and restores in every process, in the same order."]
+        return (
+            f"The processes are at different points of the program:\n{''.join(paths)}"
+            f"Make the same checks, saves and restores in every process, in the same order."
         ), None
     try:
         return "", decide(list(values))
@@ -194,7 +194,11 @@ def _by_service(
         turn = client.key_value_increment(f"{_FOLDER}/{channel}/turn of {me}", 1)
         folder = f"{_FOLDER}/{channel}/{turn}"
         client.key_value_set_bytes(f"{folder}/message/{me}", message)
-        failure = _wait(client, f"{folder}/come", timeout)
+        failure = None  # equal in all processes if some do not arrive
+        try:
+            client.wait_at_barrier(f"{folder}/come", max(1, int(timeout * 1000)))
+        except jax.errors.JaxRuntimeError as error:
+            failure = error
         # Process 0 may be late itself, so the first process to increment this counter reports the late ones.
         if me == 0 if failure is None else client.key_value_increment(f"{folder}/late", 1) == 1:
             entries = client.key_value_dir_get_bytes(f"{folder}/message/")
@@ -205,7 +209,7 @@ def _by_service(
             else:
                 answer = (_late_text(name, timeout, messages, failure), None)
             client.key_value_set_bytes(f"{folder}/answer", zlib.compress(json.dumps(answer).encode()))
-        packed = client.blocking_key_value_get_bytes(f"{folder}/answer", _milliseconds(_ANSWER_TIMEOUT_S))
+        packed = client.blocking_key_value_get_bytes(f"{folder}/answer", _ANSWER_TIMEOUT_MS)
     except jax.errors.JaxRuntimeError as error:
         raise ProcessMismatchError(
             f"Process 0 ended, failed or is unreachable, while {processes_text([me])} was in {name}: JAX's "
@@ -213,15 +217,6 @@ def _by_service(
         ) from error
     problem, decision = json.loads(zlib.decompress(packed))
     return problem, decision
-
-
-def _wait(client: Any, barrier: str, timeout: float) -> Exception | None:
-    """Wait for all processes; return the service's error, which is equal in all, if some do not arrive."""
-    try:
-        client.wait_at_barrier(barrier, _milliseconds(timeout))
-    except jax.errors.JaxRuntimeError as error:
-        return error
-    return None
 
 
 def _late_text(name: str, timeout: float, present: Collection[int], failure: Exception) -> str:
@@ -235,10 +230,6 @@ def _late_text(name: str, timeout: float, present: Collection[int], failure: Exc
         f"Look at the log of {late}: it may have ended, be waiting for something else, or run a different branch of "
         f"the program. If it is only slow, increase timeout_seconds= in every process."
     )
-
-
-def _milliseconds(seconds: float) -> int:
-    return max(1, int(seconds * 1000))
 
 
 def _groups(values: Iterable[str]) -> dict[str, list[int]]:

@@ -185,16 +185,16 @@ class TrainState(Module, Generic[P], kw_only=True):
             if loss is not None:
                 extra |= {"grad": trained, "value_fn": lambda weights: loss(combine(weights, old_buffers))}
             updates, opt_state = self.tx.update(trained, self.opt_state, weights, **extra)
-            problem = _update_problem(self, problem, (weights, trained), (updates, opt_state))
-            if problem:
-                raise ValueError(problem)
-            updated: Any = optax.apply_updates(weights, updates)
         except (TypeError, ValueError, AttributeError) as error:
             problem = problem or _state_problem(self, weights, trained)
             if not problem:
                 _add_notes(error, self, grads)
                 raise
             raise _rejection(self, grads, problem) from error
+        wrong = _update_problem(self, (weights, trained), (updates, opt_state))
+        if wrong:
+            raise _rejection(self, grads, problem or wrong)
+        updated: Any = optax.apply_updates(weights, updates)
         params = combine(updated, new_buffers)
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **changes)
 
@@ -271,18 +271,18 @@ def _are_per_example(weights: Any, trained: Any) -> bool:
     return len(lengths) == 1 and [*map(np.shape, leaves)] == [np.shape(other)[1:] for other in others]
 
 
-def _update_problem(state: TrainState[Any], problem: str, inputs: tuple[Any, Any], outputs: tuple[Any, Any]) -> str:
-    """The reason why the outputs of `tx.update` can't be used; `problem` describes wrong gradients."""
+def _update_problem(state: TrainState[Any], inputs: tuple[Any, Any], outputs: tuple[Any, Any]) -> str:
+    """The reason why the outputs of `tx.update` can't be used; empty if they can."""
     (weights, trained), (updates, opt_state) = inputs, outputs
     differing = _structure_differences("params", weights, updates, of_updates=True)
     if differing:
         reason = "tx.update returned updates that can't be added to params. Differences, params -> updates:"
-        return problem or f"{reason}{_lines(differing)}"
+        return f"{reason}{_lines(differing)}"
     changed = [d for d in _structure_differences("opt_state", state.opt_state, opt_state) if d.kind == "shape"]
     if not changed:
         return ""
     reason = "tx.update changed the shapes of opt_state. Differences, before -> after the update:"
-    return problem or _state_problem(state, weights, trained) or f"{reason}{_lines(changed)}"
+    return _state_problem(state, weights, trained) or f"{reason}{_lines(changed)}"
 
 
 def _rejection(state: TrainState[Any], grads: Any, problem: str) -> ValueError:

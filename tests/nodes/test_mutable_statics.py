@@ -280,6 +280,23 @@ def test_immutable_statics_do_not_warn(make: Callable[[], Any]) -> None:
         assert Example(value).setting is value
 
 
+def test_all_invalid_static_fields_are_listed_in_one_error() -> None:
+    class Game(Module):
+        sizes: Any = static()
+        table: Any = static()
+        names: Any = static()
+        name: str = static(default="pong")
+
+    with pytest.raises(StaticFieldError, match=r"(?s)Game\.sizes is static but holds a list.*\n  sizes: ") as caught:
+        Game(sizes=[], table=np.ones(2), names={})
+
+    assert str(caught.value).splitlines()[-3:] == [
+        f"Other static fields of {Game.__qualname__} that must change:",
+        "  table: an array, f64[2](numpy)",
+        "  names: a dict, {}",
+    ]
+
+
 # Nodes with arrays
 
 

@@ -7,7 +7,7 @@ import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Generic, Literal, Never, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Never, TypeVar, overload
 
 import jax
 
@@ -122,12 +122,19 @@ class At(Generic[T, V]):
             ValueError: If `value` does not have the structure of the places, or is a dict by path of different places.
         """
         selection = self._selection
-        if selection.structure is not None:
-            return self._with(_split(selection.structure, value))
         if selection.is_search:
             return self._with(_values_for(selection.places, value))
-        changed: T = selection.places[0].with_value(value)
-        return changed
+        if selection.structure is None:
+            changed: T = selection.places[0].with_value(value)
+            return changed
+        try:
+            values = selection.structure.flatten_up_to(value)
+        except ValueError as error:
+            shown = short_text(selection.structure.unflatten([Verbatim("_")] * len(selection.places)))  # such as (_, _)
+            raise ValueError(
+                f"set() needs a value for each place, in the structure {shown}, but got {short_text(value)}."
+            ) from error
+        return self._with(values)
 
     def apply(self, function: Callable[[V], V]) -> T:
         """The tree with `function` applied to the value; with a pattern or a predicate, to each value separately."""
@@ -140,16 +147,6 @@ class At(Generic[T, V]):
         paths = [place.path for place in self._selection.places]
         changed: T = with_values(self._tree, list(zip(paths, values, strict=True)))
         return changed
-
-
-def _split(structure: Any, value: object) -> Any:
-    try:
-        return structure.flatten_up_to(value)
-    except ValueError as error:
-        shown = short_text(structure.unflatten([Verbatim("_")] * structure.num_leaves))  # `(_, _)`, as a user writes it
-        raise ValueError(
-            f"set() needs a value for each place, in the structure {shown}, but got {short_text(value)}."
-        ) from error
 
 
 def _values_for(places: Sequence[Place], value: Any) -> list[Any]:
@@ -176,15 +173,10 @@ def _values_for(places: Sequence[Place], value: Any) -> list[Any]:
 # Places
 
 
-@dataclasses.dataclass(slots=True, eq=False)
-class Selection:
+class Selection(NamedTuple):
     places: Sequence[Place]
     structure: Any = None  # the treedef of the function's result; None for a single place
     is_search: bool = False  # True for a pattern or a predicate, which may match any number of places
-
-    def __post_init__(self) -> None:
-        if len(self.places) > 1:
-            _reject_overlaps(self.places)
 
 
 def select(tree: Any, where: str | Path | Callable[..., Any]) -> Selection:
@@ -259,6 +251,7 @@ def _by_function(root: Place, where: Callable[[Any], Any]) -> Selection:
             f"The where function returned the whole tree inside a {type(result).__name__}. The functions of jax.tree "
             f"can't see its leaves; to select leaves, use a predicate: lambda path, value: ..."
         )
+    _reject_overlaps(places)
     return Selection(places, structure)
 
 

@@ -293,10 +293,6 @@ def _pairs_below(a: Any, b: Any) -> "Iterable[tuple[Key, Any, Any]] | None":
 
 def _children_of_both(path: Path, old: Level, new: Level) -> tuple[list[tuple[Path, Any, Any]], list[Difference]]:
     """The pairs of children to compare, and the differences for children that only one tree has."""
-    if len(old.children) == len(new.children):
-        pairs = list(zip(old.children, new.children, strict=True))
-        if all(key == other for (key, _), (other, _) in pairs):
-            return [((*path, key), a, b) for (key, a), (_, b) in pairs if a is not b], []
     ours, theirs = dict(old.children), dict(new.children)
     removed = [Difference((*path, key), ours[key], ABSENT, "removed") for key in ours if key not in theirs]
     added = [Difference((*path, key), ABSENT, theirs[key], "added") for key in theirs if key not in ours]

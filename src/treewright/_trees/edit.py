@@ -159,19 +159,13 @@ class _Drafts:
             return node
         if isinstance(value, np.ndarray) and value.flags.writeable:  # `draft.mean += 1` changes the array in place
             draft = value.copy()
-            self._originals[id(draft)] = (draft, value, None)
-            return draft
-        if isinstance(value, LEAVES):
+        elif isinstance(value, LEAVES):
             return value
-        if cls in {list, tuple}:
-            draft = cls(map(self.draft_of, value))
-            changed = cls is list or not _all_same(draft, value)
         else:
             changes = {key: new for key, old in _entries(value) if (new := self.draft_of(old)) is not old}
-            changed = bool(changes) or isinstance(value, dict)
-            draft = with_changes(value, changes) if changes else copy.copy(value) if changed else value
-        if not changed:
-            return value
+            if not changes and cls is not list and not isinstance(value, dict):
+                return value
+            draft = with_changes(value, changes) if changes else copy.copy(value)
         self._originals[id(draft)] = (draft, value, None)
         return draft
 

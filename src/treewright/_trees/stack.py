@@ -113,7 +113,8 @@ def node_at(tree: T, index: int | jax.Array) -> T:
         [3, 4, 5]
     """
     reject_classes("node_at", tree)
-    if not _is_number(index):
+    number = leaf_type_of(index).aval
+    if number is None or number.shape or not jnp.issubdtype(number.dtype, jnp.integer):
         raise TypeError(f"The index of node_at(tree, index) must be an integer, got {short_text(index)}.")
     length = _length(tree)
     if not isinstance(index, Tracer) and not -length <= operator.index(index) < length:
@@ -121,12 +122,6 @@ def node_at(tree: T, index: int | jax.Array) -> T:
     leaves, treedef = jax_trees.tree_flatten(tree)
     node: T = treedef.unflatten(jnp.asarray(leaf)[index] for leaf in leaves)
     return node
-
-
-def _is_number(index: Any) -> bool:
-    if hasattr(index, "dtype"):
-        return bool(jnp.issubdtype(index.dtype, jnp.integer)) and jnp.shape(index) == ()
-    return hasattr(index, "__index__") and not isinstance(index, bool)  # a bool would be a mask
 
 
 def split_key_like(key: jax.Array, tree: T) -> T:
@@ -172,13 +167,10 @@ def _length(tree: Any) -> int:
     leaves, _ = jax_trees.tree_flatten_with_path(tree)
     if not leaves:
         raise ValueError(f"{type(tree).__qualname__} has no leaves, so the number of trees in it is unknown.")
-    types = {path: _type_of(path, leaf) for path, leaf in leaves}
-    first_path, first = leaves[0]
-    length = jnp.shape(first)[:1]
-    for path, leaf in leaves:
-        if not length or jnp.shape(leaf)[:1] != length:
-            shown = ", ".join(
-                f"{path_text(place, class_name(tree))} is {types[place]}" for place in {first_path: 0, path: 0}
-            )
-            raise ValueError(f"All leaves of a stacked tree must have the same first-axis length, but {shown}.")
-    return length[0]
+    types = [_type_of(path, leaf) for path, leaf in leaves]
+    lengths = [jnp.shape(leaf)[:1] for _, leaf in leaves]
+    wrong = next((index for index, length in enumerate(lengths) if not length or length != lengths[0]), None)
+    if wrong is not None:
+        shown = [f"{path_text(leaves[index][0], class_name(tree))} is {types[index]}" for index in sorted({0, wrong})]
+        raise ValueError(f"All leaves of a stacked tree must have the same first-axis length, but {', '.join(shown)}.")
+    return lengths[0][0]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -82,22 +83,16 @@ class MeshRules:
                 f"{axes_text(self.sizes)}. Axes that a mesh lacks are dropped, which would leave arrays whole on every "
                 f"device. If it is an axis of a different mesh, choose a less similar name."
             )
-        self._fits: dict[tuple[Any, ...], Fit] = {}
+        self.fit = functools.cache(self._fit)  # equal layers have equal arguments
 
     @property
     def unused(self) -> tuple[str, ...]:
         """The names with rules that would split an axis, but that no array has had."""
         return tuple(str(name) for name, axes in self._axes.items() if axes and name not in self._used)
 
-    def fit(self, stacks: tuple[str, ...], names: tuple[Hashable, ...] | None, shape: tuple[int, ...]) -> Fit:
-        """How an array is split: `stacks` name its leading axes, and `names` the others, or they have no names."""
-        key = (stacks, names, shape)
-        if key not in self._fits:
-            self._fits[key] = self._fit(stacks, names, shape)
-            self._used.update((*stacks, *(names or ())))
-        return self._fits[key]
-
     def _fit(self, stacks: tuple[str, ...], names: tuple[Hashable, ...] | None, shape: tuple[int, ...]) -> Fit:
+        """How an array is split: `stacks` name its leading axes, and `names` the others, or they have no names."""
+        self._used.update((*stacks, *(names or ())))
         all_names = (*stacks, *((None,) * (len(shape) - len(stacks)) if names is None else names))
         unknown = tuple(
             f"no rule for {name!r}{did_you_mean(str(name), map(str, self._axes))}"
