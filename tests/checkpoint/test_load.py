@@ -173,11 +173,15 @@ def test_a_lossy_cast_is_rejected_before_reading(saved: Any, like: Any, engine: 
         (jnp.int32([-1]), jnp.uint8([0]), "-1"),
         (2**40, np.int32(0), "1099511627776"),
         (jnp.int32([2**24 + 1]), jnp.array([0], np.float32), "16777217"),
+        (jnp.uint32([2**32 - 1]), jnp.array([0], np.float32), "4294967295"),
+        (np.array([2**64 - 1], np.uint64), np.array([0.0]), "18446744073709551615"),
+        (jnp.array([7], np.float32), jnp.array([0], "float4_e2m1fn"), "7.0"),
+        (jnp.array([0, np.nan], np.float32), jnp.array([0, 0], "float4_e2m1fn"), "nan"),
         (jnp.array([1, 1e10], np.float32), jnp.float16([0, 0]), "1e\\+10|10000000000.0"),
         (jnp.array([500], np.float32), jnp.float8_e4m3fn([0]), "500.0"),
         (jnp.array([np.inf], np.float32), jnp.float8_e4m3fn([0]), "inf"),
         (1e300, jnp.float32(0), "1e\\+300"),
-        (np.array([1e300j], np.complex128), np.array([0], np.complex64), "1e\\+300j"),
+        (np.array([1e300j], np.complex128), np.array([0], np.complex64), "1e\\+300"),
     ],
 )
 def test_an_out_of_range_cast_names_leaf_and_value(saved: Any, like: Any, value: str, engine: Any) -> None:

@@ -159,27 +159,37 @@ def cast(array: Any, dtype: str, path: str) -> Any:
     Raises:
         CheckpointError: If a value does not fit; only in the process that has the value.
     """
-    is_float = jnp.issubdtype(array.dtype, jnp.inexact)
-    most = untyped_jax.numpy.finfo(DTYPES[dtype]).max if is_float else 0
-    with np.errstate(all="ignore"):
-        converted = array.astype(DTYPES[dtype])
-        result = converted if is_float else converted.real.astype(array.dtype)
-        for old, new in zip(_local_parts(array), _local_parts(result), strict=True):
-            lost = old != new
-            if is_float:
-                lost = (np.isnan(old) != np.isnan(new)) | (np.isinf(old) != np.isinf(new))
-                lost |= np.isfinite(old) & (np.abs(old) > float(most))  # float4 has neither inf nor NaN
-            if lost.any():
+    wanted, is_int = DTYPES[dtype], jnp.issubdtype(array.dtype, jnp.integer)
+    (low, high), (least, most) = _range(array.dtype, of_ints=is_int), _range(wanted, of_ints=is_int)
+    fits, low, high = least <= low and high <= most, max(low, least), min(high, most)
+    blocks = [shard.data for shard in array.addressable_shards] if isinstance(array, jax.Array) else [array]
+    for block in () if fits else map(np.asarray, blocks):
+        for part in (np.real(block), np.imag(block)) if np.iscomplexobj(block) else (block,):
+            outside = (part < low) | (part > high)
+            if not is_int and np.isinf(np.float32(np.inf).astype(wanted)):
+                outside &= ~np.isinf(part)
+            if not is_int and not np.isnan(np.float32(np.nan).astype(wanted)):  # float4
+                outside |= np.isnan(part)
+            if outside.any():
+                value = part[outside][0]
                 raise CheckpointError(
-                    f"{path} was saved as {array.dtype} and contains {old[lost][0]}, which does not fit into {dtype}. "
-                    f"Convert it in migrate=."
+                    f"{path} was saved as {array.dtype} and contains {value}, which does not fit into {dtype}. Convert "
+                    f"it in migrate=."
                 )
-    return converted
+    return array.astype(wanted)
 
 
-def _local_parts(array: Any) -> list[Any]:
-    shards = [shard.data for shard in array.addressable_shards] if isinstance(array, jax.Array) else [array]
-    return list(map(np.asarray, shards))
+def _range(dtype: Any, *, of_ints: bool) -> tuple[Any, Any]:
+    """The smallest and largest value of a dtype; with `of_ints`, a float dtype contains all ints between them."""
+    if dtype == np.bool_:
+        return 0, 1
+    if jnp.issubdtype(dtype, jnp.integer):
+        info = untyped_jax.numpy.iinfo(dtype)
+        return int(info.min), int(info.max)
+    info = untyped_jax.numpy.finfo(dtype)
+    if of_ints:
+        return -(2 ** (info.nmant + 1)), 2 ** (info.nmant + 1)
+    return float(info.min), float(info.max)
 
 
 # Digests
