@@ -129,7 +129,8 @@ def leaf_type_of(leaf: Any) -> LeafType:
 
 def strong(leaf: Any) -> Any:
     """A leaf without weak type: a Python number becomes an array. With it, a step may be traced twice."""
-    is_weak = isinstance(leaf, int | float | complex) or getattr(leaf, "weak_type", False)
+    is_weak_array = isinstance(leaf, jax.Array) and getattr(leaf, "weak_type", False)
+    is_weak = is_weak_array or isinstance(leaf, int | float | complex)
     return jnp.asarray(leaf, jnp.result_type(leaf)) if is_weak else leaf
 
 
