@@ -24,14 +24,7 @@ from treewright._base.functions import import_path
 from treewright._base.jax_private import DictKey, numbers_of
 from treewright._base.text import cut_text, shape_text
 from treewright._contents import contents
-from treewright._core import (
-    Kind,
-    flat_form,
-    is_node,
-    is_node_class,
-    kind_of,
-    spec_of,
-)
+from treewright._core import Kind, flat_form, is_node, is_node_class, kind_of, spec_of
 
 EncodedStatic = Any  # str, int, float, bool, None, or a list of a kind's name and its parts
 _PLAIN = frozenset({str, int, bool, float, types.NoneType})

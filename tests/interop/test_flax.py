@@ -10,7 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from treewright import Module, TrainState
+from tests.conftest import count_traces
+from treewright import Module, TrainState, static
 
 flax = pytest.importorskip("flax")
 
@@ -67,6 +68,21 @@ def test_nnx_parameters_train_in_a_train_state() -> None:
     assert traces == 1
     trained = nnx.merge(graph, state.params)
     assert float(jnp.mean((trained(X) - Y) ** 2)) < losses[0] / 2
+
+
+def test_graph_definitions_of_nnx_are_the_same_static_if_they_are_equal() -> None:
+    """They are frozen dataclasses with a list in a field and a handwritten `__hash__`."""
+
+    class Net(Module):
+        graph: Any = static()
+        params: Any
+
+    def net(width: int) -> Net:
+        return Net(*nnx.split(nnx.Linear(3, width, rngs=nnx.Rngs(0))))
+
+    jitted = jax.jit(counted := count_traces(lambda net, x: nnx.merge(net.graph, net.params)(x)))
+    assert [jitted(net(width), X).shape[-1] for width in (2, 2, 4)] == [2, 2, 4]
+    assert counted.count == 2
 
 
 def test_nodes_are_linen_parameters_and_nnx_attributes() -> None:

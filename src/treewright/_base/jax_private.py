@@ -6,6 +6,7 @@ Every JAX version from 0.9.0 to the newest is supported. APIs used only for retr
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path as FilePath
 from typing import Any, TypeAlias
@@ -65,10 +66,7 @@ def numbers_of(array: Any) -> np.ndarray[Any, Any]:
 
 # The attributes in the `__dict__` of a jitted function, in addition to those of the wrapped function. With any further
 # attribute, a jitted function in a static field is compared by identity.
-JIT_ATTRIBUTES = frozenset(
-    {"__wrapped__", "_fun", "_jit_info", "__annotations__", "__name__", "__module__", "__doc__", "__qualname__"}
-    | {"__type_params__", "__annotate__"}
-)
+JIT_ATTRIBUTES = frozenset({"__wrapped__", "_fun", "_jit_info", "__annotations__", *functools.WRAPPER_ASSIGNMENTS})
 
 
 def is_jitted(function: Any) -> bool:

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from treewright._core.field_checks import LAYERS, specifier_text
 from treewright._core.fields import MISSING, options_of, specifier_in, specifier_in_annotation
 from treewright._core.init import Docstring, make_init
 from treewright._core.instance import FLAT_FORM, FieldView, Unfinished, replace, wrap_init
-from treewright._core.methods import METHODS
+from treewright._core.methods import METHODS, module_method
 from treewright._core.registration import register_once
 from treewright._core.spec import FieldSpec, NodeSpec
 from treewright._core.statics import StaticTable
@@ -60,13 +61,12 @@ class _Draft(NamedTuple):
     inherited: Mapping[str, Any]  # attributes of the bases in MRO order, without calling descriptors
 
 
-def make_node_class(cls: Any, options: Mapping[str, bool], wrap_method: Callable[[Any], Any] | None = None) -> None:
+def make_node_class(cls: Any, options: Mapping[str, bool], *, is_module: bool) -> None:
     """Turn `cls` into a node class in place. After an error it is not registered, and must not be used.
 
     Methods of the class body come first. For the rest, a decorated class gets ours, as from `dataclasses`; a Module
     prefers a method that a user wrote in a base class, as with any inheritance.
     """
-    is_module = wrap_method is not None
     _reject_class(cls, options)
     inherited: dict[str, Any] = {}
     for base in reversed(cls.__mro__[1:]):
@@ -84,7 +84,7 @@ def make_node_class(cls: Any, options: Mapping[str, bool], wrap_method: Callable
         cls.__init__ = make_init(spec, arguments)
     elif cls.__init__ is not init:
         cls.__init__ = init
-    _install_methods(draft, wrap_method)
+    _install_methods(draft)
     cls.__doc__ = Docstring(draft.body.get("__doc__"))
     register_once(cls)
 
@@ -169,6 +169,11 @@ def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
+def _is_class_var(annotation: Any) -> bool:
+    """Whether an annotation, or its text, is `ClassVar` with or without a type."""
+    return re.match(r"(\w+\.)?ClassVar\b", str(getattr(annotation, "__forward_arg__", annotation))) is not None
+
+
 def _value_problem(draft: _Draft, name: str, value: Any) -> str | None:
     """Why a value in the body is wrong: it looks like a field but is not, hides a field, or is mutable.
 
@@ -181,7 +186,8 @@ def _value_problem(draft: _Draft, name: str, value: Any) -> str | None:
         default: Any = value.default if type(value) is dataclasses.Field else value
         if type(default) is FieldView:  # `width: int = Other.width`
             default.reject_use()
-        if isinstance(value, property) or _is_defined_in(draft.cls, name, value):
+        is_method = isinstance(value, property) or _is_defined_in(draft.cls, name, value)
+        if is_method and not _is_class_var(draft.annotations[name]):
             return "is both a field and a method, so the method would be the field's default. Rename one of them."
         specifier = specifier_in(default[0] if type(default) in {tuple, list} and len(default) == 1 else default)
         if specifier is not None:
@@ -294,10 +300,9 @@ def _field_spec(draft: _Draft, field_: Any) -> FieldSpec:
     # The annotation is read in the class that contains it: this one, or a base dataclass that is not a node.
     owners = (base for base in reversed(cls.__mro__) if vars(base).get("__dataclass_fields__", {}).get(name) is field_)
     owner: Any = next(owners)
-    owner_spec = vars(owner).get("__node_spec__")
+    owner_spec: NodeSpec | None = vars(owner).get("__node_spec__")
     if owner_spec is not None and name in owner_spec.by_name:
-        inherited: FieldSpec = owner_spec.by_name[name]
-        return inherited
+        return owner_spec.by_name[name]
     options = options_of(field_)
     values: dict[str, Any] = {"doc": getattr(field_, "doc", None), "is_plain": not options, **options}
     specifier = specifier_in_annotation(field_.type, owner)
@@ -347,7 +352,7 @@ def _init_of(draft: _Draft) -> tuple[Callable[..., None], bool]:
     return object.__init__, False
 
 
-def _install_methods(draft: _Draft, wrap_method: Callable[[Any], Any] | None) -> None:
+def _install_methods(draft: _Draft) -> None:
     """Add the methods of every node, with those for comparison as the options specify, and wrap a Module's methods.
 
     Abstract methods work as with `abc.ABC`: Python raises for an instance of the class, whatever its metaclass.
@@ -376,7 +381,7 @@ def _install_methods(draft: _Draft, wrap_method: Callable[[Any], Any] | None) ->
         cls.replace = replace
     for name, value in body.items():
         is_method = name not in draft.annotations and (name == "__call__" or not _is_special(name))
-        if wrap_method is not None and is_method and (method := wrap_method(value)) is not None:
+        if draft.is_module and is_method and (method := module_method(value)) is not None:
             setattr(cls, name, method)
     cls.__abstractmethods__ = frozenset()
     abc.update_abstractmethods(cls)

@@ -118,10 +118,8 @@ def _fix(value: Any) -> tuple[str, bool]:
     if hasattr(cls, "__attrs_attrs__"):
         return "treewright.freeze(attrs.asdict(config)), or decorate its class with @attrs.frozen", False
     if cls.__hash__ is None and dataclasses.is_dataclass(cls):
-        return (
-            "treewright.freeze(dataclasses.asdict(config)), or decorate its class with @dataclass(frozen=True)",
-            False,
-        )
+        fix = "treewright.freeze(dataclasses.asdict(config)), or decorate its class with @dataclass(frozen=True)"
+        return fix, False
     return _OWN_HASH, False
 
 
@@ -205,16 +203,13 @@ def rejection(cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, 
     return StaticFieldError("\n".join([found, problem.consequence, *fixes]))
 
 
-def is_user_class(cls: Any) -> bool:
-    """Whether a user can edit a class, and the attributes of its instances can be assigned."""
+def is_assignable(value: Any) -> bool:
+    """Whether an object has public attributes that can be assigned, and a class that users can edit."""
+    cls: Any = type(value)
     file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
-    is_installed = "-packages" in file  # site-packages, or Debian's dist-packages
-    return cls.__setattr__ is object.__setattr__ and not (
-        is_standard_class(cls) or is_library(cls.__module__) or is_installed
-    )
-
-
-def has_public_attributes(value: Any) -> bool:
+    is_frozen = cls.__setattr__ is not object.__setattr__
+    if is_frozen or is_standard_class(cls) or is_library(cls.__module__) or "-packages" in file:  # an installed package
+        return False
     return any(not name.startswith("_") for name in instance_attributes(value))
 
 
@@ -225,7 +220,7 @@ def why_it_can_change(value: Any) -> str:
         problem = problem_of(value)
         fix = "Pass the values that it returns as arguments" if problem.fix is IDENTITY else f"Use {problem.fix}"
         return f"{problem.description}. {fix}."
-    if has_author(cls) or not (is_user_class(cls) and has_public_attributes(value)):
+    if has_author(cls) or not is_assignable(value):
         return ""
     return (
         f"{text_with_class(value)}, whose attributes can be assigned. Decorate its class with "

@@ -159,9 +159,7 @@ class Docstring:
             doc = cls.__name__
             with contextlib.suppress(TypeError, ValueError):
                 doc += str(inspect.signature(cls, **_NAMES_MAY_BE_UNKNOWN)).replace(" -> None", "")
-        docs = {
-            field_.name: inspect.cleandoc(field_.doc) for field_ in cls.__node_spec__.fields if field_.doc is not None
-        }
+        docs = {field.name: inspect.cleandoc(field.doc) for field in cls.__node_spec__.fields if field.doc is not None}
         if docs:
             lines = [f"    {name}: {text}".replace("\n", "\n        ") for name, text in docs.items()]
             doc = "\n".join([inspect.cleandoc(doc), "", "Attributes:", *lines])

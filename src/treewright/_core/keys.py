@@ -37,6 +37,7 @@ from treewright._base.functions import (
     is_library,
     is_library_object,
     is_linen,
+    is_written,
     jit_options,
     reads_of,
     uncached_attributes,
@@ -46,6 +47,7 @@ from treewright._base.text import is_node_class
 from treewright._core.field_checks import (
     MUTABLE,
     ArraysReachedError,
+    NoExactKeyError,
     arrays_reached,
     comparison_problem,
     has_arrays,
@@ -58,7 +60,6 @@ BY_VALUE = BY_EQUALITY | {type(getattr(functools, "Placeholder", None))}  # a pa
 _MAX_ELEMENTS = 4096  # A library's function that captured a larger array is compared by identity.
 _NAMES = operator.attrgetter("__name__", "__qualname__", "__module__", "__doc__")
 _PARTIALS = frozenset({functools.partial, jax.tree_util.Partial})
-_BY_CONTENT = frozenset({list, dict, set})  # if a library's function captured them
 
 
 def exact_key(value: object) -> Hashable:
@@ -205,7 +206,19 @@ class KeyBuilder:
             return self.by_identity(value)
         ignored = {field.name for field in dataclasses.fields(cls) if not field.compare}
         compared = {name: part for name, part in named.items() if name not in ignored}
-        return (_class_key(cls), self.items(compared))
+        if not is_written(cls, "__hash__"):
+            return (_class_key(cls), self.items(compared))
+        # If a field has no key, a custom `__hash__` decides: nnx's GraphDef contains a list.
+        before = (self.code, self.visited)
+        self.code = None
+        try:
+            return (_class_key(cls), self.items(compared))
+        except ArraysReachedError:
+            raise
+        except NoExactKeyError:
+            return self.by_equality(value)
+        finally:
+            self.code, self.visited = before
 
     def by_equality(self, value: Any) -> Hashable:
         """By class, `hash` and `==` if one of them is custom; otherwise by identity."""
@@ -358,7 +371,7 @@ class KeyBuilder:
             raise problem_of(value)
         if isinstance(value, np.ndarray | jax.Array):
             return self.array(value)
-        if type(value) in _BY_CONTENT:
+        if type(value) in {list, dict, set}:
             return self.enter(value, KeyBuilder.container)
         self.is_open = True
         return None

@@ -23,12 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from treewright._base.functions import (
-    FrozenValue,
-    instance_attributes,
-    native_base,
-    uncached_attributes,
-)
+from treewright._base.functions import FrozenValue, instance_attributes, native_base, uncached_attributes
 from treewright._base.text import is_node_class
 
 _sharding: Any = jax.sharding
@@ -110,9 +105,7 @@ def _mesh_parts(mesh: Any) -> tuple[Any, ...]:
     return (mesh.axis_sizes, mesh.axis_names, tuple(kind.name for kind in mesh.axis_types))
 
 
-_optional: Any = type(typing.Optional[int])  # noqa: UP045  one class with the next from Python 3.14 on
-_union: Any = types.UnionType
-_types_in: Any = operator.attrgetter("__args__")
+_UNIONS: tuple[Any, ...] = (type(typing.Optional[int]), types.UnionType)  # noqa: UP045  one class from Python 3.14 on
 
 # By exact class, because a subclass may have a different meaning.
 KINDS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
@@ -135,8 +128,7 @@ KINDS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
         types.GenericAlias: Kind(
             "GenericAlias", lambda alias: None if alias.__unpacked__ else (alias.__origin__, *alias.__args__)
         ),
-        _optional: Kind("Optional", _types_in),
-        _union: Kind("Union", _types_in),
+        **{cls: Kind("Union", operator.attrgetter("__args__")) for cls in _UNIONS},
         **{cls: _by_text(cls) for cls in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path()))},
         type(_sharding.PartitionSpec.UNCONSTRAINED): Kind("UNCONSTRAINED", lambda _: ()),
         _sharding.PartitionSpec: Kind(

@@ -1,8 +1,6 @@
 """`pytree_dataclass` and `Module`, the two ways to define a node class. `module.pyi` has the types for checkers."""
 
 import dataclasses
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, dataclass_transform
 
 from treewright._base.functions import set_public_module
@@ -10,7 +8,7 @@ from treewright._base.text import short_text
 from treewright._core.definition import make_node_class
 from treewright._core.fields import buffer, field, static
 from treewright._core.instance import FLAT_FORM, replace
-from treewright._core.methods import METHODS, module_method
+from treewright._core.methods import METHODS
 from treewright.errors import NodeDefinitionError
 
 
@@ -75,13 +73,10 @@ def pytree_dataclass(
     def decorate(cls: Any) -> type[Any]:
         if not isinstance(cls, type):
             raise NodeDefinitionError(f"pytree_dataclass must decorate a class, got {short_text(cls)}.")
-        make_node_class(cls, options)
+        make_node_class(cls, options, is_module=False)
         return cls
 
     return decorate if cls is None else decorate(cls)
-
-
-OPTIONS: Mapping[str, bool] = MappingProxyType(pytree_dataclass.__kwdefaults__ or {})
 
 
 @set_public_module("treewright")
@@ -116,9 +111,10 @@ class Module:
     __slots__ = (FLAT_FORM, "__weakref__")
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        options = {option: keywords.pop(option, default) for option, default in OPTIONS.items()}
+        defaults: dict[str, bool] = pytree_dataclass.__kwdefaults__ or {}
+        options = {option: keywords.pop(option, default) for option, default in defaults.items()}
         super().__init_subclass__(**keywords)
-        make_node_class(cls, options, module_method)
+        make_node_class(cls, options, is_module=True)
 
     replace = replace
     locals().update(METHODS)

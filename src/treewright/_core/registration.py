@@ -1,5 +1,6 @@
 """Register classes with JAX and `jax.export`."""
 
+import contextlib
 import enum
 import itertools
 import json
@@ -42,9 +43,9 @@ def register_once(cls: type[Any]) -> Recipe:
 
     The result is an attribute of the class: when `cloudpickle` rebuilds the class, unpickling it registers the class.
     """
-    if "__node_registered__" in vars(cls):
-        existing: Recipe = vars(cls)["__node_registered__"]
-        return existing
+    recipe: Recipe | None = vars(cls).get("__node_registered__")
+    if recipe is not None:
+        return recipe
     slot: Any = getattr(cls, FLAT_FORM, None)  # A Module has a slot; setting it directly is 15 % faster.
     # One assignment for all fields: 20 children are as fast as 1 (benchmarks: node).
     if slot is None:
@@ -89,10 +90,10 @@ def _register_for_export(cls: type[Any]) -> None:
 
     If a class is redefined, for example by running a notebook cell again, a number follows the name.
     """
-    name = serialized_name = f"{cls.__module__}.{cls.__qualname__}"
+    name = f"{cls.__module__}.{cls.__qualname__}"
     register: Any = jax.export.register_pytree_node_serialization
-    while True:
-        try:
+    for serialized_name in itertools.chain([name], (f"{name}#{number}" for number in _REDEFINED)):
+        with contextlib.suppress(ValueError):  # the name is taken
             register(
                 cls,
                 serialized_name=serialized_name,
@@ -100,9 +101,6 @@ def _register_for_export(cls: type[Any]) -> None:
                 deserialize_auxdata=lambda data: _statics_from_json(cls, data),
                 from_children=lambda statics, children: from_flat_form(cls, (tuple(children), statics)),
             )
-        except ValueError:  # the name is taken
-            serialized_name = f"{name}#{next(_REDEFINED)}"
-        else:
             return
 
 

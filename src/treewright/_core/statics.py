@@ -19,13 +19,7 @@ from typing import Any
 from treewright._base.functions import CONSTANTS, import_path
 from treewright._base.jax_private import GetAttrKey
 from treewright._base.text import short_text, text, text_with_class
-from treewright._core.field_checks import (
-    MAX_CHECKED_NODES,
-    NoExactKeyError,
-    has_public_attributes,
-    is_user_class,
-    rejection,
-)
+from treewright._core.field_checks import MAX_CHECKED_NODES, NoExactKeyError, is_assignable, rejection
 from treewright._core.keys import KeyBuilder, compared_by_itself, identity_key
 from treewright._core.kinds import kind_of, partial_parts, with_parts
 from treewright.errors import StaticWarning, warn_user
@@ -47,24 +41,21 @@ class _Combination:
         return self.hash
 
 
-@dataclasses.dataclass(eq=False, repr=False)
+@dataclasses.dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
 class Statics:
     """All static values of a node, interned: two `Statics` are equal exactly if they are the same object.
 
     Attributes:
         table: The table that contains them.
         values: The values in the order of the fields.
+        keys: Their exact keys.
+        combination: The entry in the table, which lives as long as this object.
     """
 
-    __slots__ = ("__weakref__", "_keys", "table", "values")
     table: "StaticTable"
     values: tuple[Any, ...]
-    _keys: _Combination
-
-    @property
-    def keys(self) -> tuple[Hashable, ...]:
-        """The exact key of each value."""
-        return self._keys.keys
+    keys: tuple[Hashable, ...]
+    combination: _Combination
 
     def __repr__(self) -> str:
         """The fields and values, which JAX prints in its messages."""
@@ -98,7 +89,7 @@ class StaticTable:
         self.to_check = MAX_CHECKED_NODES  # how many more nodes of the class are checked closely
         self.by_value: dict[Hashable, weakref.ref[Statics]] = {}
         self.in_use: weakref.WeakKeyDictionary[_Combination, weakref.ref[Statics]] = weakref.WeakKeyDictionary()
-        self._doubted: weakref.WeakSet[type[Any]] = weakref.WeakSet()  # classes of values that were checked
+        self._doubted: weakref.WeakSet[type[Any]] = weakref.WeakSet()  # classes of values with a warning
         # Reentrant, because the garbage collector or a user's `__eq__` may run while it is locked.
         self._lock = threading.RLock()
         self.empty: Statics | None = None if self.names else self.intern(())
@@ -122,7 +113,7 @@ class StaticTable:
             statics = None if reference is None else reference()
             if statics is None:
                 self.in_use.pop(keys, None)  # A dying entry with equal keys would otherwise remove the new one.
-                statics = Statics(self, values, keys)
+                statics = Statics(self, values, keys.keys, keys)
                 self.in_use[keys] = weakref.ref(statics)
                 if all(map(_can_find_by_value, values, keys.keys)):
                     self._remember(statics)
@@ -147,18 +138,17 @@ class StaticTable:
     def _doubt(self, name: str, value: Any) -> None:
         """Warn about a mutable object that may be meant as a constant, once for each class."""
         cls = type(value)
-        if has_public_attributes(value) and cls not in self._doubted:
+        if cls not in self._doubted and is_assignable(value):
             self._doubted.add(cls)
-            if is_user_class(cls):
-                message = (
-                    f"{self.owner.__qualname__}.{name} is static and holds {text_with_class(value)}, whose attributes "
-                    f"can be assigned. jit compares it by identity: it ignores later assignments, and a different "
-                    f"{cls.__name__} retraces.\n"
-                    "If it contains settings, freeze its class:\n  @dataclass(frozen=True)\n"
-                    f"  class {cls.__name__}: ...\n"
-                    f"If it is meant to change, declare:\n  {name}: ... = static(identity=True)"
-                )
-                warn_user(message, StaticWarning)
+            message = (
+                f"{self.owner.__qualname__}.{name} is static and holds {text_with_class(value)}, whose attributes can "
+                f"be assigned. jit compares it by identity: it ignores later assignments, and a different "
+                f"{cls.__name__} retraces.\n"
+                "If it contains settings, freeze its class:\n  @dataclass(frozen=True)\n"
+                f"  class {cls.__name__}: ...\n"
+                f"If it is meant to change, declare:\n  {name}: ... = static(identity=True)"
+            )
+            warn_user(message, StaticWarning)
 
     def _remember(self, statics: Statics) -> None:
         key = (*map(type, statics.values), *statics.values)
