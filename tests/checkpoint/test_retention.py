@@ -276,14 +276,14 @@ def test_a_save_on_a_closed_manager_is_rejected(tmp_path: Path) -> None:
 
 
 def test_saves_in_several_threads_take_turns(tmp_path: Path) -> None:
-    manager, refused = saved(tmp_path), list[int]()
+    manager, rejected = saved(tmp_path), list[int]()
 
     def save(step: int) -> None:
         try:
             manager.save(step, {"x": jnp.full(1 << 16, step)})
         except CheckpointError as error:
             assert "and a run resumes from the highest" in str(error)  # noqa: PT017
-            refused.append(step)
+            rejected.append(step)
 
     threads = [threading.Thread(target=save, args=(step,)) for step in range(1, 6)]
     for thread in threads:
@@ -291,7 +291,7 @@ def test_saves_in_several_threads_take_turns(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     manager.wait()
-    assert {*manager.all_steps()} == {1, 2, 3, 4, 5} - {*refused}
+    assert {*manager.all_steps()} == {1, 2, 3, 4, 5} - {*rejected}
     for step in manager.all_steps():
         assert manager.restore(step)["x"].tolist() == [step] * (1 << 16)
 
