@@ -135,13 +135,13 @@ def _raise_groups(messages: Sequence[tuple[str, Any]]) -> None:
 
 def _difference_lines(groups: Sequence[Sequence[int]], known: Sequence[Mapping[str, str]]) -> list[str]:
     """The message for groups of processes with equal texts; `known` has the texts of the first groups."""
-    paths = dict.fromkeys(path for texts in known for path in texts)
-    rows = {path: [texts.get(path, "nothing") for texts in known] for path in paths}
-    rows = {path: texts for path, texts in rows.items() if len({*texts}) > 1}
-    # If only some processes list a version, only their trees use the package.
-    versions = [path for path in rows if path.startswith("version of ")]
-    first = [path for path in versions if all(path in texts for texts in known)]
-    shown = [*first, *(path for path in rows if path not in versions)]
+    rows: dict[str, list[str]] = {}
+    for path in dict.fromkeys(path for texts in known for path in texts):
+        row = [texts.get(path, "nothing") for texts in known]
+        # If only some processes list a version, only their trees use the package.
+        if len({*row}) > 1 and not (path.startswith("version of ") and "nothing" in row):
+            rows[path] = row
+    shown = sorted(rows, key=lambda path: not path.startswith("version of "))
     are_programs = bool(shown) and all("\n" in text for path in shown for text in rows[path])
     lines = [f"The processes have different {'programs' if are_programs else 'trees'}:"]
     for path in shown[:_MAX_PATHS]:

@@ -3,6 +3,7 @@
 The types are in `train.pyi`.
 """
 
+import operator
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
@@ -85,7 +86,7 @@ class TrainState(Module, Generic[P], kw_only=True):
 
     def __post_init__(self) -> None:
         if self.opt_state is _FROM_OPTIMIZER:
-            self.params = jax.tree.map(strong, self.params)
+            self.params = _strong_tree(self.params)
             self.opt_state = _initial_opt_state(type(self), self.params, self.tx)
 
     def __check_init__(self) -> None:
@@ -110,7 +111,7 @@ class TrainState(Module, Generic[P], kw_only=True):
             TypeError: If `tx` is not an optimiser, a leaf of `params` is neither an array nor a number, or a name in
                 `fields` is not a field.
         """
-        params = jax.tree.map(strong, params)
+        params = _strong_tree(params)
         if "opt_state" not in fields:  # computed here for subclasses whose __post_init__ does not call ours
             fields["opt_state"] = _initial_opt_state(cls, params, tx)
         return cls(apply_fn=apply_fn, params=params, tx=tx, **fields)
@@ -217,7 +218,7 @@ def _initial_opt_state(cls: type[Any], params: Any, tx: Any) -> Any:
                 f"Make it a static field, or wrap an equinox or flax layer with adopt()."
             )
     try:
-        return jax.tree.map(strong, tx.init(weights))
+        return _strong_tree(tx.init(weights))
     except Exception as error:
         if callable(weights):
             error.add_note(
@@ -225,6 +226,13 @@ def _initial_opt_state(cls: type[Any], params: Any, tx: Any) -> Any:
                 f"{type(weights).__qualname__}. Pass a function: lambda params: spec_like(params, ...)."
             )
         raise
+
+
+def _strong_tree(tree: Any) -> Any:
+    """A tree without weakly typed leaves, which would trace a step twice; the tree itself if it has none."""
+    leaves, treedef = jax_trees.tree_flatten(tree)
+    strong_leaves = list(map(strong, leaves))
+    return tree if all(map(operator.is_, leaves, strong_leaves)) else treedef.unflatten(strong_leaves)
 
 
 def _new_buffers(state: TrainState[Any], old: Any, model: Any) -> Any:
@@ -238,7 +246,7 @@ def _new_buffers(state: TrainState[Any], old: Any, model: Any) -> Any:
             f"Pass the model that the loss returns, or the second half of its partition. Statistics for each example, "
             f"from vmap, need jax.lax.pmean(..., axis_name) and out_axes=None, or a mean over the examples."
         )
-    return jax.tree.map(strong, new)
+    return _strong_tree(new)
 
 
 def _gradient_problem(weights: Any, trained: Any, grads: Any) -> str:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -272,6 +273,27 @@ def test_a_save_on_a_closed_manager_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"Step 2 can't be saved, because this manager of .* is closed\. Save"):
         manager.save(2, TREE)
     assert manager.restore(like=LIKE)["x"].tolist() == [1, 1]
+
+
+def test_saves_in_several_threads_take_turns(tmp_path: Path) -> None:
+    manager, rejected = saved(tmp_path), list[int]()
+
+    def save(step: int) -> None:
+        try:
+            manager.save(step, {"x": jnp.full(1 << 16, step)})
+        except CheckpointError as error:
+            assert "and a run resumes from the highest" in str(error)  # noqa: PT017
+            rejected.append(step)
+
+    threads = [threading.Thread(target=save, args=(step,)) for step in range(1, 6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    manager.wait()
+    assert {*manager.all_steps()} == {1, 2, 3, 4, 5} - {*rejected}
+    for step in manager.all_steps():
+        assert manager.restore(step)["x"].tolist() == [step] * (1 << 16)
 
 
 def test_rerunning_a_cell_during_a_save_loses_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,32 @@ class Released:
 
 
 RELEASED = {
+    "diffrax": Released(
+        "0.7.2",
+        dependencies=("lineax==0.1.1", "optimistix==0.1.0"),
+        by_hand=(
+            (
+                "diffrax/_solver/base.py",
+                "class _MetaAbstractSolver(type(eqx.Module), type):\n",
+                "class _MetaAbstractSolver(type):\n",
+            ),
+            (
+                "diffrax/_solver/base.py",
+                "    term_structure: AbstractClassVar[PyTree[type[AbstractTerm]]]\n",
+                "    term_structure: ClassVar[PyTree[type[AbstractTerm]]]\n",
+            ),
+            (
+                "diffrax/_solver/runge_kutta.py",
+                "    tableau: AbstractClassVar[ButcherTableau | MultiButcherTableau]\n",
+                "    tableau: ClassVar[ButcherTableau | MultiButcherTableau]\n",
+            ),
+            (
+                "diffrax/_step_size_controller/pid.py",
+                "class _MetaPID(type(eqx.Module)):\n",
+                "class _MetaPID(type):\n",
+            ),
+        ),
+    ),
     "distreqx": Released(
         "0.0.3",
         dependencies=("ihoop==0.1.4",),

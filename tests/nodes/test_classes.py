@@ -164,6 +164,19 @@ def test_a_users_init_subclass_still_runs_once_for_each_subclass() -> None:
     assert jax.tree.leaves([One(1.0, 2.0), Two(1.0, 2.0)]) == [1.0, 2.0, 1.0, 2.0, 3.0]
 
 
+def test_a_class_variable_may_be_a_property_or_a_method() -> None:
+    class Net(Module):
+        w: Any
+        width: ClassVar[Any] = property(lambda self: self.w + 1)
+        depth: "ClassVar[Any]" = property(lambda self: 3)
+        scale: ClassVar[Any] = lambda self: 2 * self.w
+
+    net = Net(1.0)
+
+    assert (net.width, net.depth, net.scale()) == (2.0, 3, 2.0)
+    assert jax.tree.leaves(net) == [1.0]
+
+
 def test_module_keywords_reach_other_bases() -> None:
     class Tagged:
         tag: ClassVar[str]

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -168,6 +169,11 @@ def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
+def _is_class_var(annotation: Any) -> bool:
+    """Whether an annotation, or its text, is `ClassVar` with or without a type."""
+    return re.match(r"(\w+\.)?ClassVar\b", str(getattr(annotation, "__forward_arg__", annotation))) is not None
+
+
 def _value_problem(draft: _Draft, name: str, value: Any) -> str | None:
     """Why a value in the body is wrong: it looks like a field but is not, hides a field, or is mutable.
 
@@ -180,7 +186,8 @@ def _value_problem(draft: _Draft, name: str, value: Any) -> str | None:
         default: Any = value.default if type(value) is dataclasses.Field else value
         if type(default) is FieldView:  # `width: int = Other.width`
             default.reject_use()
-        if isinstance(value, property) or _is_defined_in(draft.cls, name, value):
+        is_method = isinstance(value, property) or _is_defined_in(draft.cls, name, value)
+        if is_method and not _is_class_var(draft.annotations[name]):
             return "is both a field and a method, so the method would be the field's default. Rename one of them."
         specifier = specifier_in(default[0] if type(default) in {tuple, list} and len(default) == 1 else default)
         if specifier is not None:

@@ -119,7 +119,8 @@ class At(Generic[T, V]):
         """The tree with `value` at the place. With a pattern or a predicate: at each place, or from a dict by path.
 
         Raises:
-            ValueError: If `value` does not have the structure of the places, or is a dict by path of different places.
+            ValueError: If `value` does not have the structure of the places, or is a dict by path of different places,
+                or a list with a value for each place of a pattern.
         """
         selection = self._selection
         if selection.is_search:

@@ -348,7 +348,7 @@ def _leaf_difference(
     left, right = _content_of(left), _content_of(right)
     dtypes = [str(getattr(side, "dtype", "")) for side in (left, right)]
     if all(dtypes) and dtypes[0] != dtypes[1]:
-        return "dtype", f"{dtypes[0]} and {dtypes[1]} outside JAX"
+        return "dtype", f"stored as {dtypes[0]} and {dtypes[1]}"
     return "value", _distance(left, right)
 
 

@@ -142,7 +142,7 @@ class _Drafts:
     def __init__(self) -> None:
         # By id of a draft or copy: the object, its original, and the original's flat form (None if it is not a node).
         self._originals: dict[int, tuple[Any, Any, Any]] = {}
-        self._unfilled: dict[int, tuple[Any, Any, Any]] = {}  # drafts without any access to their fields
+        self._filled: set[int] = set()  # drafts with an access to their fields
         self._states: dict[type[Any], _OpenDraft] = {}
         self._results: dict[int, Any] = {}
         self._forms: dict[int, Any] = {}  # the new flat forms of changed drafts, inner ones first
@@ -151,12 +151,12 @@ class _Drafts:
         """A draft of a node, a copy of a list, dict or numpy array, or a container of drafts; else the value itself."""
         cls = type(value)
         if is_node_class(cls):
-            node = object.__new__(cls)
+            draft = object.__new__(cls)
             if cls not in self._states:
                 self._states[cls] = _OpenDraft(cls, self._fill)
-            _store(node, FLAT_FORM, self._states[cls])
-            self._unfilled[id(node)] = (node, value, flat_form(value))
-            return node
+            _store(draft, FLAT_FORM, self._states[cls])
+            self._originals[id(draft)] = (draft, value, flat_form(value))
+            return draft
         if isinstance(value, np.ndarray) and value.flags.writeable:  # `draft.mean += 1` changes the array in place
             draft = value.copy()
         elif isinstance(value, LEAVES):
@@ -170,10 +170,11 @@ class _Drafts:
         return draft
 
     def _fill(self, draft: Any) -> None:
-        if id(draft) in self._unfilled:
-            entry = self._originals[id(draft)] = self._unfilled.pop(id(draft))
+        if id(draft) in self._originals and id(draft) not in self._filled:
+            self._filled.add(id(draft))
+            _, _, form = self._originals[id(draft)]
             for field in spec_of(draft).fields:
-                old = field.value_in(entry[2])
+                old = field.value_in(form)
                 draft.__dict__[field.name] = old if field.is_static else self.draft_of(old)
 
     def finish(self) -> None:
@@ -194,16 +195,15 @@ class _Drafts:
             if form is not None:
                 draft.__dict__.clear()
                 _store(draft, FLAT_FORM, forms.get(key, form))
-        for draft, _, form in self._unfilled.values():
-            _store(draft, FLAT_FORM, form)
 
     def _result(self, value: Any) -> Any:
         """The finished value for a value in a draft: the original if nothing changed."""
         key = id(value)
-        if key in self._unfilled:
-            return self._unfilled[key][1]
         if key not in self._originals:
             return value if isinstance(value, LEAVES) or is_node(value) else self._container(value, value)
+        _, original, form = self._originals[key]
+        if form is not None and key not in self._filled:
+            return original
         result = self._results.get(key)
         if result is _BEING_FINISHED:
             name = type(value).__qualname__
@@ -212,7 +212,6 @@ class _Drafts:
             )
         if result is None:
             self._results[key] = _BEING_FINISHED
-            _, original, form = self._originals[key]
             result = self._node(value, original, form) if form is not None else self._container(value, original)
             self._results[key] = result
         return result

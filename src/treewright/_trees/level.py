@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MappingView, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,6 +29,7 @@ from treewright._freeze import FrozenMapping
 
 _NUMBERS = frozenset({bool, int, float, complex})
 _SEQUENCES = frozenset({list, tuple})
+_DICT_VIEWS = frozenset(map(type, ({}.keys(), {}.values(), {}.items())))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,7 +129,8 @@ def leaf_type_of(leaf: Any) -> LeafType:
 
 def strong(leaf: Any) -> Any:
     """A leaf without weak type: a Python number becomes an array. With it, a step may be traced twice."""
-    is_weak = isinstance(leaf, int | float | complex) or getattr(leaf, "weak_type", False)
+    is_weak_array = isinstance(leaf, jax.Array) and getattr(leaf, "weak_type", False)
+    is_weak = is_weak_array or isinstance(leaf, int | float | complex)
     return jnp.asarray(leaf, jnp.result_type(leaf)) if is_weak else leaf
 
 
@@ -212,7 +214,7 @@ def reject_classes(function: str, *trees: object) -> None:
     """
     reject_class(function, *trees)
     for tree in trees:
-        if isinstance(tree, Iterator | MappingView):
+        if type(tree) in _DICT_VIEWS or hasattr(type(tree), "__next__"):
             raise TypeError(
                 f"{function}() needs a tree, but got {with_article(class_name(tree))}, which is a single leaf to JAX. "
                 f"Pass a list: list(...)."

@@ -32,7 +32,7 @@ def partition(tree: T, where: Any) -> tuple[T, T]:
 
     Raises:
         MissingPlaceError: If a text matches nothing.
-        TypeError: If the mask contains anything but bools.
+        TypeError: If the mask contains anything but bools, or a predicate returns None for every leaf.
         ValueError: If the mask is not a prefix of `tree`, or a bare name matches several places.
 
     Examples:

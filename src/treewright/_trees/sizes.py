@@ -111,7 +111,7 @@ def count(tree: object) -> int:
         tree: A node, or any other tree, of arrays, `jax.ShapeDtypeStruct`s or tracers.
 
     Raises:
-        TypeError: If `tree` is a class, or contains one.
+        TypeError: If `tree` is a class or contains one, or is an iterator, such as `params.values()`.
 
     Examples:
         >>> class Layer(Module):

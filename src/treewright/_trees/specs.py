@@ -38,7 +38,7 @@ def spec_like(tree: Any, default: Any = None, where: Mapping[Any, Any] | None = 
 
     Raises:
         MissingPlaceError: If a place does not exist.
-        TypeError: If `where` is not a mapping.
+        TypeError: If `where` is not a mapping, or a predicate returns None for every leaf.
         ValueError: If a place is a static, a bare name matches several places, or `default` is not a prefix of `tree`.
 
     Examples:

@@ -161,6 +161,7 @@ class CheckpointManager:
         self._saver: Any = None  # Orbax's checkpointer, created by the first save
         self._pending: int | None = None  # the step that is being written
         self._is_entered = self._is_closed = False
+        self._lock = threading.RLock()  # for saves: threads take turns, and a signal handler may save
         self._records: dict[tuple[int, Any], tuple[Mapping[str, Any], float | None]] = {}  # results of `_record`
 
     def __enter__(self) -> Self:
@@ -209,19 +210,20 @@ class CheckpointManager:
         def entries(prepared: tuple[Any, ...]) -> dict[str, str]:
             return {"the step": str(number), **entries_of(prepared[0])}
 
-        _, arrays, record = self._wait_and_run("save", prepare, same=entries)
-        record.folder, record.timeout = self.directory, self._timeout
-        saved: dict[str, Any] = {STATE: ocp.args.PyTreeSave(arrays)} if arrays else {}
-        with self._as_save_error(number):
-            try:
-                saver = self._open()
-                args = ocp.args.Composite(**saved, **{MANIFEST: record})
-                saver.save(self.directory / str(number), args=args)
-                self._pending = number
-            finally:
-                record.returned.set()
-        if not (_EXIT_STARTS_THREADS or self._is_entered):
-            self._wait_and_raise()
+        with self._lock:
+            _, arrays, record = self._wait_and_run("save", prepare, same=entries)
+            record.folder, record.timeout = self.directory, self._timeout
+            saved: dict[str, Any] = {STATE: ocp.args.PyTreeSave(arrays)} if arrays else {}
+            with self._as_save_error(number):
+                try:
+                    saver = self._open()
+                    args = ocp.args.Composite(**saved, **{MANIFEST: record})
+                    saver.save(self.directory / str(number), args=args)
+                    self._pending = number
+                finally:
+                    record.returned.set()
+            if not (_EXIT_STARTS_THREADS or self._is_entered):
+                self._wait_and_raise()
 
     def _checked_metrics(self, number: int, metrics: Mapping[str, Any] | None) -> dict[str, float]:
         """Check the number and metrics of a step, and convert the metrics to Python numbers."""
@@ -269,17 +271,19 @@ class CheckpointManager:
 
     def wait(self) -> None:
         """Wait until all saves are on disk and old steps are deleted."""
-        self._wait_and_raise()
-        if self._saver is not None:
-            self._saver.wait_until_finished()  # a save that Ctrl-C interrupted
-            if process_index() == 0:
-                self._prune()
-                clear(self.directory)
+        with self._lock:
+            self._wait_and_raise()
+            if self._saver is not None:
+                self._saver.wait_until_finished()  # a save that Ctrl-C interrupted
+                if process_index() == 0:
+                    self._prune()
+                    clear(self.directory)
 
     def _wait_and_raise(self) -> None:
         """Wait for the pending save, and raise in all processes if it failed in one."""
-        if self._pending is not None:
-            self._wait_and_run(f"the end of saving step {self._pending}", lambda: None)
+        with self._lock:
+            if self._pending is not None:
+                self._wait_and_run(f"the end of saving step {self._pending}", lambda: None)
 
     def _wait_and_run(self, name: str, work: Callable[[], Any], **options: Any) -> Any:
         """Finish the pending save, then run `work` in all processes, with one exchange for both."""

@@ -20,6 +20,7 @@ class Evidence:
 
     Attributes:
         reads: By node class and field, the places that read the field on the class.
+        tested: The names in `hasattr(class, name)`, with the class and with each of its bases.
     """
 
     def __init__(self, program: Program) -> None:
@@ -31,6 +32,7 @@ class Evidence:
             name: node for node, names in self._fields.items() if _is_assignable(node) for name in names
         }
         self.reads: dict[tuple[NodeClass, str], list[tuple[Source, cst.CSTNode]]] = defaultdict(list)
+        self.tested = set[tuple[NodeClass, str]]()
         self._set = set[str]()  # names that a call passes a value by, or that a statement assigns to as an attribute
         self._open = set[NodeClass]()  # classes with a constructor call that has positional arguments or **kwargs
         self._names = {name for fields in self._fields.values() for name in fields}
@@ -50,15 +52,18 @@ class Evidence:
 
     def _call(self, source: Source, call: cst.Call) -> None:
         self._set.update(arg.keyword.value for arg in call.args if arg.keyword is not None)
+        function = name_of(call.func)
         texts = [arg.value for arg in call.args[1:2] if isinstance(arg.value, cst.SimpleString)]
         for name in (str(text.evaluated_value) for text in texts):
-            if name_of(call.func) == "getattr":
+            if function in {"getattr", "hasattr"}:
                 self._read(source, call, call.args[0].value, name)
-            elif name_of(call.func) != "hasattr":
+            else:
                 self._set.add(name)  # setattr(node, "name", value)
-        if name_of(call.func) == "vars" and len(call.args) == 1:
+            tested = self._class(source, call.args[0].value) if function == "hasattr" else None
+            self.tested.update((base, name) for base in (self._program.bases(tested) if tested else ()))
+        if function == "vars" and len(call.args) == 1:
             self._read(source, call, call.args[0].value, "__dict__")
-        if name_of(call.func) == "__new__" and call.args and self._class(source, call.args[0].value):
+        if function == "__new__" and call.args and self._class(source, call.args[0].value):
             text = f"{source.text_of(call.func)}: {libraries.NEW}"
             source.note(call, text, "treewright", undecided=True)
         node = self._class(source, call.func)

@@ -43,7 +43,10 @@ _NO_MAPPING = (
     "is frozen, is not a mapping, and flattens in declaration order, not alphabetically: read attributes, and change "
     "them by replace, or edit for many"
 )
-_ABSTRACT = "Module has no such annotation: write an abstract property, which a field, property or constant implements"
+_ABSTRACT = (
+    "Module has no such annotation: write an abstract property, which a field, property or constant implements, or a "
+    "ClassVar if the program calls hasattr on the class"
+)
 _WRAPPER = "nodes are frozen, so functools.update_wrapper fails: define __wrapped__ and __doc__ in the class"
 _ENFORCED = "nodes have no such check: annotate with jaxtyping, or check in __check_init__"
 

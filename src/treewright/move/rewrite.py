@@ -118,12 +118,12 @@ def _write_base(node: NodeClass, program: Program) -> None:
 def _rewrite_body(node: NodeClass, program: Program, evidence: Evidence) -> None:
     """Rewrite the lines in a class body that declare a field, an abstract variable, or a shared array."""
     source, fields = node.source, program.fields(node)
-    for _, line in assignments_in(node.definition.body.body):
+    for name, line in assignments_in(node.definition.body.body):
         if line in fields:
             rewrite_field(node, line, program, evidence)
         elif isinstance(line, cst.AnnAssign):
             names = program.names_of(source, bare(line.annotation.annotation))
-            if names & libraries.ABSTRACT:
+            if names & libraries.ABSTRACT and (node, name) not in evidence.tested:
                 _write_abstract_property(source, line)
         elif contents(source, line.value, program):
             end = source.end(line.targets[0].target)
