@@ -321,20 +321,16 @@ class KeyBuilder:
     def source(self, value: types.FunctionType) -> tuple[Hashable, ...]:
         """The code of a user's function and its globals, if it is closed, so that they can't change."""
         code = value.__code__
-        self.is_open = (
-            self.is_open
-            or bool(value.__dict__)
-            or code.co_freevars not in {(), ("__class__",)}
-            or not code_reads(code)[1]
-        )
+        captures = code.co_freevars not in {(), ("__class__",)}
+        if self.is_open or value.__dict__ or captures or not code_reads(code)[1]:
+            self.is_open = True
+            return ()
         reads: list[Hashable] = []
-        for _, read, is_constant in () if self.is_open else reads_of(value):
+        for _, read, is_constant in reads_of(value):
             if not is_constant:
                 self.is_open = True
-                break
+                return ()
             reads.append(IdentityKey(read))
-        if self.is_open:
-            return ()
         place = (code_key(id(code), code), id(value.__globals__), self.annotations(value))
         return (*place, *map(self.key, _NAMES(value)), *reads)
 
