@@ -3,7 +3,6 @@
 import abc
 import dataclasses
 import inspect
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -169,11 +168,6 @@ def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
-def _is_class_var(annotation: Any) -> bool:
-    """Whether an annotation, or its text, is `ClassVar` with or without a type."""
-    return re.match(r"(\w+\.)?ClassVar\b", str(getattr(annotation, "__forward_arg__", annotation))) is not None
-
-
 def _value_problem(draft: _Draft, name: str, value: Any) -> str | None:
     """Why a value in the body is wrong: it looks like a field but is not, hides a field, or is mutable.
 
@@ -186,9 +180,6 @@ def _value_problem(draft: _Draft, name: str, value: Any) -> str | None:
         default: Any = value.default if type(value) is dataclasses.Field else value
         if type(default) is FieldView:  # `width: int = Other.width`
             default.reject_use()
-        is_method = isinstance(value, property) or _is_defined_in(draft.cls, name, value)
-        if is_method and not _is_class_var(draft.annotations[name]):
-            return "is both a field and a method, so the method would be the field's default. Rename one of them."
         specifier = specifier_in(default[0] if type(default) in {tuple, list} and len(default) == 1 else default)
         if specifier is not None:
             return (
@@ -303,6 +294,13 @@ def _field_spec(draft: _Draft, field_: Any) -> FieldSpec:
     owner_spec: NodeSpec | None = vars(owner).get("__node_spec__")
     if owner_spec is not None and name in owner_spec.by_name:
         return owner_spec.by_name[name]
+    if name in draft.annotations and (
+        isinstance(field_.default, property) or _is_defined_in(cls, name, field_.default)
+    ):
+        raise NodeDefinitionError(
+            f"{cls.__qualname__}.{name} is both a field and a method, so the method would be the field's default. "
+            f"Rename one of them."
+        )
     options = options_of(field_)
     values: dict[str, Any] = {"doc": getattr(field_, "doc", None), "is_plain": not options, **options}
     specifier = specifier_in_annotation(field_.type, owner)
