@@ -41,7 +41,7 @@ class _Combination:
         return self.hash
 
 
-@dataclasses.dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
+@dataclasses.dataclass(eq=False, repr=False)
 class Statics:
     """All static values of a node, interned: two `Statics` are equal exactly if they are the same object.
 
@@ -52,6 +52,7 @@ class Statics:
         combination: The entry in the table, which lives as long as this object.
     """
 
+    __slots__ = ("__weakref__", "combination", "keys", "table", "values")
     table: "StaticTable"
     values: tuple[Any, ...]
     keys: tuple[Hashable, ...]
