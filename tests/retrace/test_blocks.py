@@ -391,6 +391,17 @@ def test_a_limit_on_a_plain_function_counts_the_jitted_functions_that_it_calls()
         epoch(3)
 
 
+def test_a_limit_on_a_jitted_function_ignores_the_functions_that_its_eager_calls_trace() -> None:
+    step = jitted_copy()
+
+    def epoch(number: int) -> None:
+        step(np.ones(number, np.float32))
+
+    treewright.max_traces(1)(jax.jit(epoch, static_argnums=0))(1)
+    epoch(2)
+    epoch(3)
+
+
 def test_retraces_of_the_functions_that_a_plain_function_calls_are_reported() -> None:
     reports: list[RetraceReport] = []
 

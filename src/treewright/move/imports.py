@@ -21,7 +21,9 @@ def with_imports(source: Source, program: Program) -> bytes:
     names, needed = dict[str, str](), dict[str, list[str]]()
     for full in sorted({name for *_, text in source.edits for name in re.findall("\0(.+?)\0", text)}):
         module, _, name = full.rpartition(".")
-        bound = [each for each in source.assignments if each.name == name and _as_name(each) not in unused]
+        bound = [
+            each for each in source.assignments if each.name == name and getattr(each, "as_name", None) not in unused
+        ]
         ours = [each for each in source.imports if each in bound and source.full_names(each) == {full}]
         names[full] = name if len(ours) == len(bound) else full
         if names[full] == full:
@@ -36,10 +38,6 @@ def with_imports(source: Source, program: Program) -> bytes:
     except cst.ParserSyntaxError as error:
         raise ValueError(f"{source.path}: a bug in this command: the rewritten file would not parse.") from error
     return text
-
-
-def _as_name(assignment: Any) -> Any:
-    return getattr(assignment, "as_name", None)
 
 
 def _imports_without_use(source: Source, program: Program) -> set[Any]:

@@ -30,7 +30,7 @@ class Rule:
 
     kind: Kind
     becomes: str = ""
-    advice: str | None = None
+    advice: str = ""
     drops: tuple[str, ...] = ()
     keyword_only: str | None = None
     filtered: bool = False

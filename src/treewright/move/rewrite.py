@@ -65,8 +65,9 @@ def _rewrite_names(source: Source, program: Program) -> None:
             elif rule is not None and rule.kind == "base" and uses[id(used)].is_annotation:
                 source.replace(part, source.ours("treewright.Module", part))
             elif name and (rule is None or rule.kind != "unaware" or program.nodes):
-                left = (rule.advice if rule is not None else "left, because it has two possible meanings"), True
-                text, undecided = libraries.LEFT.get(rule.kind, left) if rule is not None else left
+                text, undecided = "left, because it has two possible meanings", True
+                if rule is not None:
+                    text, undecided = libraries.LEFT.get(rule.kind, (rule.advice, True))
                 source.note(part, f"{source.text_of(part)}: {text}", name, undecided=undecided)
 
 
@@ -88,7 +89,7 @@ def _write_decorator(node: NodeClass) -> None:
         source.arguments(by, kept, added)
     else:
         source.replace(by, f"{name}({added[0]})" if added else name)
-    if rule.advice is not None:
+    if rule.advice:
         source.note(node.definition, f"{node.name} {rule.advice}", node.origin)
     for part in node.definition.body.body:
         if isinstance(part, cst.FunctionDef) and part.name.value == "__post_init__":

@@ -99,7 +99,7 @@ class _BlockOrDecorator:
         self._created_at = frame.f_code.co_filename, frame.f_lineno
 
     def __call__(self, function: F) -> F:
-        """The function itself. It and the jitted functions that it calls are tracked as long as it exists."""
+        """The function itself. It, or if it is not jitted, the jitted functions that it calls, are tracked."""
         self._created_at, decorator = None, type(self).__name__
         decorated: Any = function
         if not callable(decorated) or isinstance(decorated, type):
@@ -110,7 +110,8 @@ class _BlockOrDecorator:
                 f"{decorator}(only=...) decorates {name}, but a decorator tracks only its own function. Remove only=, "
                 f"or write `with {decorator}(...):` around the calls."
             )
-        inner, code = weakref.ref(unwrap(function)), getattr(unwrap(function), "__code__", None)
+        inner = weakref.ref(unwrap(function))
+        code = None if is_jitted(function) else getattr(unwrap(function), "__code__", None)
         tracker = self._start(lambda call: unwrap(call.function) is inner() or is_running(code))
         weakref.finalize(unwrap(function), tracker.stop, stacklevel=1).atexit = False
         return function
