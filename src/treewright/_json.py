@@ -171,9 +171,9 @@ class _Description:
     def separately(self, value: Any) -> str:
         """The text of a value, independent of the parts described before."""
         walk = _Description(*self.inside)
-        found = walk.of(value)
+        description = walk.of(value)
         self.modules |= walk.modules
-        return found
+        return description
 
     def name(self, value: Any) -> str:
         """The import path of a function or class; for a user's function, with a digest of its code."""

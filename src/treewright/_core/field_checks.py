@@ -195,12 +195,12 @@ def rejection(cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, 
             fixes = [f"Pass {problem.fix}, or let the field freeze it:\n{line}converter=treewright.freeze)"]
         if can_be_child:
             fixes.append(f"{'Or make' if fixes else 'Make'} {name} a child: remove static().")
-    found = f"{cls.__qualname__}.{name} is static but {verb} {problem.description}{inside}."
+    first = f"{cls.__qualname__}.{name} is static but {verb} {problem.description}{inside}."
     fixes = fixes or ["Store it outside the node, and pass it as an argument."]
     if others:
         fixes.append(f"Other static fields of {cls.__qualname__} that must change:")
         fixes += [f"  {other}: {each.description}" for other, each in others]
-    return StaticFieldError("\n".join([found, problem.consequence, *fixes]))
+    return StaticFieldError("\n".join([first, problem.consequence, *fixes]))
 
 
 def is_assignable(value: Any) -> bool:

@@ -283,10 +283,10 @@ def changes(left: Any, right: Any, read: frozenset[str] | None = None) -> list[D
         right: A later one.
         read: If both were taken from the same object, the names that count: a function reads and does not assign them.
     """
-    found = _Changes().of(left, right, (), read, is_one=read is not None)
-    found = found if read is None else [dataclasses.replace(each, reason=_IN_PLACE) for each in found]
-    found.sort(key=lambda change: change.reason)
-    return [change for change in found if not _is_bare(change)] or found
+    differences = _Changes().of(left, right, (), read, is_one=read is not None)
+    differences = differences if read is None else [dataclasses.replace(each, reason=_IN_PLACE) for each in differences]
+    differences.sort(key=lambda change: change.reason)
+    return [change for change in differences if not _is_bare(change)] or differences
 
 
 class _Changes:
@@ -309,14 +309,14 @@ class _Changes:
         alive = alive or left.is_alive
         if left.exactly == "object" and (read is None or left.code is not None):
             read = names_read(left)
-        found: list[Difference] = []
+        differences: list[Difference] = []
         for key in dict.fromkeys((*left.parts, *right.parts)):
             old, new = left.parts.get(key, ABSENT), right.parts.get(key, ABSENT)
             name = str(getattr(key, "name", getattr(key, "key", None)))
             counts = not is_one or read is None or name in read
             if counts and not left.assigns_with(right, name) and (id(old), id(new)) not in self.entered:
-                found += self._at((*path, key), old, new, read, alive=alive)
-        return found
+                differences += self._at((*path, key), old, new, read, alive=alive)
+        return differences
 
     def _at(self, path: Path, old: Any, new: Any, read: frozenset[str] | None, *, alive: bool) -> list[Difference]:
         is_one = isinstance(old, Snapshot) and old.is_object_of(new)
@@ -324,13 +324,13 @@ class _Changes:
         is_sure = is_one and (alive or old.reference is not None)
         if is_one and not (is_sure and read is None):
             names = (read or frozenset[str]()) - _assigned_by_methods(old.kind)
-            found = self.of(old, new, path, names, is_one=True, alive=alive)
+            differences = self.of(old, new, path, names, is_one=True, alive=alive)
         elif alike(old, new):
             return []
         else:
             kind: DifferenceKind = "added" if old is ABSENT else "removed" if new is ABSENT else "static"
-            found = self.of(old, new, path, read, is_one=False, alive=alive) or [Difference(path, old, new, kind)]
-        return [dataclasses.replace(each, reason=_IN_PLACE) for each in found] if is_sure else found
+            differences = self.of(old, new, path, read, is_one=False, alive=alive) or [Difference(path, old, new, kind)]
+        return [dataclasses.replace(each, reason=_IN_PLACE) for each in differences] if is_sure else differences
 
 
 def names_read(function: Any) -> frozenset[str]:
@@ -363,7 +363,7 @@ def _is_bare(change: Difference) -> bool:
     return _is_of_one_kind(old, new) and not issubclass(old.kind, _ARRAYS) and old.parts.keys() == new.parts.keys()
 
 
-def _listed(found: Iterable[Difference], below: int = 0) -> str:
+def _listed(differences: Iterable[Difference], below: int = 0) -> str:
     """`f.factor: 1.0 -> 2.0, config['rate'] (changed in place): 1 -> 2`, by the paths below a number of keys."""
 
     def text(change: Difference) -> str:
@@ -373,7 +373,7 @@ def _listed(found: Iterable[Difference], below: int = 0) -> str:
         old, new = short_text(change.left), short_text(change.right)
         return f"{where}: {f'a different {new}' if old == new else f'{old} -> {new}'}"
 
-    return first_names(map(text, found), _MAX_SHOWN)
+    return first_names(map(text, differences), _MAX_SHOWN)
 
 
 # The cause
@@ -412,10 +412,10 @@ def _of_wrappers(old: Any, new: Any) -> Cause | None:
     """The cause for partials and for functions returned by `jit`, `grad`, `vmap` and the like."""
     (outer, function), (others, other) = _unwrapped(old), _unwrapped(new)
     is_one = same(function, other)
-    found = changes(function, other)
-    if not is_one and not (_is_of_one_kind(function, other) and all(map(_is_bare, found))):
+    differences = changes(function, other)
+    if not is_one and not (_is_of_one_kind(function, other) and all(map(_is_bare, differences))):
         return cause_of(function, other) or (
-            Cause("other attributes", f"these differ: {_listed(found)}") if found else None
+            Cause("other attributes", f"these differ: {_listed(differences)}") if differences else None
         )
     which = short_text(function) if is_one else "a different function with the same code"
     names, other_names = (list(map(_decorator, wrappers)) for wrappers in (outer, others))
@@ -424,10 +424,10 @@ def _of_wrappers(old: Any, new: Any) -> Cause | None:
         return Cause("other decorators", f"{which} with different decorators: {both}")
     text = f"a new {' of a '.join(names)} of {which}"
     pairs = list(zip(outer, others, strict=True))
-    found = [change for pair in pairs for change in changes(*pair) if change.path[0].role != "function"]
-    if found:
-        is_argument = any(change.path[0].role == "argument" for change in found)
-        return Cause("other arguments" if is_argument else "other options", f"{text}, with {_listed(found)}")
+    differences = [change for pair in pairs for change in changes(*pair) if change.path[0].role != "function"]
+    if differences:
+        is_argument = any(change.path[0].role == "argument" for change in differences)
+        return Cause("other arguments" if is_argument else "other options", f"{text}, with {_listed(differences)}")
     if not is_one:
         return cause_of(function, other)
     orders = [[[key.name for key in wrapper.parts] for wrapper in pair] for pair in pairs]
@@ -460,17 +460,17 @@ def _of_functions(old: Snapshot, new: Snapshot, before: Code, after: Code) -> Ca
     if before != after:
         text = f"two functions, defined at {' and '.join(dict.fromkeys((before.place, after.place)))}"
         return Cause("other function", text) if before.code.co_qualname == after.code.co_qualname else None
-    found = changes(old, new)
-    is_bare = all(map(_is_bare, found))
+    differences = changes(old, new)
+    is_bare = all(map(_is_bare, differences))
     name = "recreated optimiser" if "optax" in after.file.replace("\\", "/").split("/") else "recreated function"
-    inner_cause = _cause_in_user_part(old, new, found) if after.is_library else ""
+    inner_cause = _cause_in_user_part(old, new, differences) if after.is_library else ""
     if inner_cause:
         return Cause(name, inner_cause, is_bare=is_bare)
     texts: list[str] = []
     for verb, role in _VERBS:
-        of_verb = [change for change in found if change.path[0].role == role]
+        of_verb = [change for change in differences if change.path[0].role == role]
         texts += [f"{verb} {_listed(of_verb)}"] if of_verb else []
-    if not found:
+    if not differences:
         inputs = [key for key in new.parts if not old.assigns_with(new, key.name)]
         captured, read = ([key for key in inputs if key.role == role] for role in ("captured", "global"))
         same = "the same " if all(alike(old.parts.get(key), new.parts[key]) for key in captured) else ""
@@ -482,9 +482,9 @@ def _of_functions(old: Snapshot, new: Snapshot, before: Code, after: Code) -> Ca
     return Cause(name, about, is_bare=is_bare)
 
 
-def _cause_in_user_part(old: Snapshot, new: Snapshot, found: Iterable[Difference]) -> str:
+def _cause_in_user_part(old: Snapshot, new: Snapshot, differences: Iterable[Difference]) -> str:
     """The cause in the first part of a library's function that is the user's function or object; else empty."""
-    for change in found:
+    for change in differences:
         a: Any = old
         b: Any = new
         for key in change.path:
@@ -507,12 +507,12 @@ def _of_methods(old: Snapshot, new: Snapshot) -> Cause | None:
         return cause_of(*functions)
     is_one = _are_one(*owners)
     read = names_read(functions[0]) - _assigned_by_methods(kind_of(owners[0])) if is_one else None
-    found = [change for change in changes(owners[0], owners[1], read) if not _is_bare(change)]
-    about = f", with {_listed(found)}" if found else ""
+    differences = [change for change in changes(owners[0], owners[1], read) if not _is_bare(change)]
+    about = f", with {_listed(differences)}" if differences else ""
     if is_one:
         text = "the same method of the same object, looked up again"
-        return Cause("method looked up again", text + about, is_bare=not found)
-    return Cause("other method", f"the same method of a different object{about}", is_bare=not found)
+        return Cause("method looked up again", text + about, is_bare=not differences)
+    return Cause("other method", f"the same method of a different object{about}", is_bare=not differences)
 
 
 def _of_objects(old: Snapshot, new: Snapshot) -> Cause | None:

@@ -433,8 +433,8 @@ class CheckpointManager:
                     ranked += [] if rank is None else [(rank, step)]
             return max(ranked)[1] if ranked else None
 
-        found: int | None = self._run_on_all("ranking steps", best, on_first=True)
-        return found
+        number: int | None = self._run_on_all("ranking steps", best, on_first=True)
+        return number
 
     def metrics(self, step: SupportsIndex | None = None) -> dict[str, float]:
         """The metrics of a step."""
@@ -460,8 +460,8 @@ class CheckpointManager:
         Raises:
             CheckpointDamagedError: If it can't be read.
         """
-        found: Manifest = self._read(self._resolve_step(step), "the manifest", manifest_of_step)
-        return found
+        manifest: Manifest = self._read(self._resolve_step(step), "the manifest", manifest_of_step)
+        return manifest
 
     def _read(self, step: int, name: str, read: Callable[[Any], Any]) -> Any:
         """Read something from the folder of a step. A step that is deleted meanwhile is not reported as damaged."""

@@ -84,16 +84,16 @@ def _files(paths: Iterable[Path]) -> list[Path]:
     Raises:
         FileNotFoundError: If a path leads to nothing.
     """
-    found: list[Path] = []
+    collected: list[Path] = []
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(f"{path} is neither a file nor a folder.")
-        found += [path] if path.is_file() else []
+        collected += [path] if path.is_file() else []
         for folder, folders, files in os.walk(path):
             folders[:] = [each for each in sorted(folders) if not Path(folder, each, "pyvenv.cfg").exists()]
             folders[:] = [each for each in folders if not each.startswith(".")]
-            found += [Path(folder, each) for each in sorted(files) if each.endswith((".py", ".ipynb"))]
-    return list({path.resolve(): path for path in found if path.exists()}.values())  # no links that lead to nothing
+            collected += [Path(folder, each) for each in sorted(files) if each.endswith((".py", ".ipynb"))]
+    return list({path.resolve(): path for path in collected if path.exists()}.values())  # no links that lead to nothing
 
 
 def _imports_one(notebook: Path, libraries: Iterable[str]) -> bool:

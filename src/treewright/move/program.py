@@ -48,12 +48,12 @@ class Program:
         self._classes: dict[str, list[cst.ClassDef]] = {}
         self._modules: dict[str, list[Source]] = {}
         waiting = dict(files)
-        while found := [path for path, content in waiting.items() if _has_word(content, words)]:
-            for path in found:
+        while loaded := [path for path, content in waiting.items() if _has_word(content, words)]:
+            for path in loaded:
                 self._load(path, waiting.pop(path))
             self._find_nodes()
             words |= {definition.name.value for definition in self.nodes}
-            words |= {each.name for path in found for each in self.library_imports(self.sources[path])}
+            words |= {each.name for path in loaded for each in self.library_imports(self.sources[path])}
         self._unread: bytes = b"\n".join(waiting.values())
 
     def _load(self, path: Path, content: bytes) -> None:
@@ -97,11 +97,11 @@ class Program:
                 if local in self._classes or depth == 30:
                     return local
                 self.passed_on.add(f"{source.name}.{parts[end]}")
-                found = source.names_of(source.module, rest)
+                names = source.names_of(source.module, rest)
                 value = source.values.get(parts[end])
                 if isinstance(value, cst.Name | cst.Attribute):  # an alias
-                    found = frozenset(".".join([each, *parts[end + 1 :]]) for each in source.names_of(value))
-                return local if len(found) != 1 or local in found else self._origin(next(iter(found)), depth + 1)
+                    names = frozenset(".".join([each, *parts[end + 1 :]]) for each in source.names_of(value))
+                return local if len(names) != 1 or local in names else self._origin(next(iter(names)), depth + 1)
         return name
 
     def rule_of(self, source: Source, node: cst.CSTNode) -> tuple[Rule | None, str]:

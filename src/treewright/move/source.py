@@ -80,8 +80,8 @@ class Source:
         scope = self._scopes.get(first_name(node)) or self._scopes[self.module]
         if dotted is None or scope is None:
             return frozenset()
-        found = frozenset(self._absolute(name) for name in scope.get_qualified_names_for(dotted))
-        return found or frozenset(f"{module}.{dotted}" for module in self.stars)
+        names = frozenset(self._absolute(name) for name in scope.get_qualified_names_for(dotted))
+        return names or frozenset(f"{module}.{dotted}" for module in self.stars)
 
     def full_names(self, each: metadata.ImportAssignment) -> set[str]:
         """The full names that an import binds its name to."""

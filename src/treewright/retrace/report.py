@@ -189,18 +189,18 @@ _WITH_REASONS = Comparison(same, _parts_of_both, lambda left, right: cause_of(le
 
 def call_differences(old: Signature, new: Signature, *, reasons: bool = True) -> list[Difference]:
     """The differences between two calls: arguments, then settings and options."""
-    found = list(_argument_differences(old, new, _WITH_REASONS if reasons else _WITHOUT_REASONS))
-    if any(difference.kind in {"added", "removed"} for difference in found):  # flax repeats them in a static
-        found = [difference for difference in found if str(difference.path[-1]) != FLAX_NODES]
+    differences = list(_argument_differences(old, new, _WITH_REASONS if reasons else _WITHOUT_REASONS))
+    if any(difference.kind in {"added", "removed"} for difference in differences):  # flax repeats them in a static
+        differences = [difference for difference in differences if str(difference.path[-1]) != FLAX_NODES]
     if old.settings is not new.settings:
         settings = list(_by_name("setting", old.settings, new.settings))
         named = [difference for difference in settings if difference.path != (UNNAMED_SETTINGS,)]
         # The unnamed settings include the named ones: they are redundant if not more of them changed.
         unnamed = zip(*(each.settings.get(UNNAMED_SETTINGS, ()) for each in (old, new)), strict=True)
-        found += named if sum(not same(a, b) for a, b in unnamed) <= len(named) else settings
+        differences += named if sum(not same(a, b) for a, b in unnamed) <= len(named) else settings
     if old.batch != new.batch and len(old.batch) == len(new.batch):
-        found.append(Difference(("the size of vmap",), _size(old.batch), _size(new.batch), "batch"))
-    return [*found, *_by_name("option", old.options, new.options)]
+        differences.append(Difference(("the size of vmap",), _size(old.batch), _size(new.batch), "batch"))
+    return [*differences, *_by_name("option", old.options, new.options)]
 
 
 def _size(batch: tuple[int, ...]) -> Any:

@@ -84,9 +84,9 @@ class CallHistory:
         best: tuple[tuple[int, bool, int], PastCall] | None = None
         calls = self.calls_of(function)
         for call in calls:
-            found = call_differences(call.signature, signature, reasons=False)
+            differences = call_differences(call.signature, signature, reasons=False)
             is_mapped_otherwise = len(call.signature.batch) != len(signature.batch)
-            distance = (len(without_placement(found)), is_mapped_otherwise, len(found))
+            distance = (len(without_placement(differences)), is_mapped_otherwise, len(differences))
             if not (sharing and distance[0]) and (best is None or distance < best[0]):
                 best = (distance, call)
         if best is not None:
@@ -256,11 +256,11 @@ class RetraceTracker:
             if event.signature is None:
                 event.signature = signature_of(call, history.calls[-1].signature if history.calls else None)
             reference = weakref.ref(function)
-            closest, found = history.closest(function, event.signature, sharing=sharing)
+            closest, differences = history.closest(function, event.signature, sharing=sharing)
         except Exception:  # noqa: BLE001  a user's __eq__ or __hash__, or an unhashable function
             return None
         return _CurrentCall(
-            reference, history, event.signature, closest, found, without_placement(found), event.seconds
+            reference, history, event.signature, closest, differences, without_placement(differences), event.seconds
         )
 
     def _history(self, event: Event) -> CallHistory:
@@ -283,15 +283,15 @@ class RetraceTracker:
         with self._lock:
             history.counts[kind] += 1
             number = count = history.counts[kind]
-        compared_with, found = None, list[Difference]()
+        compared_with, differences = None, list[Difference]()
         if current is not None:
             compared_with = None if current.closest is None else current.closest.number
             past = current.record(compared_with if kind == "recompile" else None)
             past.is_compiled = event.kind == "compile" and not unseen
             number = history.counts["compile"] if kind == "recompile" else past.number
-            found = current.differences if kind == "recompile" else current.of_trace
+            differences = current.differences if kind == "recompile" else current.of_trace
         report = RetraceReport(
-            history.name, kind, number, tuple(found), compared_with, event.seconds, event.caller, unseen
+            history.name, kind, number, tuple(differences), compared_with, event.seconds, event.caller, unseen
         )
         limit = self._limits[kind]
         if limit is not None and count > limit:
