@@ -32,7 +32,7 @@ class Evidence:
             name: node for node, names in self._fields.items() if _is_assignable(node) for name in names
         }
         self.reads: dict[tuple[NodeClass, str], list[tuple[Source, cst.CSTNode]]] = defaultdict(list)
-        self.tested = set[tuple[NodeClass, str]]()
+        self.tested: set[tuple[NodeClass, str]] = set()
         self._set = set[str]()  # names that a call passes a value by, or that a statement assigns to as an attribute
         self._open = set[NodeClass]()  # classes with a constructor call that has positional arguments or **kwargs
         self._names = {name for fields in self._fields.values() for name in fields}

@@ -83,6 +83,7 @@ class MeshRules:
                 f"{axes_text(self.sizes)}. Axes that a mesh lacks are dropped, which would leave arrays whole on every "
                 f"device. If it is an axis of a different mesh, choose a less similar name."
             )
+        self.fit: Callable[[tuple[str, ...], tuple[Hashable, ...] | None, tuple[int, ...]], Fit]
         self.fit = functools.cache(self._fit)  # equal layers have equal arguments
 
     @property
