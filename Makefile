@@ -21,8 +21,9 @@ OLDEST := 3.11
 NEWEST := 3.14
 # More arguments for the demo, the benchmarks and pytest: make demo ARGS="--epochs 5", make test PYTEST_ARGS="-x"
 ARGS ?=
-# With worksteal, most files stay in one process, so their imports, compiled functions and fixtures are made once.
-PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=4 --dist=worksteal
+# Three processes even on two cores, because many tests wait for processes that they start. With worksteal, most files
+# stay in one process, so their imports, compiled functions and fixtures are made once.
+PYTEST_ARGS ?= --numprocesses=3 --dist=worksteal
 
 # pyright's wheel contains pyright and node; a search for newer ones would only slow it down.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
