@@ -59,6 +59,10 @@ def _specify(kind: FieldKind, arguments: dict[str, Any]) -> Any:
     """A `dataclasses.Field` from the arguments of a specifier; our own options go to its metadata."""
     if arguments["converter"] is not None and not callable(arguments["converter"]):
         raise TypeError(f"converter must be a function of one value, got {short_text(arguments['converter'])}.")
+    for name in ("init", "repr", "compare", "local", "identity"):
+        if type(arguments.get(name, False)) is not bool:
+            fix = "; to compare a static by identity, write identity=True" if name == "compare" else ""
+            raise TypeError(f"{name}={short_text(arguments[name])} must be True or False{fix}.")
     options: dict[str, Any] = {"kind": kind, **{name: arguments.pop(name) for name in _OPTIONS if name in arguments}}
     names, stack = options.get("sharding"), options.get("stack")
     is_names = isinstance(names, tuple) and all(name is None or (isinstance(name, str) and name) for name in names)
