@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from treewright._base.jax_private import JIT_ATTRIBUTES, options_of
 
-# Packages whose modules and functions users don't modify, and whose factories capture only constants. A package joins
-# by setting `__treewright_library__ = True` in its top module. docs/statics.md prints both lists.
+# Packages whose modules and functions users don't modify, and whose factories capture only constants. More packages
+# join with `__treewright_library__ = True` in their top module. docs/statics.md prints both lists.
 LIBRARIES = frozenset(
     {
         *("jax", "jaxlib", "numpy", "scipy", "ml_dtypes", "opt_einsum", "einops", "treewright"),

@@ -280,7 +280,7 @@ def _node_spec(draft: _Draft, *, keeps_init: bool) -> tuple[NodeSpec, list[Field
         runs_post_init=draft.options["init"] and not keeps_init and hasattr(cls, "__post_init__"),
         init_vars=init_vars,
         unfinished=Unfinished(cls),
-        slots=tuple(slots_of(cls).keys() - {FLAT_FORM, *cls.__dataclass_fields__}),
+        slots=tuple([name for name in slots_of(cls) if name not in {FLAT_FORM, *cls.__dataclass_fields__}]),
     )
     return node_spec, arguments
 

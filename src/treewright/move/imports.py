@@ -41,7 +41,7 @@ def with_imports(source: Source, program: Program) -> bytes:
 
 
 def _imports_without_use(source: Source, program: Program) -> set[Any]:
-    """The names in import statements that are no longer used.
+    """The names in import statements that nothing uses after the edits.
 
     An import that another file takes from here stays, and so does one whose name stands in a text, as in `__all__`.
     """
