@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import treewright
-from tests.journeys import assert_passes_at_most
 from tests.retrace.support import fresh
 
 if TYPE_CHECKING:
@@ -80,26 +78,3 @@ def test_a_disabled_logger_prints_no_report(logger: logging.Logger, capsys: pyte
     retrace()
 
     assert capsys.readouterr().err == ""
-
-
-class Layer(treewright.Module):
-    kernel: jax.Array
-    activation: str = treewright.static(default="relu")
-
-
-@pytest.mark.parametrize(
-    ("function", "nodes", "functions", "files"),
-    [
-        pytest.param(double, (), 55, 9, id="arrays"),
-        pytest.param(lambda _layer, x: x * 2, (Layer(jnp.ones(2)),), 61, 12, id="a node"),  # 60 before Python 3.13
-    ],
-)
-def test_a_report_passes_few_functions_and_files(function: Any, nodes: Any, functions: int, files: int) -> None:
-    step = jax.jit(fresh(function))
-
-    reports: list[str] = []
-    with treewright.explain_retraces(on_report=lambda report: reports.append(str(report))):
-        step(*nodes, np.ones(4, np.float32))
-        assert_passes_at_most(functions, files, lambda: step(*nodes, np.ones(3, np.float32)))
-
-    assert len(reports) == 1
