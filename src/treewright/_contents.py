@@ -140,7 +140,7 @@ def globals_read(function: types.FunctionType) -> dict[str, Any]:
     """The globals that a user's function reads, without those of libraries and Python."""
     if is_library_function(function):
         return {}
-    return {name: value for name, value, is_constant in reads_of(function) if not is_constant and value is not MISSING}
+    return {name: value for name, value, library in reads_of(function) if not library and value is not MISSING}
 
 
 def bound_variables(function: types.FunctionType) -> dict[str, Any]:

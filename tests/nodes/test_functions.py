@@ -19,12 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.io
 from jax.nn import relu
 from jax.sharding import PartitionSpec
 
 from tests.conftest import trace_counts as trace_counts_of
 from treewright import Module, TrainState, static
 from treewright._base.functions import LIBRARIES, STANDARD
+from treewright._core import how_compared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -201,6 +203,8 @@ OPEN: dict[str, Callable[[], Any]] = {
     "settings of a library": lambda: lambda x: x if jax.config.values else -x,
     "a random number": lambda: lambda x: x * np.random.rand(),  # noqa: NPY002
     "a file": lambda: lambda x: np.load(x),
+    "a file by jax": lambda: lambda x: jnp.load(x),
+    "a file by a library that reads files": lambda: lambda x: scipy.io.loadmat(x),
     "a shadowed built-in": in_module("shadowing", "def make(): return lambda x: abs(x)\nabs = len").make,
     "a replaced built-in": in_module("changed", "def make(): return lambda x: abs(x)", __builtins__={"abs": len}).make,
     "an attribute": lambda: with_note(lambda x: x),
@@ -208,6 +212,7 @@ OPEN: dict[str, Callable[[], Any]] = {
     "a jitted function with an attribute": lambda: with_note(jax.jit(lambda x: x)),
     "an annotation that can't be hashed": lambda: annotated([1]),
     "a function of a module that reads a global": lambda: PARTIAL(nested),
+    "a function of a module that reads a global, in a frozenset": lambda: PARTIAL(max, frozenset({nested})),
     "a module": lambda: PARTIAL(max, math),
     "a method that reads a global": lambda: Reading().scale,
     "a method that captures": lambda: local_class(1).closed,
@@ -228,6 +233,15 @@ def test_functions_that_depend_on_mutable_state_compare_by_identity(make: Callab
 
     assert trace_counts_of(Layer, function, function, make()) == [1, 1, 2]
     assert Layer(1.0, function).setting is function
+
+
+@pytest.mark.parametrize("make", [*CLOSED.values(), *OPEN.values()], ids=[*CLOSED, *OPEN])
+def test_the_decision_for_reports_agrees_with_the_key(make: Callable[[], Any]) -> None:
+    function = make()
+    how = how_compared(function)
+
+    assert how.by == ("identity" if make in OPEN.values() else "parts")
+    assert bool(how.reason) == (make in OPEN.values())
 
 
 @dataclasses.dataclass(unsafe_hash=True)

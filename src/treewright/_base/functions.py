@@ -16,6 +16,8 @@ import types
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, TypeVar
 
+import numpy as np
+
 from treewright._base.jax_private import JIT_ATTRIBUTES, options_of
 
 # Packages whose modules and functions users don't modify, and whose factories capture only constants. More packages
@@ -38,22 +40,33 @@ OWN_MARK = "__treewright_library__"
 _RANDOM = "numpy.random"  # It has mutable state.
 _STANDARD_FOLDER = os.__file__.removesuffix("os.py")
 
+# The packages whose functions closed code may call. They read no files or settings, except by the names below.
+_READABLE = frozenset({"jax", "math", "operator", "functools", "einops", "optax", "builtins"})
 # Names through which code reads variables, attributes, files or settings that it does not name.
 _DYNAMIC = frozenset(
     {
         *("__import__", "breakpoint", "compile", "eval", "exec", "getattr", "globals", "input", "locals", "open"),
-        *("vars", "attrgetter", "methodcaller", "get_type_hints", "__getattribute__", "__dict__", "__closure__"),
-        *("__builtins__", "__globals__", "f_back", "f_globals", "f_locals", "get_printoptions", "geterr"),
-        *("fromfile", "genfromtxt", "load", "loadtxt", "memmap", "open_memmap"),
+        *("vars", "attrgetter", "methodcaller", "__getattribute__", "__dict__", "__closure__"),
+        *("__builtins__", "__globals__", "f_back", "f_globals", "f_locals"),
+        *("load", "fromfile", "get_printoptions"),  # these are in jax.numpy
     }
 )
 _READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
-_OPENS = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"})
+_OPENS = types.MappingProxyType({"STORE_GLOBAL": "assigns", "DELETE_GLOBAL": "deletes", "IMPORT_NAME": "imports"})
 _CODE: Callable[[types.CodeType], tuple[Any, ...]] = operator.attrgetter(
     *("co_code", "co_exceptiontable", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_name"),
     *("co_qualname", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags", "co_stacksize"),
     *("co_filename", "co_firstlineno", "co_linetable"),
+)
+# The classes of other libraries' layers, by name and module.
+_LAYERS = types.MappingProxyType(
+    {
+        "Module": (("equinox.", "equinox"), ("flax.linen.", "linen"), ("flax.nnx.", "nnx")),
+        "_ModuleMeta": (("equinox.", "equinox"),),
+        "Pytree": (("flax.nnx.", "nnx"),),
+        "Variable": (("flax.nnx.", "nnx"),),
+    }
 )
 BY_EQUALITY = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType})  # constants whose == is exact
 CONSTANTS = BY_EQUALITY | {float, complex}
@@ -87,9 +100,13 @@ def is_cached_property(cls: type[Any], name: str) -> bool:
     return isinstance(getattr(cls, name, None), functools.cached_property)
 
 
-def is_linen(cls: type[Any]) -> bool:
-    """Whether a class is a Module of flax.linen, whose instances store internal state in private attributes."""
-    return any((base.__module__, base.__name__) == ("flax.linen.module", "Module") for base in cls.__mro__)
+def foreign_library(cls: type[Any]) -> str | None:
+    """`equinox`, `linen` or `nnx` if a class is one of its layers, variables or metaclasses; None for other classes."""
+    for base in cls.__mro__:
+        for package, library in _LAYERS.get(base.__name__, ()):
+            if base.__module__.startswith(package):
+                return library
+    return None
 
 
 def native_base(cls: type[Any]) -> type[Any] | None:
@@ -149,7 +166,7 @@ def uncached_attributes(value: Any) -> dict[str, Any]:
     return {
         name: part
         for name, part in instance_attributes(value).items()
-        if not is_cached_property(cls, name) and not (name.startswith("_") and is_linen(cls))
+        if not is_cached_property(cls, name) and not (name.startswith("_") and foreign_library(cls) == "linen")
     }
 
 
@@ -237,42 +254,81 @@ def is_library_object(value: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def code_reads(code: types.CodeType) -> tuple[tuple[tuple[str, str], ...], bool]:
-    """The globals that code reads, each with the attribute that follows; and whether it reads nothing else."""
+def code_reads(code: types.CodeType) -> tuple[tuple[tuple[str, str], ...], str]:
+    """The globals that code reads, each with the attribute that follows; and how it reads more; empty if it does not."""
     reads: dict[tuple[str, str], None] = {}
-    is_all = True
+    more = ""
     for here, after in itertools.pairwise(dis.get_instructions(code)):
         if here.opname in _READS_GLOBAL:
             reads[here.argval, after.argval if after.opname in READS_ATTRIBUTE else ""] = None
-        dynamic = here.opname in _READS_GLOBAL | READS_ATTRIBUTE and here.argval in _DYNAMIC
-        is_all = is_all and not dynamic and here.opname not in _OPENS
+        if here.opname in _READS_GLOBAL | READS_ATTRIBUTE and here.argval in _DYNAMIC:
+            more = more or f"uses {here.argval}"
+        if here.opname in _OPENS:
+            more = more or f"{_OPENS[here.opname]} {here.argval}"
     for nested in code.co_consts:
         if isinstance(nested, types.CodeType):
-            inner, are_all = code_reads(nested)
+            inner, inner_more = code_reads(nested)
             reads |= dict.fromkeys(inner)
-            is_all = is_all and are_all
-    return tuple(reads), is_all
+            more = more or inner_more
+    return tuple(reads), more
 
 
-def reads_of(function: Any) -> Iterator[tuple[str, Any, bool]]:
-    """The globals that a function reads: the name, such as `settings.RATE`, the value, and whether it is constant.
+def reads_of(function: Any) -> Iterator[tuple[str, Any, str]]:
+    """The globals that a function reads: the name, such as `settings.RATE`, the value, and its library's module.
 
-    A global is constant if it belongs to Python or a library and is read under its original name.
+    The module is empty if the global is not constant: it is not Python's or a library's, or has a new name.
     """
     for name, attribute in code_reads(function.__code__)[0]:
         value = function.__globals__.get(name, MISSING)
         if value is MISSING:
             value = function.__builtins__.get(name, MISSING)
-            yield name, value, value is not MISSING and value is getattr(builtins, name, None)
+            is_constant = value is not MISSING and value is getattr(builtins, name, None)
+            yield name, value, "builtins" if is_constant else ""
         elif not isinstance(value, types.ModuleType):
-            yield name, value, getattr(value, "__name__", None) == name and is_library_object(value)
+            is_constant = getattr(value, "__name__", None) == name and is_library_object(value)
+            yield name, value, value.__module__ if is_constant else ""
         elif attribute in vars(value):
             member = vars(value)[attribute]
             is_module = isinstance(member, types.ModuleType)
             is_constant = is_library(member.__name__) if is_module else callable(member) or type(member) in CONSTANTS
-            yield f"{name}.{attribute}", member, is_constant and is_library(value.__name__)
+            is_constant = is_constant and is_library(value.__name__)
+            yield f"{name}.{attribute}", member, value.__name__ if is_constant else ""
         else:
-            yield name, value, is_library(value.__name__)
+            yield name, value, value.__name__ if is_library(value.__name__) else ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_readable(module: str) -> bool:
+    """Whether the functions of a library read no files: a few packages, and those with the mark."""
+    package = module.partition(".")[0]
+    return package.removeprefix("_") in _READABLE or (package != "" and package not in LIBRARIES | STANDARD)
+
+
+def _reads_nothing(value: Any) -> bool:
+    """Whether a value of any library can't read files: a number, a ufunc of numpy or one of its scalar types."""
+    is_scalar_type = isinstance(value, type) and issubclass(value, np.generic)
+    return is_scalar_type or type(value) in CONSTANTS or isinstance(value, np.ufunc)
+
+
+def why_open(function: types.FunctionType) -> tuple[str, list[Any]]:
+    """How a user's function can change, or an empty text if it is closed; and the globals that it reads.
+
+    A closed function captures nothing, has no attributes, and reads only constant globals.
+    """
+    code, attributes = function.__code__, function.__dict__
+    if attributes:
+        return f"has the attribute {next(iter(attributes))}", []
+    if code.co_freevars and code.co_freevars != ("__class__",):
+        return f"captures {code.co_freevars[0]}", []
+    more = code_reads(code)[1]
+    if more:
+        return more, []
+    reads: list[Any] = []
+    for name, value, module in reads_of(function):
+        if not (_is_readable(module) or (module and _reads_nothing(value))):
+            return f"reads the global {name}", []
+        reads.append(value)
+    return "", reads
 
 
 # Code and captured variables
@@ -299,8 +355,10 @@ def captured(function: types.FunctionType) -> dict[str, Any]:
     """The captured variables of a function by name, without those that are not bound yet."""
     variables: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # not bound yet
+        try:  # half the time of contextlib.suppress
             variables[name] = cell.cell_contents
+        except ValueError:  # noqa: PERF203  not bound yet
+            continue
     return variables
 
 

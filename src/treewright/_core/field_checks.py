@@ -16,6 +16,7 @@ from jax.core import Tracer
 from treewright._base.functions import (
     METHODS,
     FrozenValue,
+    foreign_library,
     has_author,
     instance_attributes,
     is_library,
@@ -95,7 +96,7 @@ def problem_of(value: Any) -> NoExactKeyError:
         consequence = (
             "jit compares statics with ==, which returns an array, and a change in place would give stale results."
         )
-    elif isinstance(value, _GENERATORS) or is_nnx(type(value)):
+    elif isinstance(value, _GENERATORS) or foreign_library(type(value)) == "nnx":
         fix, can_be_child = IDENTITY, False
         consequence = "It changes when it is used, but a compiled program keeps the state that it had during the trace."
     elif isinstance(value, MUTABLE):
@@ -154,13 +155,6 @@ def comparison_problem(value: Any, *, with_equality: bool) -> NoExactKeyError | 
     return NoExactKeyError(value, text_with_class(value), consequence, _OWN_HASH)
 
 
-def is_nnx(cls: type[Any]) -> bool:
-    """Whether instances of a class are modules or variables of flax.nnx, which change in place."""
-    return any(
-        base.__module__.startswith("flax.nnx.") and base.__name__ in {"Pytree", "Variable"} for base in cls.__mro__
-    )
-
-
 def has_arrays(value: Any) -> bool:
     """Whether an object is a pytree with arrays among its leaves, but not a mapping."""
     try:
@@ -216,7 +210,7 @@ def is_assignable(value: Any) -> bool:
 def why_it_can_change(value: Any) -> str:
     """Why an object can't be frozen, with the fix; empty if it is immutable."""
     cls: Any = type(value)
-    if isinstance(value, MUTABLE) or cls.__hash__ is None or is_nnx(cls):
+    if isinstance(value, MUTABLE) or cls.__hash__ is None or foreign_library(cls) == "nnx":
         problem = problem_of(value)
         fix = "Pass the values that it returns as arguments" if problem.fix is IDENTITY else f"Use {problem.fix}"
         return f"{problem.description}. {fix}."
@@ -237,7 +231,6 @@ _NUMBERS = (int, float, complex)
 _SETTINGS = (str, bytes, enum.Enum, type, np.dtype)
 # Iterables such as `map` and `dict.values()`, which JAX treats as leaves.
 _ITERABLES = (collections.abc.Iterator, collections.abc.Set, collections.abc.MappingView, range)
-LAYERS = frozenset({("equinox", "Module"), ("flax", "Module")})  # flax.linen's and flax.nnx's
 
 
 def check_fields(node: Any) -> None:
@@ -266,7 +259,7 @@ def check_fields(node: Any) -> None:
 def _child_problem(cls: type[Any], field: Any, value: Any) -> str | None:
     """The warning for a child; None if it is fine."""
     place, value_cls = f"{cls.__qualname__}.{field.name}", type(value)
-    if any((base.__module__.partition(".")[0], base.__name__) in LAYERS for base in value_cls.__mro__):
+    if foreign_library(value_cls) is not None:
         leaves = jax.tree.leaves(value)  # The layer itself is a leaf if its library has not registered it.
         if all(leaf is not value and (hasattr(leaf, "dtype") or isinstance(leaf, _NUMBERS)) for leaf in leaves):
             return None

@@ -47,8 +47,8 @@ class Kind(NamedTuple):
     make: Callable[..., Any] | None = None
 
 
-def _same(value: Hashable) -> Hashable:
-    """The key of values whose `==` is exact."""
+def _same(value: Any) -> Any:
+    """The key of values whose `==` is exact; the parts of a tuple."""
     return value
 
 
@@ -115,7 +115,7 @@ KINDS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
         str: _by_text(str),
         int: _by_text(int, lambda value: hex(int.__int__(value))),
         bytes: _by_text(bytes, bytes.hex),
-        tuple: Kind("tuple", tuple.__iter__, make=lambda *items: items),
+        tuple: Kind("tuple", _same, make=lambda *items: items),
         frozenset: Kind("frozenset", frozenset.__iter__, make=lambda *items: frozenset(items)),
         functools.partial: Kind("partial", partial_parts),
         **{cls: _by_arguments(cls) for cls in (slice, range, dt.time, dt.datetime, dt.timedelta)},

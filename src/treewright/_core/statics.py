@@ -20,7 +20,8 @@ from treewright._base.functions import CONSTANTS, import_path
 from treewright._base.jax_private import GetAttrKey
 from treewright._base.text import short_text, text, text_with_class
 from treewright._core.field_checks import MAX_CHECKED_NODES, NoExactKeyError, is_assignable, rejection
-from treewright._core.keys import KeyBuilder, compared_by_itself, identity_key
+from treewright._core.comparison import Scope
+from treewright._core.keys import compared_by_itself, identity_key, key_in
 from treewright._core.kinds import kind_of, partial_parts, with_parts
 from treewright.errors import StaticWarning, warn_user
 
@@ -124,14 +125,15 @@ class StaticTable:
         """The exact key of each value. Warns for each mutable object that may be meant as a constant."""
         keys: list[Hashable] = []
         problems: dict[str, NoExactKeyError] = {}
-        builder = KeyBuilder([])
+        doubts: list[Any] = []
+        scope = Scope(None, None, doubts.append)
         for name, value, by_identity in zip(self.names, values, self.identity, strict=True):
             try:
-                keys.append(identity_key(value) if by_identity else builder.key(value))
+                keys.append(identity_key(value) if by_identity else key_in(value, scope))
             except NoExactKeyError as problem:
-                problems[name], builder = problem, KeyBuilder(builder.doubts)
-            while builder.doubts and not problems:
-                self._doubt(name, builder.doubts.pop())
+                problems[name] = problem
+            while doubts and not problems:
+                self._doubt(name, doubts.pop())
         if problems:
             raise rejection(self.owner, dict(zip(self.names, values, strict=True)), problems)
         return tuple(keys)

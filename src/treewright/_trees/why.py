@@ -23,7 +23,7 @@ from treewright._base.functions import (
 from treewright._base.jax_private import Path, path_text
 from treewright._base.text import first_names, short_text
 from treewright._contents import Part, contents, is_method, unwrap_api_boundary
-from treewright._core import NoExactKeyError, exact_key, is_node
+from treewright._core import how_compared, is_node
 from treewright._freeze import FrozenArray
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, same_exactly, same_to_jit
 
@@ -88,7 +88,8 @@ class Snapshot:
         text: The value in one line.
         parts: Snapshots of its `contents`.
         compared: How `jit` compares it as a static of a foreign class.
-        exactly: How nodes compare it as a static: a closed function by its parts, any other by identity.
+        exactly: How nodes compare it as a static.
+        reason: Why nodes compare it by identity.
         kept: The value itself, if its class defines `==` and allows no weak reference.
         code: The code of a Python function.
         assigned: The variables that a Python function itself assigns, such as a counter of its traces.
@@ -99,6 +100,7 @@ class Snapshot:
     parts: Mapping[Any, Any]
     compared: Compared
     exactly: Compared
+    reason: str
     kept: Any
     code: Code | None
     assigned: Mapping[str, Any]
@@ -192,19 +194,21 @@ def _snapshot_with(value: Any, parts: Mapping[Any, Any]) -> Snapshot:
         reference = None if kind in _MUTABLE else weakref.ref(value)
     except TypeError:
         reference = None
-    is_function = code is not None or any(getattr(key, "role", "") == "function" for key in parts)
-    exactly: Compared = ("parts" if _is_closed(value) else "object") if is_function else compared
     kept = value if compared == "value" and reference is None else None
-    return Snapshot(kind, short_text(value), parts, compared, exactly, kept, code, assigned, id(value), reference)
+    exactly, reason = _exactly(value, parts, compared)
+    return Snapshot(
+        kind, short_text(value), parts, compared, exactly, reason, kept, code, assigned, id(value), reference
+    )
 
 
-def _is_closed(function: Any) -> bool:
-    """Whether the exact key of a function depends on its contents, not on its identity."""
-    try:
-        key: Any = exact_key(function)
-    except NoExactKeyError:
-        return False
-    return not (isinstance(key, tuple) and key[0] == "identity")
+def _exactly(value: Any, parts: Mapping[Any, Any], compared: Compared) -> tuple[Compared, str]:
+    """How nodes compare a value, and the reason why by identity."""
+    how = how_compared(value)
+    if how.problem is not None:
+        return compared, ""
+    if how.by == "identity":
+        return "object", how.reason
+    return "parts" if how.by == "parts" and parts else "value", ""
 
 
 class Effects(NamedTuple):
@@ -476,7 +480,8 @@ def _of_functions(old: Snapshot, new: Snapshot, before: Code, after: Code) -> Ca
         same = "the same " if all(alike(old.parts.get(key), new.parts[key]) for key in captured) else ""
         names = ", ".join(key.name for key in captured or read)
         is_plain = not after.code.co_freevars and not code_effects(after.code).variables
-        nothing = f"which reads the global {names}" if read else "which captures nothing" if is_plain else ""
+        plainly = f"which {new.reason}" if new.reason else "which captures nothing"
+        nothing = f"which reads the global {names}" if read else plainly if is_plain else ""
         texts = [f"which captured {same}{names}" if captured else nothing]
     about = ", ".join(filter(None, (f"recreated by the same code ({after.place})", " and ".join(texts))))
     return Cause(name, about, is_bare=is_bare)
@@ -526,7 +531,8 @@ def _of_objects(old: Snapshot, new: Snapshot) -> Cause | None:
     changed = [change for change in changed if not _is_bare(change)]
     # A class with a custom way to create instances may keep one per value.
     is_default_new = kind.__new__ is object.__new__ and type(kind).__call__ is type.__call__
-    if old.compared == "object" and is_default_new and not (old.is_object_of(new) or kind.__module__.startswith("jax")):
+    by_identity = old.compared == old.exactly == "object"
+    if by_identity and is_default_new and not (old.is_object_of(new) or kind.__module__.startswith("jax")):
         nothing = "; these two have equal attributes" if old.parts else ""
         about = f"; these differ: {_listed(changed)}" if changed else nothing
         return Cause("identity", f"{kind.__qualname__} has no __eq__, so instances are compared by identity{about}")
