@@ -29,7 +29,6 @@ MUTABLE_STATE = {
         "_base.functions._is_readable",
         "_base.functions.code_key",
         "_base.functions.code_reads",
-        "_trees.why.code_effects",
         "retrace.jax_private._names_of_settings",
     ),
     "retrace.jax_private.can_read_calls",
