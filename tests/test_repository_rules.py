@@ -26,7 +26,6 @@ FILES_THAT_IMPORT_PRIVATE_MODULES = 12
 MUTABLE_STATE = {
     # Caches: code never changes, and neither do the contents of a JAX version.
     *(
-        "_base.functions._is_readable",
         "_base.functions.code_key",
         "_base.functions.code_reads",
         "retrace.jax_private._names_of_settings",

@@ -55,6 +55,8 @@ class FrozenMapping(FrozenValue, Mapping[K, V_co], Generic[K, V_co]):
 
         def __getattr__(self, name: str) -> Any:
             """Read an item as an attribute, as in the original namespace or config."""
+            if name == "_items":  # not set yet, in an instance that `__new__` created
+                raise AttributeError(name)
             if name in self._items:
                 return self._items[name]
             names = ", ".join(map(str, self._items)) or "none"

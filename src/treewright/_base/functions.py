@@ -40,32 +40,32 @@ OWN_MARK = "__treewright_library__"
 _RANDOM = "numpy.random"  # It has mutable state.
 _STANDARD_FOLDER = os.__file__.removesuffix("os.py")
 
-# The packages whose functions closed code may call. They read no files or settings, except by the names below.
-_READABLE = frozenset({"jax", "math", "operator", "functools", "einops", "optax", "builtins"})
-# Names through which code reads variables, attributes, files or settings that it does not name.
+# Packages whose functions read no files or settings, except those in the next list. So do packages with the mark.
+_SAFE = frozenset({"jax", "math", "operator", "functools", "einops", "optax", "builtins"})
+# Names of Python, `operator` and `jax.numpy` by which code reads variables, attributes, files or settings.
 _DYNAMIC = frozenset(
     {
         *("__import__", "breakpoint", "compile", "eval", "exec", "getattr", "globals", "input", "locals", "open"),
-        *("vars", "attrgetter", "methodcaller", "__getattribute__", "__dict__", "__closure__"),
-        *("__builtins__", "__globals__", "f_back", "f_globals", "f_locals"),
-        *("load", "fromfile", "get_printoptions"),  # these are in jax.numpy
+        *("vars", "attrgetter", "methodcaller", "__getattribute__", "__dict__", "__closure__", "__builtins__"),
+        *("__globals__", "f_back", "f_globals", "f_locals", "load", "fromfile", "get_printoptions"),
     }
 )
 _READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
-READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _OPENS = types.MappingProxyType({"STORE_GLOBAL": "assigns", "DELETE_GLOBAL": "deletes", "IMPORT_NAME": "imports"})
 _CODE: Callable[[types.CodeType], tuple[Any, ...]] = operator.attrgetter(
     *("co_code", "co_exceptiontable", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_name"),
     *("co_qualname", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags", "co_stacksize"),
     *("co_filename", "co_firstlineno", "co_linetable"),
 )
-# The classes of other libraries' layers, by name and module.
+# Other libraries' layers, variables and metaclasses: the package and name of a base class.
 _LAYERS = types.MappingProxyType(
     {
-        "Module": (("equinox.", "equinox"), ("flax.linen.", "linen"), ("flax.nnx.", "nnx")),
-        "_ModuleMeta": (("equinox.", "equinox"),),
-        "Pytree": (("flax.nnx.", "nnx"),),
-        "Variable": (("flax.nnx.", "nnx"),),
+        ("equinox", "Module"): "equinox",
+        ("equinox", "_ModuleMeta"): "equinox",
+        ("flax.linen", "Module"): "linen",
+        ("flax.nnx", "Pytree"): "nnx",
+        ("flax.nnx", "Variable"): "nnx",
     }
 )
 BY_EQUALITY = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType})  # constants whose == is exact
@@ -103,9 +103,10 @@ def is_cached_property(cls: type[Any], name: str) -> bool:
 def foreign_library(cls: type[Any]) -> str | None:
     """`equinox`, `linen` or `nnx` if a class is one of its layers, variables or metaclasses; None for other classes."""
     for base in cls.__mro__:
-        for package, library in _LAYERS.get(base.__name__, ()):
-            if base.__module__.startswith(package):
-                return library
+        names = base.__module__.split(".")
+        package = names[0] if names[0] == "equinox" else ".".join(names[:2])
+        if (package, base.__name__) in _LAYERS:
+            return _LAYERS[package, base.__name__]
     return None
 
 
@@ -238,8 +239,13 @@ def is_library_function(function: types.FunctionType) -> bool:
     return is_library(function.__globals__.get("__name__"))
 
 
-def is_library_object(value: Any) -> bool:
-    """Whether a value is a library's function or class that can be imported from the library.
+def is_installed(module: str) -> bool:
+    """Whether a module belongs to a library or an installed package, whose classes users can't edit."""
+    return is_library(module) or "-packages" in (getattr(sys.modules.get(module), "__file__", None) or "")
+
+
+def library_of(value: Any) -> str:
+    """The module of a library's function or class that can be imported from there; empty for any other value.
 
     A user's function that a library wrapped is imported from the user's module. So is a class that a library created
     for the user, for example with `make_dataclass`.
@@ -247,7 +253,7 @@ def is_library_object(value: Any) -> bool:
     if isinstance(value, types.MethodDescriptorType | types.WrapperDescriptorType):  # str.upper
         value = value.__objclass__
     path = import_path(value) if callable(value) else None
-    return path is not None and is_library(path[0]) and path[1] not in _DYNAMIC
+    return path[0] if path is not None and is_library(path[0]) and path[1] not in _DYNAMIC else ""
 
 
 # Names that code reads and writes
@@ -255,13 +261,13 @@ def is_library_object(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def code_reads(code: types.CodeType) -> tuple[tuple[tuple[str, str], ...], str]:
-    """The globals that code reads, each with the attribute that follows; and how it reads more; empty if it does not."""
+    """The globals that code reads, each with the attribute that follows; and how it reads more, if it does."""
     reads: dict[tuple[str, str], None] = {}
     more = ""
     for here, after in itertools.pairwise(dis.get_instructions(code)):
         if here.opname in _READS_GLOBAL:
-            reads[here.argval, after.argval if after.opname in READS_ATTRIBUTE else ""] = None
-        if here.opname in _READS_GLOBAL | READS_ATTRIBUTE and here.argval in _DYNAMIC:
+            reads[here.argval, after.argval if after.opname in _READS_ATTRIBUTE else ""] = None
+        if here.opname in _READS_GLOBAL | _READS_ATTRIBUTE and here.argval in _DYNAMIC:
             more = more or f"uses {here.argval}"
         if here.opname in _OPENS:
             more = more or f"{_OPENS[here.opname]} {here.argval}"
@@ -285,8 +291,7 @@ def reads_of(function: Any) -> Iterator[tuple[str, Any, str]]:
             is_constant = value is not MISSING and value is getattr(builtins, name, None)
             yield name, value, "builtins" if is_constant else ""
         elif not isinstance(value, types.ModuleType):
-            is_constant = getattr(value, "__name__", None) == name and is_library_object(value)
-            yield name, value, value.__module__ if is_constant else ""
+            yield name, value, library_of(value) if getattr(value, "__name__", None) == name else ""
         elif attribute in vars(value):
             member = vars(value)[attribute]
             is_module = isinstance(member, types.ModuleType)
@@ -297,17 +302,24 @@ def reads_of(function: Any) -> Iterator[tuple[str, Any, str]]:
             yield name, value, value.__name__ if is_library(value.__name__) else ""
 
 
-@functools.lru_cache(maxsize=4096)
-def _is_readable(module: str) -> bool:
-    """Whether the functions of a library read no files: a few packages, and those with the mark."""
-    package = module.partition(".")[0]
-    return package.removeprefix("_") in _READABLE or (package != "" and package not in LIBRARIES | STANDARD)
-
-
-def _reads_nothing(value: Any) -> bool:
-    """Whether a value of any library can't read files: a number, a ufunc of numpy or one of its scalar types."""
+def is_safe(value: Any, module: str) -> bool:
+    """Whether a value of a library reads no files or settings: by its package, or because it is a number or a ufunc."""
+    package = module.partition(".")[0].removeprefix("_")
+    if not package:
+        return False
+    if package in _SAFE or package not in LIBRARIES | STANDARD:  # the latter has the mark
+        return getattr(value, "__name__", None) not in _DYNAMIC
+    home = library_of(value)  # flax.linen.relu is JAX's
+    if home.partition(".")[0] not in {"", package}:
+        return is_safe(value, home)
     is_scalar_type = isinstance(value, type) and issubclass(value, np.generic)
     return is_scalar_type or type(value) in CONSTANTS or isinstance(value, np.ufunc)
+
+
+def may_read_files(value: Any) -> bool:
+    """Whether a library's function that can be imported may read a file: `numpy.load`, `scipy.io.loadmat`."""
+    package = str(attribute_of(value, "__module__")).partition(".")[0]
+    return package in {"numpy", "scipy"} and not isinstance(value, np.ufunc)
 
 
 def why_open(function: types.FunctionType) -> tuple[str, list[Any]]:
@@ -325,7 +337,7 @@ def why_open(function: types.FunctionType) -> tuple[str, list[Any]]:
         return more, []
     reads: list[Any] = []
     for name, value, module in reads_of(function):
-        if not (_is_readable(module) or (module and _reads_nothing(value))):
+        if not is_safe(value, module):
             return f"reads the global {name}", []
         reads.append(value)
     return "", reads
@@ -357,7 +369,7 @@ def captured(function: types.FunctionType) -> dict[str, Any]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:  # half the time of contextlib.suppress
             variables[name] = cell.cell_contents
-        except ValueError:  # noqa: PERF203  not bound yet
+        except ValueError:  # not bound yet
             continue
     return variables
 

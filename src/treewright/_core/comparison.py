@@ -29,14 +29,15 @@ from treewright._base.functions import (
     instance_attributes,
     is_generated,
     is_library,
-    is_library_object,
     is_written,
     jit_options,
+    library_of,
+    may_read_files,
     uncached_attributes,
     why_open,
 )
 from treewright._base.jax_private import numbers_of
-from treewright._base.text import is_node_class, text_with_class, with_article
+from treewright._base.text import is_node_class, short_text, text_with_class, with_article
 from treewright._core.field_checks import (
     MUTABLE,
     arrays_reached,
@@ -50,6 +51,8 @@ _MAX_ELEMENTS = 4096  # A library's function that captured a larger array is com
 _NAMES = operator.attrgetter("__name__", "__qualname__", "__module__", "__doc__")
 _PARTIALS = frozenset({functools.partial, jax.tree_util.Partial})
 Parts = tuple[tuple[str, Any], ...]
+# Whose function captured a value: a library's, which captures only constants; the user's; or an installed package's.
+Owner = Literal["library", "user", "package"] | None
 
 
 @dataclasses.dataclass(slots=True, eq=False)  # not frozen, and no named tuple, because these take 0.2 us more
@@ -57,12 +60,12 @@ class Scope:
     """Where a value is found.
 
     Attributes:
-        code: Whose function captured it, if any. A library's functions capture only constants.
+        owner: Whose function captured it, if any.
         visited: Inside a function, partial or method, the objects entered so far, numbered because of cycles.
-        doubt: Called with each object that is compared by identity and may be meant as a constant.
+        doubt: Called with each object and container that can change without a new key.
     """
 
-    code: Literal["user", "library"] | None = None
+    owner: Owner = None
     visited: dict[int, tuple[int, Any]] | None = None
     doubt: Callable[[Any], object] | None = None
 
@@ -75,7 +78,7 @@ class Comparison:
         by: By `own` and the keys of the parts: its value, its parts, or the author's `==`; or by identity.
         own: The part of the key that belongs to the value itself.
         parts: The parts by role: in order, or by name. They do not count if it is compared by identity.
-        code: The code of the parts' scope.
+        owner: The owner of the parts.
         reason: How the value can change. A function, partial or method that reaches it is compared by identity.
         is_callable: Whether it is a function, partial, method or container in one, which may contain itself.
         problem: Creates the error if the value can't be static. An error that is stored would refer to itself by its
@@ -85,7 +88,7 @@ class Comparison:
     by: Literal["value", "parts", "author", "identity"]
     own: tuple[Any, ...] = ()
     parts: Parts = ()
-    code: Literal["user", "library"] | None = None
+    owner: Owner = None
     reason: str = ""
     is_callable: bool = False
     problem: Callable[[], Any] | None = None
@@ -98,9 +101,9 @@ def _rejected(problem: Callable[..., Any], value: Any, **options: bool) -> Compa
     return Comparison("identity", problem=functools.partial(problem, value, **options))
 
 
-def _open_function(parts: Parts, code: Any, reason: str) -> Comparison:
+def _open_function(parts: Parts, owner: Owner, reason: str) -> Comparison:
     """The comparison of a function, partial or method that can change."""
-    return Comparison("identity", (), parts, code, reason, True)
+    return Comparison("identity", (), parts, owner, reason, is_callable=True)
 
 
 def comparison_of(value: Any, scope: Scope) -> Comparison:
@@ -116,7 +119,7 @@ def comparison_of(value: Any, scope: Scope) -> Comparison:
     if isinstance(value, type):
         return IDENTITY
     if cls in C_METHODS or isinstance(value, METHODS):
-        return IDENTITY if is_library_object(value) else _of_method(value, scope)
+        return _of_library(value, scope) if library_of(value) else _of_method(value, scope)
     if is_node_class(cls):
         return _of_node(value, scope)
     return _of_object(value, scope)
@@ -134,7 +137,7 @@ def _of_kind(kind: Kind, value: Any, scope: Scope) -> Comparison:
         return _by_identity(value, scope)
     own = (cls, Unchanged(value)) if kind is NAMEDTUPLE and cls.__dictoffset__ else (cls,)
     role = "member" if cls is frozenset else "item"
-    return Comparison("parts", own, ((role, parts if type(parts) is tuple else tuple(parts)),), scope.code)
+    return Comparison("parts", own, ((role, parts if type(parts) is tuple else tuple(parts)),), scope.owner)
 
 
 def _of_object(value: Any, scope: Scope) -> Comparison:
@@ -143,7 +146,7 @@ def _of_object(value: Any, scope: Scope) -> Comparison:
     kind = kind_of(cls)
     if kind is not None and kind is not DATACLASS:
         return _of_kind(kind, value, scope)
-    if kind is not None and is_generated(cls.__eq__) and (scope.code is None or not has_arrays(value)):
+    if kind is not None and is_generated(cls.__eq__) and (scope.owner is None or not has_arrays(value)):
         return _by_fields(value, scope)
     is_frozen_dict = isinstance(value, dict) and cls.__hash__ and cls.__setitem__ is not dict.__setitem__
     if isinstance(value, MUTABLE) and not is_frozen_dict:
@@ -173,7 +176,7 @@ def _by_fields(value: Any, scope: Scope) -> Comparison:
     # A custom `__hash__` decides for fields without a hash: nnx's GraphDef contains a list.
     if is_written(cls, "__hash__") and not all(map(_has_hash, named.values())):
         return _by_author(value, scope)
-    return Comparison("parts", (_class_key(cls),), (("field", named),), scope.code)
+    return Comparison("parts", (_class_key(cls),), (("field", named),), scope.owner)
 
 
 def _has_hash(value: Any) -> bool:
@@ -191,25 +194,27 @@ def _by_author(value: Any, scope: Scope) -> Comparison:
     cls: Any = type(value)
     by_author = has_author(cls)
     if comparison_problem(value, with_equality=by_author) is not None:
-        if scope.code is None:
+        if scope.owner is None:
             return _rejected(comparison_problem, value, with_equality=by_author)
         return Comparison("identity", reason=f"is {text_with_class(value)}, which can't be compared")
     if not by_author:
         return _by_identity(value, scope)
     # The `==` of mappings, such as flax's FrozenDict, ignores the order and the difference of 1 and True.
     items = tuple([(name, value[name]) for name in value]) if isinstance(value, Mapping) else ()
-    return Comparison("author", (_class_key(cls), value), (("item", items),), scope.code)
+    return Comparison("author", (_class_key(cls), value), (("item", items),), scope.owner)
 
 
 def _by_identity(value: Any, scope: Scope) -> Comparison:
     """An object that is compared by identity, except jitted functions, which have parts."""
-    if is_library_object(value):
-        return IDENTITY
+    if library_of(value):
+        return _of_library(value, scope)
     options = jit_options(value)
     if options is not None and (scope.visited is not None or import_path(value) is None):
-        return Comparison("parts", (type(value), options), (("function", (value.__wrapped__,)),), scope.code, "", True)
+        return Comparison(
+            "parts", (type(value), options), (("function", (value.__wrapped__,)),), scope.owner, is_callable=True
+        )
     is_constant = isinstance(value, jax.Device) or type(value) is object or value is MISSING
-    if scope.code == "library" and isinstance(value, types.ModuleType):
+    if scope.owner == "library" and isinstance(value, types.ModuleType):
         is_constant = is_library(value.__name__)
     if is_constant:
         return IDENTITY
@@ -220,24 +225,31 @@ def _by_identity(value: Any, scope: Scope) -> Comparison:
     return Comparison("identity", (), parts, "user", f"is {with_article(cls.__qualname__)}, which {how}")
 
 
+def _of_library(value: Any, scope: Scope) -> Comparison:
+    """A library's function that can be imported. In a partial, or passed to a user's function, it may read files."""
+    if scope.visited is None or scope.owner == "library" or not may_read_files(value):
+        return IDENTITY
+    return Comparison("identity", reason=f"calls {short_text(value)}, which may read files")
+
+
 def _of_node(node: Any, scope: Scope) -> Comparison:
     """A node by its class, its statics, which are one object for equal values, and its children."""
     form = instance_attributes(node).get("_node")
     if not isinstance(form, tuple):
         return _rejected(arrays_reached, node, is_built=False)
     children, statics = form
-    if scope.code is not None and has_arrays(node):
+    if scope.owner is not None and has_arrays(node):
         return _rejected(arrays_reached, node)
     parts: Parts = (("item", children),)
     if scope.visited is not None:  # The statics may change.
         pairs = zip(statics.values, statics.table.identity, strict=True)
         parts = (("static", tuple([value for value, by_identity in pairs if not by_identity])), *parts)
-    return Comparison("parts", (type(node), statics), parts, scope.code)
+    return Comparison("parts", (type(node), statics), parts, scope.owner)
 
 
 def _of_mutable(value: Any, scope: Scope) -> Comparison:
     """A list, dict, set or array: by content if a library's function captured it."""
-    if scope.code is None:
+    if scope.owner is None:
         return _rejected(problem_of, value)
     if isinstance(value, np.ndarray | jax.Array):
         return _of_array(value, scope)
@@ -245,14 +257,14 @@ def _of_mutable(value: Any, scope: Scope) -> Comparison:
     if type(value) not in {list, dict, set}:
         return Comparison("identity", reason=reason)
     parts = (("item", parts_now(value)),)
-    if scope.code == "user":
-        return _open_function(parts, "user", reason)
-    return Comparison("parts", (type(value), Unchanged(value)), parts, scope.code, "", True)
+    if scope.owner != "library":
+        return _open_function(parts, scope.owner, reason)
+    return Comparison("parts", (type(value), Unchanged(value)), parts, scope.owner, is_callable=True)
 
 
 def _of_array(value: Any, scope: Scope) -> Comparison:
     """An array by its values, if it is small and a library's function captured it."""
-    is_constant = scope.code == "library" and value.size <= _MAX_ELEMENTS and value.dtype != object
+    is_constant = scope.owner == "library" and value.size <= _MAX_ELEMENTS and value.dtype != object
     try:
         data = numbers_of(value).tobytes() if is_constant and not isinstance(value, Tracer) else None
     except RuntimeError:  # deleted, or partly on other hosts
@@ -272,8 +284,8 @@ def _of_function(value: types.FunctionType, scope: Scope) -> Comparison:
     code = value.__code__
     from_library = is_library(value.__globals__.get("__name__"))
     is_importable = "<" not in value.__qualname__ and import_path(value) is not None
-    if is_importable and (from_library or scope.visited is None):
-        return IDENTITY
+    if is_importable and from_library:
+        return _of_library(value, scope)
     parts: Parts = (("captured", captured(value)),) if value.__closure__ else ()
     if value.__defaults__:
         parts = (*parts, ("default", value.__defaults__))
@@ -281,11 +293,14 @@ def _of_function(value: types.FunctionType, scope: Scope) -> Comparison:
         parts = (*parts, ("keyword", value.__kwdefaults__))
     if value.__dict__:
         parts = (*parts, ("attribute", value.__dict__))
+    if is_importable and scope.visited is None:
+        return Comparison("identity", (), parts, "user") if parts else IDENTITY
     if from_library:  # == of code ignores the file. Other globals of a library's function are constant.
-        return Comparison("parts", (code.co_filename, code, value.__name__), parts, "library", "", True)
+        return Comparison("parts", (code.co_filename, code, value.__name__), parts, "library", is_callable=True)
+    owner: Owner = "package" if "-packages" in code.co_filename else "user"
     reason, reads = why_open(value)
     if reason:
-        return _open_function(parts, "user", reason)
+        return _open_function(parts, owner, reason)
     own = (code_key(id(code), code), id(value.__globals__), *map(IdentityKey, reads))
     annotate = getattr(value, "__annotate__", None)  # From Python 3.14 on; not evaluated, see PEP 649.
     if annotate is not None:
@@ -293,7 +308,7 @@ def _of_function(value: types.FunctionType, scope: Scope) -> Comparison:
         own = (*own, code_key(id(inner), inner), *map(IdentityKey, captured(annotate).values()))
     elif value.__annotations__:
         parts = (*parts, ("annotation", value.__annotations__))
-    return Comparison("parts", own, (("name", _NAMES(value)), *parts), "user", "", True)
+    return Comparison("parts", own, (("name", _NAMES(value)), *parts), owner, is_callable=True)
 
 
 def _of_partial(value: functools.partial[Any], scope: Scope) -> Comparison:
@@ -302,9 +317,9 @@ def _of_partial(value: functools.partial[Any], scope: Scope) -> Comparison:
     if value.keywords:
         parts = (*parts, ("keyword", value.keywords))
     if not value.__dict__:
-        return Comparison("parts", (type(value), Unchanged(value)), parts, scope.code, "", True)
+        return Comparison("parts", (type(value), Unchanged(value)), parts, scope.owner, is_callable=True)
     return _open_function(
-        (*parts, ("attribute", value.__dict__)), scope.code, f"has the attribute {next(iter(value.__dict__))}"
+        (*parts, ("attribute", value.__dict__)), scope.owner, f"has the attribute {next(iter(value.__dict__))}"
     )
 
 
@@ -313,11 +328,13 @@ def _of_method(value: Any, scope: Scope) -> Comparison:
     instance = value.__self__
     if isinstance(instance, jax.Array):
         return _rejected(problem_of, instance)
-    is_c = type(value) in C_METHODS
-    parts = (instance,) if is_c else (instance, value.__func__)
-    own = (type(value), value) if is_c else (type(value),)
-    # The instance's attributes are not meant as constants.
-    return Comparison("parts", own, (("object", parts),), scope.code or "user", "", True)
+    cls, owner = type(value), scope.owner or "user"
+    if cls in C_METHODS:  # A list whose method was passed is meant to change.
+        return Comparison("parts", (cls, value), (("object", (instance,)),), scope.owner or "package", is_callable=True)
+    function = value.__func__
+    if library_of(function):
+        return Comparison("parts", (cls, IdentityKey(function)), (("object", (instance,)),), owner, is_callable=True)
+    return Comparison("parts", (cls,), (("object", (instance, function)),), owner, is_callable=True)
 
 
 # Own keys

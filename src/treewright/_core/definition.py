@@ -110,9 +110,9 @@ def _reject_class(cls: type[Any], options: Mapping[str, bool]) -> None:
     if library is not None:
         package = "equinox" if library == "equinox" else "flax"
         raise NodeDefinitionError(
-            f"{cls.__qualname__} is a node class, but {package}'s Module registers each subclass as a different kind of "
-            f"pytree. Choose one of the two bases: class {cls.__name__}(treewright.Module). The fields of a node may "
-            f"contain layers of {package}."
+            f"{cls.__qualname__} is a node class, but {package}'s Module registers each subclass as a different kind "
+            f"of pytree. Choose one of the two bases: class {cls.__name__}(treewright.Module). The fields of a node "
+            f"may contain layers of {package}."
         )
     if "__dataclass_params__" in vars(cls):
         raise NodeDefinitionError(

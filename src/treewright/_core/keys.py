@@ -15,9 +15,10 @@ import functools
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
-from treewright._base.functions import BY_EQUALITY, C_METHODS, METHODS
+from treewright._base.functions import BY_EQUALITY, C_METHODS, METHODS, instance_attributes, is_installed
 from treewright._base.text import is_node_class
-from treewright._core.comparison import Comparison, IdentityKey, Scope, comparison_of
+from treewright._core.comparison import Comparison, IdentityKey, Parts, Scope, Unchanged, comparison_of
+from treewright._core.field_checks import can_change_in_place
 
 BY_VALUE = BY_EQUALITY | {type(getattr(functools, "Placeholder", None))}  # a partial's, from Python 3.14 on
 _DATA = Scope()
@@ -25,7 +26,7 @@ _APART = frozenset({"member", "static"})  # roles of parts whose keys are separa
 
 
 class _CanChangeError(Exception):
-    """Instead of the key of a value inside a function: how it can change."""
+    """Instead of the key of a value inside a function: a part that can change, and its comparison."""
 
 
 def exact_key(value: object) -> Hashable:
@@ -67,14 +68,16 @@ def key_in(value: Any, scope: Scope) -> Hashable:
         if visited is None:
             return _key_of_callable(value, how, scope)
         visited[id(value)] = len(visited), value
+    if how.by == "author" and not how.parts:
+        _check(scope, (value, how))
     if how.by != "identity":
         return _key_of_parts(how, scope) if how.parts else how.own
     if how.problem is not None:
         raise how.problem()
     if how.reason and visited is not None:
-        raise _CanChangeError(how.reason)
-    if how.reason:
-        _check(value, how, scope)
+        raise _CanChangeError(value, how)
+    if how.reason or how.parts:
+        _check(scope, (value, how))
     return identity_key(value)
 
 
@@ -83,18 +86,21 @@ def _key_of_callable(value: Any, how: Comparison, scope: Scope) -> Hashable:
 
     Because of cycles, an object that is entered again is represented by the number of its first visit.
     """
+    known = [(value, how)]
     if not how.reason:
         try:
-            return _key_of_parts(how, Scope(scope.code, {id(value): (0, value)}, scope.doubt))
-        except (_CanChangeError, RecursionError):  # or nested deeper than Python's own stack
+            return _key_of_parts(how, Scope(scope.owner, {id(value): (0, value)}, scope.doubt))
+        except _CanChangeError as error:
+            known.append(error.args)
+        except RecursionError:  # nested deeper than Python's own stack
             pass
-    _check(value, how, scope)
+    _check(scope, *known)
     return identity_key(value)
 
 
 def _key_of_parts(how: Comparison, scope: Scope) -> Hashable:
     """The own part of a comparison, and the keys of the parts with their roles and names."""
-    inner: Scope | None = scope if how.code is scope.code else None
+    inner: Scope | None = scope if how.owner is scope.owner else None
     keys: list[Any] = [*how.own]
     for role, parts in how.parts:
         keys.append(role)
@@ -103,7 +109,7 @@ def _key_of_parts(how: Comparison, scope: Scope) -> Hashable:
             keys += parts
             values = parts.values()
         elif role in _APART:
-            apart = Scope(how.code, None if scope.visited is None else {}, scope.doubt)
+            apart = Scope(how.owner, None if scope.visited is None else {}, scope.doubt)
             separate = [key_in(part, apart) for part in parts]
             keys.append(frozenset(separate) if role == "member" else tuple(separate))
             continue
@@ -112,38 +118,51 @@ def _key_of_parts(how: Comparison, scope: Scope) -> Hashable:
             if cls in BY_VALUE:
                 keys.append((cls, part))
             else:
-                inner = inner or Scope(how.code, scope.visited, scope.doubt)
+                inner = inner or Scope(how.owner, scope.visited, scope.doubt)
                 keys.append(key_in(part, inner))
     return tuple(keys)
 
 
-# All values inside a function, partial or method, also of one that is compared by identity
+# What a static reaches, by whatever route and however it is compared
 
 
 def within(
-    value: Any, scope: Scope, how: Comparison | None = None, skip: Callable[[Any], bool] | None = None
+    value: Any, scope: Scope, *known: tuple[Any, Comparison], skip: Callable[[Any], bool] | None = None
 ) -> Iterator[tuple[Any, Comparison, Scope]]:
-    """The value and all that it reaches, each once, with its comparison and scope."""
+    """The value and all that it reaches, each once, with its comparison and scope.
+
+    The walk enters the parts, captured variables, defaults and instances, and the fields of frozen dataclasses.
+    """
+    decisions = {id(each): how for each, how in known}
     seen: dict[int, Any] = {}
-    queue = [(value, scope, how)]
-    for each, where, known in queue:  # It grows.
+    queue = [(value, scope)]
+    for each, where in queue:  # It grows.
         if id(each) in seen or (skip is not None and skip(each)):
             continue
         seen[id(each)] = each
-        decision = known or comparison_of(each, where)
-        yield each, decision, where
-        inner = Scope(decision.code, {})
-        for _, parts in decision.parts:
+        how = decisions.get(id(each)) or comparison_of(each, where)
+        yield each, how, where
+        groups, owner = (how.parts, how.owner) if how.parts else (_uncompared_fields(each, how), "user")
+        for role, parts in groups:
             values = parts.values() if isinstance(parts, dict) else parts
-            queue += [(part, inner, None) for part in values if type(part) not in BY_VALUE]
+            inner = Scope("package" if role == "annotation" else owner, {}, scope.doubt)  # No program reads annotations
+            queue += [(part, inner) for part in values if type(part) not in BY_VALUE]
 
 
-def _check(value: Any, how: Comparison, scope: Scope) -> None:
-    """Raise if a function that is compared by identity reaches a node with arrays. Report objects that are doubtful."""
-    for part, each, where in within(value, scope, how):
-        if each.problem is not None:
-            raise each.problem()
-        if each.reason and not each.is_callable and where.code != "user" and scope.doubt is not None:
+def _uncompared_fields(value: Any, how: Comparison) -> Parts:
+    """The fields of a user's frozen dataclass that is compared by identity, or by its author's `==`."""
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    if how.by in {"value", "parts"} or how.problem or not getattr(parameters, "frozen", False):
+        return ()
+    return () if is_installed(type(value).__module__) else (("field", instance_attributes(value)),)
+
+
+def _check(scope: Scope, *known: tuple[Any, Comparison]) -> None:
+    """Raise if the first value reaches a node with arrays. Report what can change below it."""
+    for part, how, where in within(known[0][0], scope, *known):
+        if how.problem is not None:
+            raise how.problem()
+        if scope.doubt is not None and how.by not in {"value", "parts"} and can_change_in_place(part, where.owner):
             scope.doubt(part)
 
 
@@ -151,10 +170,22 @@ def how_compared(value: Any) -> Comparison:
     """How nodes compare a static: by identity if a part of a function, partial or method can change."""
     how = comparison_of(value, _DATA)
     if how.is_callable and not how.reason:
-        for _, each, _ in within(value, _DATA, how):
+        for _, each, _ in within(value, _DATA, (value, how)):
             if each.reason:
                 return dataclasses.replace(how, by="identity", reason=each.reason)
     return how
+
+
+def is_constant(value: Any, key: Hashable) -> bool:
+    """Whether the key of this object can never change: it consists of identities, values and libraries' functions."""
+    if isinstance(key, tuple) and key[0] == "identity":
+        return True
+    return not any(
+        (how.is_callable and how.owner != "library")
+        or (how.by == "author" and how.parts)
+        or any(isinstance(each, Unchanged) for each in how.own)
+        for _, how, _ in within(value, _DATA)
+    )
 
 
 def reaches(function: Any, node: Any) -> bool:

@@ -7,6 +7,7 @@ Python code.
 import dataclasses
 import enum
 import functools
+import operator
 import pickle
 import pkgutil
 import sys
@@ -18,10 +19,10 @@ from typing import Any
 
 from treewright._base.functions import CONSTANTS, import_path
 from treewright._base.jax_private import GetAttrKey
-from treewright._base.text import short_text, text, text_with_class
-from treewright._core.field_checks import MAX_CHECKED_NODES, NoExactKeyError, is_assignable, rejection
+from treewright._base.text import short_text, text
 from treewright._core.comparison import Scope
-from treewright._core.keys import compared_by_itself, identity_key, key_in
+from treewright._core.field_checks import MAX_CHECKED_NODES, NoExactKeyError, doubt_text, nested_too_deeply, rejection
+from treewright._core.keys import compared_by_itself, identity_key, is_constant, key_in
 from treewright._core.kinds import kind_of, partial_parts, with_parts
 from treewright.errors import StaticWarning, warn_user
 
@@ -78,7 +79,8 @@ class StaticTable:
     """Weak references to the statics of one class that are in use.
 
     `by_value` finds most of them without computing a key: it maps `(*types, *values)` to a weak reference, for
-    combinations in which type and `==` are exact. The generated `__init__` reads it directly.
+    combinations in which type and `==` are exact. The generated `__init__` reads it directly. `by_id` has the ids of
+    objects that came twice and whose keys can't change.
     """
 
     owner: type[Any]
@@ -90,6 +92,7 @@ class StaticTable:
         self.keys: tuple[Any, ...] = tuple(map(GetAttrKey, self.children))
         self.to_check = MAX_CHECKED_NODES  # how many more nodes of the class are checked closely
         self.by_value: dict[Hashable, weakref.ref[Statics]] = {}
+        self.by_id: dict[Hashable, weakref.ref[Statics]] = {}
         self.in_use: weakref.WeakKeyDictionary[_Combination, weakref.ref[Statics]] = weakref.WeakKeyDictionary()
         self._doubted: weakref.WeakSet[type[Any]] = weakref.WeakSet()  # classes of values with a warning
         # Reentrant, because the garbage collector or a user's `__eq__` may run while it is locked.
@@ -109,6 +112,10 @@ class StaticTable:
 
     def intern(self, values: tuple[Any, ...]) -> Statics:
         """The unique `Statics` for these values, which are in the order of the fields."""
+        same_objects = self.by_id.get(tuple(map(id, values)))
+        repeated = None if same_objects is None else same_objects()
+        if repeated is not None:
+            return repeated
         keys = _Combination(self._keys_of(values))
         with self._lock:
             reference = self.in_use.get(keys)
@@ -118,7 +125,9 @@ class StaticTable:
                 statics = Statics(self, values, keys.keys, keys)
                 self.in_use[keys] = weakref.ref(statics)
                 if all(map(_can_find_by_value, values, keys.keys)):
-                    self._remember(statics)
+                    self._remember(self.by_value, (*map(type, values), *values), statics)
+            elif all(map(operator.is_, values, statics.values)) and all(map(is_constant, values, keys.keys)):
+                self._remember(self.by_id, tuple(map(id, values)), statics)
         return statics
 
     def _keys_of(self, values: tuple[Any, ...]) -> tuple[Hashable, ...]:
@@ -126,42 +135,35 @@ class StaticTable:
         keys: list[Hashable] = []
         problems: dict[str, NoExactKeyError] = {}
         doubts: list[Any] = []
-        scope = Scope(None, None, doubts.append)
+        scope = Scope(doubt=doubts.append)
         for name, value, by_identity in zip(self.names, values, self.identity, strict=True):
             try:
                 keys.append(identity_key(value) if by_identity else key_in(value, scope))
             except NoExactKeyError as problem:
                 problems[name] = problem
+            except RecursionError:
+                problems[name] = nested_too_deeply(value)
             while doubts and not problems:
-                self._doubt(name, doubts.pop())
+                self._doubt(name, value, doubts.pop())
         if problems:
             raise rejection(self.owner, dict(zip(self.names, values, strict=True)), problems)
         return tuple(keys)
 
-    def _doubt(self, name: str, value: Any) -> None:
+    def _doubt(self, name: str, value: Any, changing: Any) -> None:
         """Warn about a mutable object that may be meant as a constant, once for each class."""
-        cls = type(value)
-        if cls not in self._doubted and is_assignable(value):
-            self._doubted.add(cls)
-            message = (
-                f"{self.owner.__qualname__}.{name} is static and holds {text_with_class(value)}, whose attributes can "
-                f"be assigned. jit compares it by identity: it ignores later assignments, and a different "
-                f"{cls.__name__} retraces.\n"
-                "If it contains settings, freeze its class:\n  @dataclass(frozen=True)\n"
-                f"  class {cls.__name__}: ...\n"
-                f"If it is meant to change, declare:\n  {name}: ... = static(identity=True)"
-            )
-            warn_user(message, StaticWarning)
+        if type(changing) not in self._doubted:
+            self._doubted.add(type(changing))
+            warn_user(doubt_text(f"{self.owner.__qualname__}.{name}", value, changing), StaticWarning)
 
-    def _remember(self, statics: Statics) -> None:
-        key = (*map(type, statics.values), *statics.values)
+    def _remember(self, table: dict[Hashable, weakref.ref[Statics]], key: Hashable, statics: Statics) -> None:
+        """Add an entry that lives as long as the statics."""
 
         def forget(reference: "weakref.ref[Statics]") -> None:
             with self._lock:
-                if self.by_value.get(key) is reference:
-                    del self.by_value[key]
+                if table.get(key) is reference:
+                    del table[key]
 
-        self.by_value[key] = weakref.ref(statics, forget)
+        table[key] = weakref.ref(statics, forget)
 
 
 def _can_find_by_value(value: Any, key: Hashable) -> bool:
