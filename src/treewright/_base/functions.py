@@ -41,7 +41,7 @@ _RANDOM = "numpy.random"  # It has mutable state.
 _STANDARD_FOLDER = os.__file__.removesuffix("os.py")
 
 # Packages whose functions read no files or settings, except those in the next list. So do packages with the mark.
-_SAFE = frozenset({"jax", "math", "operator", "functools", "einops", "optax", "builtins"})
+_SAFE = frozenset({"jax", "math", "operator", "_operator", "functools", "_functools", "einops", "optax", "builtins"})
 # Names of Python, `operator` and `jax.numpy` by which code reads variables, attributes, files or settings.
 _DYNAMIC = frozenset(
     {
@@ -58,14 +58,13 @@ _CODE: Callable[[types.CodeType], tuple[Any, ...]] = operator.attrgetter(
     *("co_qualname", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags", "co_stacksize"),
     *("co_filename", "co_firstlineno", "co_linetable"),
 )
-# Other libraries' layers, variables and metaclasses: the package and name of a base class.
+# Other libraries' layers, variables and metaclasses: by name, the package and the library.
 _LAYERS = types.MappingProxyType(
     {
-        ("equinox", "Module"): "equinox",
-        ("equinox", "_ModuleMeta"): "equinox",
-        ("flax.linen", "Module"): "linen",
-        ("flax.nnx", "Pytree"): "nnx",
-        ("flax.nnx", "Variable"): "nnx",
+        "Module": (("equinox.", "equinox"), ("flax.linen.", "linen"), ("flax.nnx.", "nnx")),
+        "_ModuleMeta": (("equinox.", "equinox"),),
+        "Pytree": (("flax.nnx.", "nnx"),),
+        "Variable": (("flax.nnx.", "nnx"),),
     }
 )
 BY_EQUALITY = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType})  # constants whose == is exact
@@ -103,10 +102,9 @@ def is_cached_property(cls: type[Any], name: str) -> bool:
 def foreign_library(cls: type[Any]) -> str | None:
     """`equinox`, `linen` or `nnx` if a class is one of its layers, variables or metaclasses; None for other classes."""
     for base in cls.__mro__:
-        names = base.__module__.split(".")
-        package = names[0] if names[0] == "equinox" else ".".join(names[:2])
-        if (package, base.__name__) in _LAYERS:
-            return _LAYERS[package, base.__name__]
+        for package, library in _LAYERS.get(base.__name__, ()):
+            if base.__module__.startswith(package):
+                return library
     return None
 
 
@@ -304,11 +302,9 @@ def reads_of(function: Any) -> Iterator[tuple[str, Any, str]]:
 
 def is_safe(value: Any, module: str) -> bool:
     """Whether a value of a library reads no files or settings: by its package, or because it is a number or a ufunc."""
-    package = module.partition(".")[0].removeprefix("_")
-    if not package:
-        return False
-    if package in _SAFE or package not in LIBRARIES | STANDARD:  # the latter has the mark
-        return getattr(value, "__name__", None) not in _DYNAMIC
+    package = module.partition(".")[0]
+    if package in _SAFE or package.removeprefix("_") not in LIBRARIES | STANDARD:  # the latter has the mark
+        return bool(package)
     home = library_of(value)  # flax.linen.relu is JAX's
     if home.partition(".")[0] not in {"", package}:
         return is_safe(value, home)

@@ -62,12 +62,12 @@ class Scope:
     Attributes:
         owner: Whose function captured it, if any.
         visited: Inside a function, partial or method, the objects entered so far, numbered because of cycles.
-        doubt: Called with each object and container that can change without a new key.
+        doubts: If it is a list, values are added that are not compared by value, each with the owner of its scope.
     """
 
     owner: Owner = None
     visited: dict[int, tuple[int, Any]] | None = None
-    doubt: Callable[[Any], object] | None = None
+    doubts: list[tuple[Any, Owner]] | None = None
 
 
 @dataclasses.dataclass(slots=True, eq=False)

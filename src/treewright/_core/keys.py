@@ -12,13 +12,13 @@ Keys ignore class attributes: a program that assigns to one, or to a global that
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterator
+import types
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 from treewright._base.functions import BY_EQUALITY, C_METHODS, METHODS, instance_attributes, is_installed
 from treewright._base.text import is_node_class
 from treewright._core.comparison import Comparison, IdentityKey, Parts, Scope, Unchanged, comparison_of
-from treewright._core.field_checks import can_change_in_place
 
 BY_VALUE = BY_EQUALITY | {type(getattr(functools, "Placeholder", None))}  # a partial's, from Python 3.14 on
 _DATA = Scope()
@@ -86,10 +86,12 @@ def _key_of_callable(value: Any, how: Comparison, scope: Scope) -> Hashable:
 
     Because of cycles, an object that is entered again is represented by the number of its first visit.
     """
+    if how.reason and not how.parts:
+        return identity_key(value)
     known = [(value, how)]
     if not how.reason:
         try:
-            return _key_of_parts(how, Scope(scope.owner, {id(value): (0, value)}, scope.doubt))
+            return _key_of_parts(how, Scope(scope.owner, {id(value): (0, value)}, scope.doubts))
         except _CanChangeError as error:
             known.append(error.args)
         except RecursionError:  # nested deeper than Python's own stack
@@ -109,7 +111,7 @@ def _key_of_parts(how: Comparison, scope: Scope) -> Hashable:
             keys += parts
             values = parts.values()
         elif role in _APART:
-            apart = Scope(how.owner, None if scope.visited is None else {}, scope.doubt)
+            apart = Scope(how.owner, None if scope.visited is None else {}, scope.doubts)
             separate = [key_in(part, apart) for part in parts]
             keys.append(frozenset(separate) if role == "member" else tuple(separate))
             continue
@@ -118,7 +120,7 @@ def _key_of_parts(how: Comparison, scope: Scope) -> Hashable:
             if cls in BY_VALUE:
                 keys.append((cls, part))
             else:
-                inner = inner or Scope(how.owner, scope.visited, scope.doubt)
+                inner = inner or Scope(how.owner, scope.visited, scope.doubts)
                 keys.append(key_in(part, inner))
     return tuple(keys)
 
@@ -145,7 +147,9 @@ def within(
         groups, owner = (how.parts, how.owner) if how.parts else (_uncompared_fields(each, how), "user")
         for role, parts in groups:
             values = parts.values() if isinstance(parts, dict) else parts
-            inner = Scope("package" if role == "annotation" else owner, {}, scope.doubt)  # No program reads annotations
+            inner = Scope(
+                "package" if role == "annotation" else owner, {}, scope.doubts
+            )  # No program reads annotations
             queue += [(part, inner) for part in values if type(part) not in BY_VALUE]
 
 
@@ -158,12 +162,22 @@ def _uncompared_fields(value: Any, how: Comparison) -> Parts:
 
 
 def _check(scope: Scope, *known: tuple[Any, Comparison]) -> None:
-    """Raise if the first value reaches a node with arrays. Report what can change below it."""
-    for part, how, where in within(known[0][0], scope, *known):
+    """Raise if the first value reaches a node with arrays. Note what can change below it.
+
+    `known` has comparisons that were decided already. In most functions, nothing else has to be looked at.
+    """
+    decided = {id(value) for value, _ in known}
+    reached: Iterable[tuple[Any, Comparison, Scope]] = [(value, how, scope) for value, how in known]
+    for value, how in known:
+        for _, parts in how.parts or _uncompared_fields(value, how):
+            for part in parts.values() if isinstance(parts, dict) else parts:
+                if type(part) not in BY_VALUE and id(part) not in decided:
+                    reached = within(known[0][0], scope, *known)
+    for part, how, where in reached:
         if how.problem is not None:
             raise how.problem()
-        if scope.doubt is not None and how.by not in {"value", "parts"} and can_change_in_place(part, where.owner):
-            scope.doubt(part)
+        if scope.doubts is not None and how.by not in {"value", "parts"} and not how.is_callable:
+            scope.doubts.append((part, where.owner))
 
 
 def how_compared(value: Any) -> Comparison:
@@ -176,16 +190,18 @@ def how_compared(value: Any) -> Comparison:
     return how
 
 
-def is_constant(value: Any, key: Hashable) -> bool:
-    """Whether the key of this object can never change: it consists of identities, values and libraries' functions."""
+def watched_below(value: Any, key: Hashable) -> list[Unchanged] | None:
+    """The containers that must be unchanged for an object to have the same key again; None if functions may change."""
     if isinstance(key, tuple) and key[0] == "identity":
-        return True
-    return not any(
-        (how.is_callable and how.owner != "library")
-        or (how.by == "author" and how.parts)
-        or any(isinstance(each, Unchanged) for each in how.own)
-        for _, how, _ in within(value, _DATA)
-    )
+        return []
+    watched: list[Unchanged] = []
+    for part, how, _ in within(value, _DATA):
+        if (type(part) is types.FunctionType and how.by == "parts" and how.owner != "library") or (
+            how.by == "author" and how.parts
+        ):
+            return None
+        watched += [each for each in how.own if isinstance(each, Unchanged)]
+    return watched
 
 
 def reaches(function: Any, node: Any) -> bool:
