@@ -236,15 +236,6 @@ def test_a_mutable_static_object_warns_once_at_the_users_line(make: Callable[[],
         assert isinstance(Kept(make()), Kept)
 
 
-def test_a_later_instance_with_attributes_warns() -> None:
-    class Example(Module):
-        setting: Any = static()
-
-    Example(Name("relu"))
-    with pytest.warns(StaticWarning, match="holds a Name, 'relu'"):
-        Example(noted_name())
-
-
 def test_the_fix_in_the_warning_makes_the_config_exact() -> None:
     @dataclasses.dataclass(frozen=True)
     class Cold:
@@ -266,7 +257,6 @@ QUIET: dict[str, Callable[[], Any]] = {
     "logger": lambda: logging.getLogger("quiet"),
     "object without attributes": object,
     "method of an object": lambda: Config([1]).widths.append,
-    "function that captures": lambda: capturing(Config([1])),
 }
 
 
@@ -390,13 +380,14 @@ def test_fixes_in_the_errors_get_gradients() -> None:
 
 
 def test_methods_and_closures_without_node_arrays_are_valid_statics() -> None:
-    for value in (Static(2).__bool__, capturing(jnp.ones(2)), capturing([{"a": np.ones(2)}]), operator.itemgetter(0)):
+    for value in (Static(2).__bool__, capturing(jnp.ones(2)), operator.itemgetter(0)):
         assert Net(value).setting is value
 
 
 # Values at the edge
 
 
+@pytest.mark.filterwarnings("ignore:Net.setting is static and holds an Odd:treewright.errors.StaticWarning")
 def test_static_objects_may_use_any_attribute_names() -> None:
     class Odd:
         _kind_ = "odd"

@@ -200,8 +200,8 @@ def _by_author(value: Any, scope: Scope) -> Comparison:
     if not by_author:
         return _by_identity(value, scope)
     # The `==` of mappings, such as flax's FrozenDict, ignores the order and the difference of 1 and True.
-    items = tuple([(name, value[name]) for name in value]) if isinstance(value, Mapping) else ()
-    return Comparison("author", (_class_key(cls), value), (("item", items),), scope.owner)
+    items = (("item", tuple([(name, value[name]) for name in value])),) if isinstance(value, Mapping) else ()
+    return Comparison("author", (_class_key(cls), value), items, scope.owner)
 
 
 def _by_identity(value: Any, scope: Scope) -> Comparison:

@@ -34,7 +34,7 @@ _GENERATORS: tuple[type[Any], ...] = (
     *(random.Random, np.random.Generator, np.random.BitGenerator, np.random.RandomState),
 )
 MUTABLE: tuple[type[Any], ...] = (
-    *(list, dict, set, bytearray, MutableMapping, MutableSequence, MutableSet, collections.abc.ValuesView),
+    *(list, dict, set, bytearray, MutableMapping, MutableSequence, MutableSet, collections.abc.MappingView),
     *(types.SimpleNamespace, argparse.Namespace),
     *(np.ndarray, np.void, jax.Array, jax.Ref),  # a row of a structured array is a view of it
     *_GENERATORS,

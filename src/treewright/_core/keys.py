@@ -22,11 +22,18 @@ from treewright._core.comparison import Comparison, IdentityKey, Parts, Scope, U
 
 BY_VALUE = BY_EQUALITY | {type(getattr(functools, "Placeholder", None))}  # a partial's, from Python 3.14 on
 _DATA = Scope()
+_FUNCTIONS = frozenset({types.FunctionType, functools.partial, types.MethodType})  # can't change by assignments
 _APART = frozenset({"member", "static"})  # roles of parts whose keys are separate, because their order varies
 
 
+Decided = tuple[Any, Comparison, Scope]  # a value, how it is compared, and where it is found
+
+
 class _CanChangeError(Exception):
-    """Instead of the key of a value inside a function: a part that can change, and its comparison."""
+    """Instead of the key of a value inside a function: a part that can change."""
+
+    def __init__(self, decided: Decided) -> None:
+        self.decided = decided
 
 
 def exact_key(value: object) -> Hashable:
@@ -69,15 +76,15 @@ def key_in(value: Any, scope: Scope) -> Hashable:
             return _key_of_callable(value, how, scope)
         visited[id(value)] = len(visited), value
     if how.by == "author" and not how.parts:
-        _check(scope, (value, how))
+        _check((value, how, scope))
     if how.by != "identity":
         return _key_of_parts(how, scope) if how.parts else how.own
     if how.problem is not None:
         raise how.problem()
     if how.reason and visited is not None:
-        raise _CanChangeError(value, how)
+        raise _CanChangeError((value, how, scope))
     if how.reason or how.parts:
-        _check(scope, (value, how))
+        _check((value, how, scope))
     return identity_key(value)
 
 
@@ -88,15 +95,15 @@ def _key_of_callable(value: Any, how: Comparison, scope: Scope) -> Hashable:
     """
     if how.reason and not how.parts:
         return identity_key(value)
-    known = [(value, how)]
+    known: list[Decided] = [(value, how, scope)]
     if not how.reason:
         try:
             return _key_of_parts(how, Scope(scope.owner, {id(value): (0, value)}, scope.doubts))
         except _CanChangeError as error:
-            known.append(error.args)
+            known.append(error.decided)
         except RecursionError:  # nested deeper than Python's own stack
             pass
-    _check(scope, *known)
+    _check(*known)
     return identity_key(value)
 
 
@@ -128,14 +135,12 @@ def _key_of_parts(how: Comparison, scope: Scope) -> Hashable:
 # What a static reaches, by whatever route and however it is compared
 
 
-def within(
-    value: Any, scope: Scope, *known: tuple[Any, Comparison], skip: Callable[[Any], bool] | None = None
-) -> Iterator[tuple[Any, Comparison, Scope]]:
+def within(value: Any, scope: Scope, *known: Decided, skip: Callable[[Any], bool] | None = None) -> Iterator[Decided]:
     """The value and all that it reaches, each once, with its comparison and scope.
 
     The walk enters the parts, captured variables, defaults and instances, and the fields of frozen dataclasses.
     """
-    decisions = {id(each): how for each, how in known}
+    decisions = {id(each): how for each, how, _ in known}
     seen: dict[int, Any] = {}
     queue = [(value, scope)]
     for each, where in queue:  # It grows.
@@ -161,22 +166,23 @@ def _uncompared_fields(value: Any, how: Comparison) -> Parts:
     return () if is_installed(type(value).__module__) else (("field", instance_attributes(value)),)
 
 
-def _check(scope: Scope, *known: tuple[Any, Comparison]) -> None:
+def _check(*known: Decided) -> None:
     """Raise if the first value reaches a node with arrays. Note what can change below it.
 
-    `known` has comparisons that were decided already. In most functions, nothing else has to be looked at.
+    The others are parts of it. In most functions, nothing else has to be looked at.
     """
-    decided = {id(value) for value, _ in known}
-    reached: Iterable[tuple[Any, Comparison, Scope]] = [(value, how, scope) for value, how in known]
-    for value, how in known:
-        for _, parts in how.parts or _uncompared_fields(value, how):
+    value, _, scope = known[0]
+    decided = {id(each) for each, _, _ in known}
+    reached: Iterable[Decided] = known
+    for each, how, _ in known:
+        for _, parts in how.parts or _uncompared_fields(each, how):
             for part in parts.values() if isinstance(parts, dict) else parts:
                 if type(part) not in BY_VALUE and id(part) not in decided:
-                    reached = within(known[0][0], scope, *known)
+                    reached = within(value, scope, *known)
     for part, how, where in reached:
         if how.problem is not None:
             raise how.problem()
-        if scope.doubts is not None and how.by not in {"value", "parts"} and not how.is_callable:
+        if scope.doubts is not None and how.by in {"author", "identity"} and type(part) not in _FUNCTIONS:
             scope.doubts.append((part, where.owner))
 
 
@@ -184,7 +190,7 @@ def how_compared(value: Any) -> Comparison:
     """How nodes compare a static: by identity if a part of a function, partial or method can change."""
     how = comparison_of(value, _DATA)
     if how.is_callable and not how.reason:
-        for _, each, _ in within(value, _DATA, (value, how)):
+        for _, each, _ in within(value, _DATA, (value, how, _DATA)):
             if each.reason:
                 return dataclasses.replace(how, by="identity", reason=each.reason)
     return how
