@@ -387,12 +387,10 @@ def test_methods_and_closures_without_node_arrays_are_valid_statics() -> None:
 # Values at the edge
 
 
-@pytest.mark.filterwarnings("ignore:Net.setting is static and holds an Odd:treewright.errors.StaticWarning")
 def test_static_objects_may_use_any_attribute_names() -> None:
     class Odd:
         _kind_ = "odd"
         _exact_key_ = "odd"
-        kind = "odd"
 
     value = Odd()
 

@@ -307,7 +307,7 @@ def _of_function(value: types.FunctionType, scope: Scope) -> Comparison:
         inner = annotate.__code__
         own = (*own, code_key(id(inner), inner), *map(IdentityKey, captured(annotate).values()))
     elif value.__annotations__:
-        parts = (*parts, ("annotation", value.__annotations__))
+        parts = (*parts, ("annotation", tuple(value.__annotations__.items())))
     return Comparison("parts", own, (("name", _NAMES(value)), *parts), owner, is_callable=True)
 
 

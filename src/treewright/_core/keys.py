@@ -18,13 +18,12 @@ from typing import Any
 
 from treewright._base.functions import BY_EQUALITY, C_METHODS, METHODS, instance_attributes, is_installed
 from treewright._base.text import is_node_class
-from treewright._core.comparison import Comparison, IdentityKey, Parts, Scope, Unchanged, comparison_of
+from treewright._core.comparison import Comparison, IdentityKey, Owner, Parts, Scope, Unchanged, comparison_of
 
 BY_VALUE = BY_EQUALITY | {type(getattr(functools, "Placeholder", None))}  # a partial's, from Python 3.14 on
 _DATA = Scope()
 _FUNCTIONS = frozenset({types.FunctionType, functools.partial, types.MethodType})  # can't change by assignments
-_APART = frozenset({"member", "static"})  # roles of parts whose keys are separate, because their order varies
-
+_APART = frozenset({"member", "static", "annotation"})  # roles of parts with separate keys, as their order varies
 
 Decided = tuple[Any, Comparison, Scope]  # a value, how it is compared, and where it is found
 
@@ -118,7 +117,7 @@ def _key_of_parts(how: Comparison, scope: Scope) -> Hashable:
             keys += parts
             values = parts.values()
         elif role in _APART:
-            apart = Scope(how.owner, None if scope.visited is None else {}, scope.doubts)
+            apart = Scope(_owner_of(role, how), None if scope.visited is None else {}, scope.doubts)
             separate = [key_in(part, apart) for part in parts]
             keys.append(frozenset(separate) if role == "member" else tuple(separate))
             continue
@@ -149,13 +148,18 @@ def within(value: Any, scope: Scope, *known: Decided, skip: Callable[[Any], bool
         seen[id(each)] = each
         how = decisions.get(id(each)) or comparison_of(each, where)
         yield each, how, where
-        groups, owner = (how.parts, how.owner) if how.parts else (_uncompared_fields(each, how), "user")
-        for role, parts in groups:
-            values = parts.values() if isinstance(parts, dict) else parts
-            inner = Scope(
-                "package" if role == "annotation" else owner, {}, scope.doubts
-            )  # No program reads annotations
-            queue += [(part, inner) for part in values if type(part) not in BY_VALUE]
+        for role, parts in how.parts or _uncompared_fields(each, how):
+            inner = Scope(_owner_of(role, how), {}, scope.doubts)
+            queue += [(part, inner) for part in _values(parts) if type(part) not in BY_VALUE]
+
+
+def _values(parts: Any) -> Iterable[Any]:
+    return parts.values() if isinstance(parts, dict) else parts
+
+
+def _owner_of(role: str, how: Comparison) -> Owner:
+    """The owner of the parts of a role. A list in an annotation is no constant of a program."""
+    return "package" if role == "annotation" else "user" if role == "uncompared" else how.owner
 
 
 def _uncompared_fields(value: Any, how: Comparison) -> Parts:
@@ -163,7 +167,7 @@ def _uncompared_fields(value: Any, how: Comparison) -> Parts:
     parameters = getattr(type(value), "__dataclass_params__", None)
     if how.by in {"value", "parts"} or how.problem or not getattr(parameters, "frozen", False):
         return ()
-    return () if is_installed(type(value).__module__) else (("field", instance_attributes(value)),)
+    return () if is_installed(type(value).__module__) else (("uncompared", instance_attributes(value)),)
 
 
 def _check(*known: Decided) -> None:
@@ -173,13 +177,9 @@ def _check(*known: Decided) -> None:
     """
     value, _, scope = known[0]
     decided = {id(each) for each, _, _ in known}
-    reached: Iterable[Decided] = known
-    for each, how, _ in known:
-        for _, parts in how.parts or _uncompared_fields(each, how):
-            for part in parts.values() if isinstance(parts, dict) else parts:
-                if type(part) not in BY_VALUE and id(part) not in decided:
-                    reached = within(value, scope, *known)
-    for part, how, where in reached:
+    groups = [parts for each, how, _ in known for _, parts in how.parts or _uncompared_fields(each, how)]
+    is_all = all(type(part) in BY_VALUE or id(part) in decided for parts in groups for part in _values(parts))
+    for part, how, where in known if is_all else within(value, scope, *known):
         if how.problem is not None:
             raise how.problem()
         if scope.doubts is not None and how.by in {"author", "identity"} and type(part) not in _FUNCTIONS:
@@ -202,9 +202,8 @@ def watched_below(value: Any, key: Hashable) -> list[Unchanged] | None:
         return []
     watched: list[Unchanged] = []
     for part, how, _ in within(value, _DATA):
-        if (type(part) is types.FunctionType and how.by == "parts" and how.owner != "library") or (
-            how.by == "author" and how.parts
-        ):
+        is_users = type(part) is types.FunctionType and how.by == "parts" and how.owner != "library"
+        if is_users or (how.by == "author" and how.parts):
             return None
         watched += [each for each in how.own if isinstance(each, Unchanged)]
     return watched
