@@ -164,12 +164,14 @@ class Attention(Module):
 
 
 class Dropout(Module):
-    """Replace a part of `x` by zeros and scale the rest; without a key, return `x`."""
+    """Replace a part of `x` by zeros and scale the rest; with `train=False`, return `x`."""
 
     rate: float = static(default=0.1)
 
-    def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        if key is None or self.rate == 0:
+    def __call__(self, x: jax.Array, key: jax.Array | None = None, *, train: bool = True) -> jax.Array:
+        if not train or self.rate == 0:
             return x
+        if key is None:
+            raise ValueError("Dropout needs a key in training; in evaluation, pass train=False.")
         mask = random.bernoulli(key, 1 - self.rate, x.shape)
         return jnp.where(mask, x / (1 - self.rate), 0)

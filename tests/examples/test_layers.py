@@ -113,7 +113,9 @@ def test_dropout_matches_equinox() -> None:
     ours = layers.Dropout(0.25)
 
     assert_close(ours(x, KEY), eqx.nn.Dropout(0.25)(x, key=KEY))
-    assert_close(ours(x), x)
+    assert_close(ours(x, train=False), x)
+    with pytest.raises(ValueError, match=r"Dropout needs a key in training; in evaluation, pass train=False\."):
+        ours(x)
 
 
 def test_the_page_shows_each_layer_from_the_file() -> None:

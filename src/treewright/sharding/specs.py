@@ -242,8 +242,8 @@ def fitted_leaves(
         known = {name for leaf in leaves for name in (*leaf.stacks, *(leaf.names or ())) if name}
         warn_user(
             f"No field of the tree has a name that the rules split ({', '.join(map(repr, rules.unused))}), so every "
-            f"device stores whole arrays. The names in the tree are {', '.join(sorted(known)) or 'none'}. Name the axes "
-            f"of its fields: kernel: jax.Array = field(sharding=({rules.unused[0]!r}, ...)).",
+            f"device stores whole arrays. The names in the tree are {', '.join(sorted(known)) or 'none'}. Name the "
+            f"axes of its fields: kernel: jax.Array = field(sharding=({rules.unused[0]!r}, ...)).",
             ShardingWarning,
         )
     if whole and rules.all_absent and math.prod(rules.sizes.values()) > 1:
