@@ -66,7 +66,7 @@ def is_name_in(namespace: object, name: str) -> bool:
 
 
 def public(module: ModuleType) -> set[str]:
-    """The names for users: neither equinox nor flax.struct has `__all__`, so imports and type variables are left out."""
+    """The names for users: neither library has `__all__`, so imports and type variables are left out."""
     return {
         name
         for name, value in vars(module).items()
