@@ -49,7 +49,7 @@ def text_of(page: Path) -> str:
 
 
 def requirements_on(page: Path) -> list[str]:
-    """What a page's lines install: `.[train]`, `equinox`."""
+    """The requirements that a page's lines install: `.[train]`, `equinox`."""
     lines = [line for block in blocks_of(text_of(page)) if block.language == "sh" for line in LINE.findall(block.text)]
     return [word.strip("'\"") for line in lines for word in line.split()]
 

@@ -30,4 +30,4 @@ INSTEAD = MappingProxyType(
         "tree_serialise_leaves": "save(path, tree) from treewright.checkpoint",
     }
 )
-"""What to write in place of a name. `docs/migrating` has the names of equinox and flax in full."""
+"""The replacement of each name. `docs/migrating` has the names of equinox and flax in full."""
