@@ -120,7 +120,7 @@ def snapshot(value: Any) -> Any:
     visited: dict[int, tuple[Any, Any]] = {}  # id -> the value, to keep the id in use, and its snapshot
 
     def snapshot_of(value: Any, depth: int) -> Any:
-        if isinstance(value, _CONSTANTS):
+        if isinstance(value, _CONSTANTS) and not contents(value):
             return value
         if id(value) in visited:
             return visited[id(value)][1]
@@ -219,7 +219,8 @@ def is_same_object(left: Any, right: Any) -> bool:
 
 def _same_parts(left: Snapshot, right: Snapshot, compare: Callable[[Any, Any], bool]) -> bool:
     ours, theirs = left.parts, right.parts
-    return ours.keys() == theirs.keys() and all(compare(ours[key], theirs[key]) for key in ours)
+    in_order = compare is not alike or [*ours] == [*theirs]  # A program can read the order of keywords and items.
+    return in_order and ours.keys() == theirs.keys() and all(compare(ours[key], theirs[key]) for key in ours)
 
 
 def _same_definition(left: Any, right: Any) -> bool:
