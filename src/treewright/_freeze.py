@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, Support
 import jax
 import numpy as np
 
-from treewright._base.functions import BY_EQUALITY, FrozenValue, set_public_module
+from treewright._base.functions import BY_VALUE, FrozenValue, set_public_module
 from treewright._base.text import is_node_class, short_text
 from treewright._core import Kind, kind_of, why_it_can_change, with_parts
 
@@ -207,7 +207,7 @@ def freeze(value: Any) -> Any:
         FrozenMapping({'sizes': (64, 64), 'names': frozenset({'a'})})
     """
     cls: Any = type(value)
-    if cls in BY_EQUALITY:
+    if cls in BY_VALUE:
         return value
     _reject_part_of_model(value)
     if cls in _PLAIN_ARRAYS and not value.dtype.hasobject:

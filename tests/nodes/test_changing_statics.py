@@ -1,4 +1,4 @@
-"""What can change below a static: by each route, an object or a container is rejected or causes a warning."""
+"""By each route from a static, an object or container that can change is rejected or causes a warning."""
 
 from __future__ import annotations
 

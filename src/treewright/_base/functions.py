@@ -67,8 +67,10 @@ _LAYERS = types.MappingProxyType(
         "Variable": (("flax.nnx.", "nnx"),),
     }
 )
-BY_EQUALITY = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType})  # constants whose == is exact
-CONSTANTS = BY_EQUALITY | {float, complex}
+_PLACEHOLDER = type(getattr(functools, "Placeholder", None))  # a partial's, from Python 3.14 on
+# Constants whose == is exact.
+BY_VALUE = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType, _PLACEHOLDER})
+CONSTANTS = BY_VALUE | {float, complex}
 MISSING: Any = dataclasses.MISSING
 C = TypeVar("C", bound=type[Any])
 

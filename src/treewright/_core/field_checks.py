@@ -195,7 +195,7 @@ def rejection(cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, 
 
 
 def _found(place: str, value: Any, problem: NoExactKeyError) -> str:
-    """What a static field holds; if it is inside the field's value, also that."""
+    """The value with the problem, and the value of the static field that contains it."""
     if problem.value is value:
         return f"{place} is static but holds {problem.description}."
     if isinstance(problem, ArraysReachedError):
@@ -204,7 +204,7 @@ def _found(place: str, value: Any, problem: NoExactKeyError) -> str:
 
 
 def _fixes(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> list[str]:
-    """What to write instead; empty if there is nothing. Fields of our own classes can't be declared differently."""
+    """The fixes; empty if there is none. Fields of our own classes can't be declared differently."""
     is_own, can_be_child = cls.__module__.partition(".")[0] == "treewright", problem.can_be_child
     declared = f"  {name}: ... = static("
     if isinstance(problem, ArraysReachedError) and problem.value is not value:
@@ -221,7 +221,7 @@ def _fixes(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> l
 
 
 def _fix_for_reached(value: Any, problem: ArraysReachedError) -> str:
-    """What to pass instead of a method or function that reaches a node."""
+    """The value to pass instead of a method or function that reaches a node."""
     if isinstance(value, METHODS):
         return f"Pass {value.__func__.__qualname__}, and pass the node as its first argument."
     if problem.can_be_child:

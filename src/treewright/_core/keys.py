@@ -16,11 +16,10 @@ import types
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
-from treewright._base.functions import BY_EQUALITY, C_METHODS, METHODS, instance_attributes, is_installed
+from treewright._base.functions import BY_VALUE, C_METHODS, METHODS, instance_attributes, is_installed
 from treewright._base.text import is_node_class
 from treewright._core.comparison import Comparison, IdentityKey, Owner, Parts, Scope, Unchanged, comparison_of
 
-BY_VALUE = BY_EQUALITY | {type(getattr(functools, "Placeholder", None))}  # a partial's, from Python 3.14 on
 _DATA = Scope()
 _FUNCTIONS = frozenset({types.FunctionType, functools.partial, types.MethodType})  # can't change by assignments
 _APART = frozenset({"member", "static", "annotation"})  # roles of parts with separate keys, as their order varies
@@ -173,7 +172,7 @@ def _uncompared_fields(value: Any, how: Comparison) -> Parts:
 def _check(*known: Decided) -> None:
     """Raise if the first value reaches a node with arrays. Note what can change below it.
 
-    The others are parts of it. In most functions, nothing else has to be looked at.
+    The others are parts of it. Most functions have no other parts.
     """
     value, _, scope = known[0]
     decided = {id(each) for each, _, _ in known}

@@ -105,6 +105,7 @@ def _mesh_parts(mesh: Any) -> tuple[Any, ...]:
     return (mesh.axis_sizes, mesh.axis_names, tuple(kind.name for kind in mesh.axis_types))
 
 
+JSON_TYPES = frozenset({str, int, float, bool, types.NoneType})  # JSON keeps their type and value.
 _UNIONS: tuple[Any, ...] = (type(typing.Optional[int]), types.UnionType)  # noqa: UP045  one class from Python 3.14 on
 
 # By exact class, because a subclass may have a different meaning.
