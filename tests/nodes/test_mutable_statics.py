@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import array
 import collections
+import contextlib
 import dataclasses
 import functools
 import io
@@ -210,6 +211,15 @@ def test_freeze_makes_containers_valid_statics(make: Callable[[], Any]) -> None:
 
     assert jax.tree.structure(Frozen(value)) == jax.tree.structure(Frozen(make()))
     assert Frozen(value).setting is not value
+
+
+@pytest.mark.parametrize("make", (CONTAINERS | REJECTED).values(), ids=CONTAINERS | REJECTED)
+def test_the_error_offers_freeze_exactly_if_freeze_accepts_the_value(make: Callable[[], Any]) -> None:
+    with pytest.raises(StaticFieldError) as caught:
+        Net(make())
+
+    with contextlib.nullcontext() if "converter=treewright.freeze" in str(caught.value) else pytest.raises(TypeError):
+        freeze(make())
 
 
 @pytest.mark.filterwarnings("error")
