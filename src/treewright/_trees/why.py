@@ -266,7 +266,7 @@ def _innermost(
             kind: DifferenceKind = "added" if old is ABSENT else "removed" if new is ABSENT else "static"
             inner = [Difference((*path, key), old, new, kind)]
         # The id of a list, dict or set may be reused once its owner is deleted.
-        is_sure = is_one and (alive or old.reference is not None)
+        is_sure = is_one and (alive or getattr(old, "reference", None) is not None)
         differences += map(_in_place, inner) if is_sure else inner
     return differences
 
