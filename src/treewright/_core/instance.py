@@ -339,8 +339,8 @@ def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None
         node.__post_init__(*post_init)
 
 
-def _seal(node: Any, spec: NodeSpec, *, is_referenced: bool) -> None:
-    """Check the assigned values and store the flat form."""
+def _seal(node: Any, spec: NodeSpec, *, is_referenced: bool, before: Statics | None = None) -> None:
+    """Check the assigned values and store the flat form; with the statics of `before` if all their values are kept."""
     pending, table = node.__dict__, spec.table
     if not spec.by_name.keys() <= pending.keys() or len(pending) > len(spec.fields) + (FLAT_FORM in pending):
         _complete(spec, pending)
@@ -359,7 +359,10 @@ def _seal(node: Any, spec: NodeSpec, *, is_referenced: bool) -> None:
                 f"{cls}.{slot} was assigned, but it is a slot of a base class, not a field: flattening would lose it. "
                 f"Declare it in {cls} ({slot}: ...)."
             )
-    statics = table.find(tuple([pending[name] for name in table.names]))
+    values = tuple([pending[name] for name in table.names])
+    # Not only faster: keys may have changed since, because optax's cosine schedule assigns to a captured variable.
+    is_same = before is not None and all(map(operator.is_, values, before.values))
+    statics = before if is_same else table.find(values)
     pending.clear()
     _store(node, FLAT_FORM, (children, statics))
 
@@ -471,30 +474,37 @@ def with_post_init(node: Any, changes: dict[str, Any]) -> Any:
             )
     variables = [changes.pop(name, default) for name, default in spec.init_vars.items()]
 
-    def derive(copy: Any) -> None:
-        pending: dict[str, Any] = copy.__dict__
-        # As in the constructor, a field that only `__post_init__` sets has no value yet.
-        pending |= {field.name: field.value_in(pair) for field in spec.fields if not field.set_only_in_post_init}
-        for name, value in changes.items():
-            set_attribute(copy, name, value)
-        values = {name: pending[name] for name in changes if not spec.by_name[name].init}
-        copy.__post_init__(*variables)
-        for name, value in values.items():
-            if pending[name] is not value:
-                raise TypeError(
-                    f"{spec.cls.__qualname__}.{name} is derived: __post_init__ assigned it again, so the value passed "
-                    f"to replace() would be lost. Replace the fields that it is derived from, or use treewright.at("
-                    f"node, lambda node: node.{name}).set(...) to change only this field, without __post_init__."
-                )
-
     copy = _new(type(node))
-    run_init(copy, derive)
-    # Reuse the statics if all values are the same objects, because their keys may have changed since: optax's cosine
-    # schedule assigns to a captured variable when it is first called.
-    children, statics = flat_form(copy)
-    if all(map(operator.is_, statics.values, pair[1].values)):
-        return from_flat_form(type(node), (children, pair[1]))
+    _store(copy, FLAT_FORM, spec.unfinished)
+    try:
+        _derive(copy, spec, pair, changes, variables)
+        _seal(copy, spec, is_referenced=True, before=pair[1])
+    except BaseException as error:
+        mark_failed(copy, error)
+        raise
+    if spec.checks or spec.table.to_check:
+        check(copy)
     return copy
+
+
+def _derive(copy: Any, spec: NodeSpec, pair: FlatForm, changes: Mapping[str, Any], variables: Sequence[Any]) -> None:
+    """Assign the fields of a copy: the old values, the changes, and what `__post_init__` derives from them.
+
+    As in the constructor, a field that only `__post_init__` sets has no value before.
+    """
+    pending: dict[str, Any] = copy.__dict__
+    pending |= {field.name: field.value_in(pair) for field in spec.fields if not field.set_only_in_post_init}
+    for name, value in changes.items():
+        set_attribute(copy, name, value)
+    values = {name: pending[name] for name in changes if not spec.by_name[name].init}
+    copy.__post_init__(*variables)
+    for name, value in values.items():
+        if pending[name] is not value:
+            raise TypeError(
+                f"{spec.cls.__qualname__}.{name} is derived: __post_init__ assigned it again, so the value passed "
+                f"to replace() would be lost. Replace the fields that it is derived from, or use treewright.at("
+                f"node, lambda node: node.{name}).set(...) to change only this field, without __post_init__."
+            )
 
 
 def _reject_unknown(spec: NodeSpec, changes: Iterable[str], names: Collection[str]) -> None:
