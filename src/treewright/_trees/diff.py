@@ -300,26 +300,31 @@ def _children_of_both(path: Path, old: Level, new: Level) -> tuple[list[tuple[Pa
 
 
 def _static_differences(path: Path, old: Level, new: Level, compare: Comparison) -> Iterator[Difference]:
-    if old.aux is new.aux or (old.exact is None and compare.same(old.aux, new.aux)):
+    """The differences between the statics of two levels of one class."""
+    is_foreign = old.exact is None
+    if old.aux is new.aux or (is_foreign and compare.same(old.aux, new.aux)):
         return
     theirs = dict(new.statics)
     pairs = [(key, value, theirs.get(key, ABSENT)) for key, value in old.statics]
-    if old.exact is None or new.exact is None:
+    if is_foreign:
         changed = [pair for pair in pairs if not compare.same(*pair[1:])]
-    else:  # keys that are equal but have different hashes are two statics
-        keys = zip(old.exact, new.exact, strict=True)
+    else:  # Keys that are equal but have different hashes are two statics.
+        keys = zip(old.exact or (), new.exact or (), strict=True)
         changed = [pair for pair, (a, b) in zip(pairs, keys, strict=True) if a != b or hash(a) != hash(b)]
         changed = changed or [pair for pair in pairs if not compare.alike(*pair[1:])]  # an object changed in place
-    exactly = old.exact is not None and new.exact is not None
     for key, value, other in changed:
         place = path if key == AuxKey(is_value=True) else (*path, key)
-        yield static_difference(place, value, other, compare, exactly=exactly)
+        yield static_difference(place, value, other, compare, exactly=not is_foreign)
+    if is_foreign and not changed:
+        yield from _unnamed_differences(path, old, new, compare)
+
+
+def _unnamed_differences(path: Path, old: Level, new: Level, compare: Comparison) -> Iterator[Difference]:
+    """The difference in a foreign class's `aux_data` that no named part shows: a part without a name, or the order."""
     names, others = ([key for key, _ in level.children] for level in (old, new))
-    if changed or old.exact is not None or set(names) != set(others):
-        return
-    if names == others:  # the difference is in the part of aux_data without names
+    if names == others:
         yield static_difference((*path, AuxKey()), old.aux, new.aux, compare)
-    else:
+    elif set(names) == set(others):
         old_order, new_order = (tuple(getattr(key, "key", key) for key in order) for order in (names, others))
         yield Difference(path, old_order, new_order, "static", "the same entries in a different order")
 
