@@ -197,7 +197,7 @@ def _order(key: Any) -> str:
 
 
 def _written_name(key: Any) -> str:
-    """The name of a part in a description; empty for an item, a wrapped function, an instance, a positional argument."""
+    """The name of a part in a description; empty for items, wrapped functions and positional arguments."""
     name: str = getattr(key, "name", "")
     is_bare = getattr(key, "role", "") in {"function", "object"} or name.startswith("argument ")
     return "" if is_bare else name
