@@ -169,3 +169,20 @@ def test_a_table_created_under_jit_keeps_no_tracer() -> None:
         jax.jit(lambda x: tables.append(summary([x])))(jnp.ones(2))
 
     assert tables[0].rows[0].shape == "[2]"
+
+
+def test_one_layout_has_one_text_at_every_depth_and_when_traced() -> None:
+    mesh = jax.make_mesh((2, 2), ("x", "y"))
+
+    def put(array: Any, *axes: Any) -> Any:
+        return jax.device_put(array, jax.NamedSharding(mesh, PARTITION(*axes)))
+
+    layer = Linear(put(jnp.ones((8, 4)), "x"), bias=put(jnp.ones(4)))
+    computed = jax.tree.map(lambda array: array + 1, layer)
+    traced: list[Any] = []
+    with jax.set_mesh(mesh):
+        jax.jit(lambda layer: traced.append(summary(layer)))(layer)
+
+    for table in (summary(layer), summary(computed), *traced):
+        assert [row.sharding for row in table.rows if row.kind == "child"] == ["P('x',)", "P()"]
+    assert [row.sharding for row in summary({"a": layer}, depth=1).rows] == ["P('x',), P()"]

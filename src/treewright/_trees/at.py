@@ -1,4 +1,4 @@
-"""`at`: select places by function, path, name or predicate, and return a changed copy of the tree."""
+"""`at`: select places in a tree, and return a changed copy of it."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, overload
@@ -17,12 +17,12 @@ _MAX_SHOWN = 5  # paths that a message lists
 
 
 @overload
-def at(tree: T, where: str | tuple[Any, ...]) -> "At[T, Any]": ...
+def at(tree: T, where: str | type[Any]) -> "At[T, Any]": ...
 @overload
 def at(tree: T, where: Callable[[T], V]) -> "At[T, V]": ...
 @overload
 def at(tree: T, where: Callable[[str, Any], bool]) -> "At[T, Any]": ...
-def at(tree: Any, where: str | tuple[Any, ...] | Callable[..., Any]) -> "At[Any, Any]":
+def at(tree: Any, where: str | type[Any] | Callable[..., Any]) -> "At[Any, Any]":
     """Select places in a tree to `get`, `set` or `apply` a function to: `at(model, lambda m: m.bias).set(b)`.
 
     The copy shares all unchanged parts with the original, so the cost depends on the depth of the changed paths, not on
@@ -33,18 +33,20 @@ def at(tree: Any, where: str | tuple[Any, ...] | Callable[..., Any]) -> "At[Any,
 
     Args:
         tree: A node, or any other tree.
-        where: The place, in one of four forms. A function of the tree, `lambda m: m.layers[0].bias`; it may return a
-            tuple, list or dict of places, and then `set` accepts and `get` returns values in the same structure. The
-            text of a path, `".layers[0].bias"`, or a bare name, `"bias"`, for the only field or dict entry with that
-            name. A text with `*` or `**`, such as `".layers[*].bias"` or `"**.bias"`, may match many places: `get`
-            returns a dict by path, `set` accepts such a dict or one value for all, and `apply` calls its function for
-            each place. A predicate, `lambda path, value: ...`, selects the topmost places where it is true and behaves
-            like such a text. A key path, as returned by JAX's `tree_leaves_with_path` and `tree_map_with_path`.
+        where: The places, in one of five forms. A function of the tree, `lambda m: m.layers[0].bias`, selects the
+            objects that it returns: one, or several in a tuple, list or dict, and then `set` accepts and `get` returns
+            values in the same structure. It is called with the tree itself, and once or twice more to find the places.
+            The text of a path, `".layers[0].bias"`, selects one place. The other forms may select many: `get` returns
+            a dict by path, `set` accepts such a dict or one value for all, and `apply` calls its function for each
+            place. They are: a text with `*` or `**`, such as `".layers[*].bias"` or `"**.bias"`; a predicate,
+            `lambda path, value: ...`, for the topmost places where it is true; a class, for its topmost instances; a
+            mask, a tree of bools like `tree` or a prefix of it, for leaves.
 
     Raises:
-        MissingPlaceError: If the place does not exist; the message lists the places that do.
-        TypeError: If `tree` is a class, or `where` returns anything but places.
-        ValueError: If a text is not a path, a bare name matches several places, or one selected place contains another.
+        MissingPlaceError: If nothing is selected; the message lists the places that exist.
+        TypeError: If `tree` is a class, the function returns anything but places, or the predicate anything but a bool.
+        ValueError: If a text is not a path, one selected place contains another, or the function returns an object that
+            is in several places, and it is not certain which is meant.
 
     Examples:
         >>> class Layer(Module):
@@ -67,6 +69,8 @@ def at(tree: Any, where: str | tuple[Any, ...] | Callable[..., Any]) -> "At[Any,
 class At(Generic[T, V]):
     """The selected places of a tree, returned by `at`."""
 
+    # No `add` or `multiply` as in an array's `.at[...]`: `.apply(lambda value: value + 1)` is as short, and any two
+    # functions would be a beginning of all of `jax.numpy`.
     __slots__ = ("_selection", "_tree")
 
     def __init__(self, tree: T, selection: Selection) -> None:
@@ -122,7 +126,11 @@ class At(Generic[T, V]):
         return self._with(values)
 
     def apply(self, function: Callable[[V], V]) -> T:
-        """The tree with `function` applied to the value; with a pattern or a predicate, to each value separately."""
+        """The tree with `function` applied to the value; if `where` may select many places, to each value separately.
+
+        Raises:
+            TypeError: If the function returns None for every place; to store None there is `set(None)`.
+        """
         each: Any = function
         places, is_search = self._selection.places, self._selection.is_search
         values = [each(place.value) for place in places] if is_search else [function(self.get())]

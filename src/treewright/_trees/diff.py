@@ -403,12 +403,19 @@ def _distance(left: Any, right: Any) -> str:
 
 
 def _compare(left: Any, right: Any, rtol: float = 0.0, atol: float = 0.0) -> tuple[Any, Any, Any, Any]:
-    """Two arrays or numbers in a dtype that subtracts without rounding, where they differ, and by how much."""
-    both = np.asarray(left), np.asarray(right)
-    wide: Any = np.complex128 if any(map(np.iscomplexobj, both)) else np.float64
-    if all(numbers.dtype.kind in "biuO" for numbers in both) and any(numbers.itemsize == 8 for numbers in both):
-        wide = object  # Python integers
-    a, b = (numbers.astype(wide) for numbers in both)
+    """Two arrays or numbers in a dtype that compares without rounding, where they differ, and by how much."""
+    a, b = np.asarray(left), np.asarray(right)
+    common: Any = None if "O" in {a.dtype.kind, b.dtype.kind} else np.result_type(a.dtype, b.dtype)
+    if common is not None and common.kind in "iu" and common.itemsize == 8:
+        # Subtracting the smaller from the larger, modulo 2**64, is right also where a signed difference overflows.
+        integers = a.astype(common), b.astype(common)
+        larger, smaller = (extreme(*integers).view(np.uint64) for extreme in (np.maximum, np.minimum))
+        distance, size = (larger - smaller).astype(np.float64), np.abs(b.astype(np.float64))
+        return a, b, (larger != smaller) & ~(distance <= atol + rtol * size), distance
+    wide: Any = np.complex128 if any(map(np.iscomplexobj, (a, b))) else np.float64
+    if all(numbers.dtype.kind in "biuO" for numbers in (a, b)) and any(numbers.itemsize == 8 for numbers in (a, b)):
+        wide = object  # Python integers, for uint64 beside int64 and for ints that no dtype holds
+    a, b = a.astype(wide), b.astype(wide)
     with np.errstate(invalid="ignore", over="ignore"):
         distance = np.asarray(np.abs(a - b))
         close = (distance <= atol + rtol * np.abs(b)) & (np.abs(b) < np.inf)

@@ -18,13 +18,14 @@ def partition(tree: T, where: Any) -> tuple[T, T]:
 
     Args:
         tree: A node, or any other tree.
-        where: The leaves to select: a mask, which is a tree of bools like `tree` or a prefix of it; a function that
-            returns a mask for `tree`, such as `trainable`; a predicate of path and leaf; or a text, as in `at`.
+        where: The leaves to select, as in `at`: most often a mask or a function that returns one, such as `trainable`,
+            or a path or pattern. A predicate is called with the path and the value of each leaf. All leaves below a
+            place are selected.
 
     Raises:
-        MissingPlaceError: If a text matches nothing.
-        TypeError: If the mask contains anything but bools, or a predicate returns None for every leaf.
-        ValueError: If the mask is not a prefix of `tree`, or a bare name matches several places.
+        MissingPlaceError: If a path, a pattern, a class or a function selects nothing.
+        TypeError: If the mask contains anything but bools, or a predicate returns anything else.
+        ValueError: If the mask is not a prefix of `tree`, or the selected place is a static.
 
     Examples:
         >>> class Norm(Module):

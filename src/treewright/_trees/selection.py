@@ -41,7 +41,9 @@ def select_by_function(
     try:
         result = where(root.value)
     except Exception as error:
-        missing = _missing_in(root, where)
+        run = _Run()
+        run.of(where, root)
+        missing = run.missing
         reason = error if missing is None else missing
         if missing is None or hasattr(jax.Array, getattr(error, "name", None) or ""):  # meant for a leaf
             reason.add_note(_HOW_CALLED)
@@ -64,16 +66,16 @@ def _places_of(root: Place, where: Callable[[Any], Any], result: Any) -> tuple[l
     run = _Run()
     recorded = run.of(where, root)
     if type(recorded) is _Recorder and _place_of(recorded).value is result and type(result) not in _CONTAINERS:
-        place = _place_of(recorded)
-        if _is_one_object(result) or run.read_only([place]):
-            return [place], None
+        recorded_place = _place_of(recorded)
+        if _is_one_object(result) or run.read_only([recorded_place]):
+            return [recorded_place], None
     places, structure = _certain_places(root, where, result, run, recorded)
     if places and None not in places:
         return [place for place in places if place], structure
     ids = {*map(id, _flat(result)[0]), id(result)}
-    run = _Run(lambda place: id(place.value) in ids)
-    recorded = run.of(where, root)
-    places, structure = _certain_places(root, where, result, run, recorded)
+    second = _Run(lambda place: id(place.value) in ids)
+    recorded = second.of(where, root)
+    places, structure = _certain_places(root, where, result, second, recorded)
     if places and None not in places:
         return [place for place in places if place], structure
     by_id = _places_by_id(root)
@@ -85,7 +87,7 @@ def _places_of(root: Place, where: Callable[[Any], Any], result: Any) -> tuple[l
     for value, place, recorder in zip(values, places, recorders, strict=True):
         only = place or _only_place(root, value, by_id.get(id(value), []), recorder)
         if only is None:
-            raise _missing_in(root, where) or _not_a_place(root, value)
+            raise run.missing or _not_a_place(root, value)
         found.append(only)
     return found, structure_of_values
 
@@ -178,16 +180,20 @@ def _places_by_id(root: Place) -> dict[int, list[Place]]:
 class _Run:
     """One call of a function with a recorder: which values are recorded, and which places the function has read."""
 
-    __slots__ = ("is_recorded", "reads")
+    __slots__ = ("is_recorded", "missing", "reads")
 
     def __init__(self, is_recorded: Callable[[Place], bool] | None = None) -> None:
         self.is_recorded = is_recorded  # None: all values are
         self.reads: list[Place] = []
+        self.missing: MissingPlaceError | None = None  # the first place that the tree does not have
 
     def of(self, where: Callable[[Any], Any], root: Place) -> Any:
         """What a function returns for a recorder; an object that is no place if it raises."""
         try:
             return where(_Recorder(root, self))
+        except MissingPlaceError as error:
+            self.missing = error
+            return None
         except Exception:  # noqa: BLE001  it has not raised for the tree: the recorder is not enough like it
             return None
 
@@ -202,17 +208,6 @@ class _Run:
         if self.is_recorded is None or self.is_recorded(place) or not _is_leaf(place.value):
             return _Recorder(place, self)
         return place.value
-
-
-def _missing_in(root: Place, where: Callable[[Any], Any]) -> MissingPlaceError | None:
-    """The error that lists the places beside the first one that a function asks for and the tree does not have."""
-    try:
-        where(_Recorder(root, _Run()))
-    except MissingPlaceError as error:
-        return error
-    except Exception:  # noqa: BLE001  the function's own error is raised
-        return None
-    return None
 
 
 class _Recorder:
@@ -273,6 +268,9 @@ class _Recorder:
         __hash__=None,
         __class__=property(lambda self: type(_place_of(self).value)),
     )
+
+
+_Recorder.__module__, _Recorder.__qualname__ = "treewright", "place"  # libraries name the class in warnings
 
 
 def _place_of(recorder: Any) -> Place:

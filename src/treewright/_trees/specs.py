@@ -32,14 +32,15 @@ def spec_like(tree: Any, default: Any = None, where: Mapping[Any, Any] | None = 
         tree: A node, or any other tree.
         default: The setting of every other leaf. It may be a prefix of `tree`: a tree that ends earlier, and each of
             its settings applies to all leaves below.
-        where: The settings of some leaves, by place as in `at`, such as a path, `"**.bias"` or a function of the tree,
-            or by a predicate of path and leaf. All leaves below a place get its setting, and later entries override
-            earlier ones. A tuple, list or dict here is one setting; as `default` it would be a prefix.
+        where: The settings of some leaves, by `where=` as in `at`: a path, `"**.bias"`, a class or a function of the
+            tree, or a predicate of the path and the value of each leaf. All leaves below a place get its setting, and
+            later entries override earlier ones. A tuple, list or dict here is one setting; as `default` it would be a
+            prefix.
 
     Raises:
         MissingPlaceError: If a place does not exist.
-        TypeError: If `where` is not a mapping, or a predicate returns None for every leaf.
-        ValueError: If a place is a static, a bare name matches several places, or `default` is not a prefix of `tree`.
+        TypeError: If `where` is not a mapping, or a predicate returns anything but a bool.
+        ValueError: If a place is a static, or `default` is not a prefix of `tree`.
 
     Examples:
         >>> class Layer(Module):

@@ -48,7 +48,7 @@ def chosen_leaves(tree: Any, where: Any) -> list[bool]:
     """For each leaf, whether `where` selects it: it is below a place, or the mask or the predicate is true for it."""
     if _is_function(where) and arguments_of(where) == 2:
         leaves = jax_trees.tree_leaves_with_path(tree)
-        return [_is_true(where(path_text(path), leaf), lambda path=path: path_text(path)) for path, leaf in leaves]
+        return [_is_true(where(text := path_text(path), leaf), text) for path, leaf in leaves]
     selected = _selected(Place(tree), where)
     if not isinstance(selected, Selection):
         return selected
@@ -123,7 +123,8 @@ def _search(places: Iterable[Place], no_match: Callable[[], str]) -> Selection:
 def _by_mask(root: Place, mask: Any) -> list[bool]:
     """The settings of a mask for each leaf."""
     leaves = jax.tree.leaves(mask)
-    if mask is None or (leaves and not any(type(leaf) in _BOOLS for leaf in leaves)):
+    is_like_tree = type(mask) is type(root.value)
+    if mask is None or (leaves and not is_like_tree and not any(type(leaf) in _BOOLS for leaf in leaves)):
         if is_node(mask) and not is_node(root.value):
             raise TypeError(f"where= is {with_article(type(mask).__qualname__)}. Pass the tree first: at(tree, where).")
         raise TypeError(
@@ -149,6 +150,7 @@ def _is_mask(result: Any, tree: Any) -> bool:
 
 def broadcast(argument: str, prefix: Any, tree: object) -> list[Any]:
     """The settings of a prefix, repeated for each leaf of the tree."""
+    settings: list[Any]
     settings, treedef = jax_trees.tree_flatten(prefix)
     if treedef == jax_trees.tree_structure(tree):  # the walk below takes longer than the rest of `partition`
         return settings
@@ -241,21 +243,20 @@ def _test_of(predicate: Callable[[str, Any], object]) -> Callable[[Place], bool]
                 f"the class first: isinstance(value, jax.Array) and ..."
             )
             raise
-        return _is_true(result, lambda: place.name)
+        return _is_true(result, place)
 
     return is_selected
 
 
-def _is_true(result: Any, place: Callable[[], str]) -> bool:
+def _is_true(result: Any, place: str | Place) -> bool:
     """The result of a predicate, which must be a bool: `path.find("bias")` is -1, and true, where it finds nothing."""
     if result is True or result is False:
         return result
     if result is not None and getattr(result, "dtype", None) == np.dtype(bool) and np.ndim(result) == 0:
         return bool(result)
+    name = place.name if isinstance(place, Place) else place
     lacks = "Does it lack a return?" if result is None else "Write a comparison, or bool(...)."
-    raise TypeError(
-        f"The predicate must return True or False, but returned {short_text(result)} for {place()}. {lacks}"
-    )
+    raise TypeError(f"The predicate must return True or False, but returned {short_text(result)} for {name}. {lacks}")
 
 
 def _matching(place: Place, is_selected: Callable[[Place], bool]) -> Iterator[Place]:
