@@ -59,9 +59,16 @@ class Statics:
     combination: _Combination
 
     def __repr__(self) -> str:
-        """The fields and values, which JAX prints in its messages."""
-        pairs = zip(self.table.names, self.values, strict=True)
-        return ", ".join(f"{name}={text(value, with_module=True)}" for name, value in pairs)
+        """The fields and values, which JAX prints in its messages.
+
+        Two lambdas of one line have one text, so a text that is not the whole value ends with a number for its key.
+        """
+        parts = []
+        for name, value, key in zip(self.table.names, self.values, self.keys, strict=True):
+            shown = text(value, with_module=True)
+            mark = f" #{hash(key) & 0xFFFF:04x}" if "<" in shown and type(value) is not str else ""
+            parts.append(f"{name}={shown}{mark}")
+        return ", ".join(parts)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Statics":
         return self
