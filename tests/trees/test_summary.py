@@ -171,7 +171,7 @@ def test_a_table_created_under_jit_keeps_no_tracer() -> None:
     assert tables[0].rows[0].shape == "[2]"
 
 
-def test_one_layout_has_one_text_at_every_depth_and_when_traced() -> None:
+def test_equal_layouts_have_equal_texts_at_every_depth_and_when_traced() -> None:
     mesh = jax.make_mesh((2, 2), ("x", "y"))
 
     def put(array: Any, *axes: Any) -> Any:

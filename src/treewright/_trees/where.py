@@ -81,7 +81,7 @@ def _selected(root: Place, where: Any) -> Selection | list[bool]:
 
 
 def _is_function(where: Any) -> bool:
-    """Whether `where` is to be called. A mask of a class with `__call__` is not; methods of nodes are pytrees too."""
+    """Whether `where` is called. A mask of a class with `__call__` is not; methods of nodes are pytrees too."""
     if isinstance(where, _FUNCTIONS):
         return True
     return callable(where) and not isinstance(where, type) and jax.tree_util.all_leaves((where,))
