@@ -27,7 +27,14 @@ from treewright._core.fields import MISSING
 from treewright._core.keys import reaches
 from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics, StaticTable
-from treewright.errors import FieldOnClassError, NodeDefinitionError, NodeInitError, UnfinishedNodeError
+from treewright.errors import (
+    ChildWarning,
+    FieldOnClassError,
+    NodeDefinitionError,
+    NodeInitError,
+    UnfinishedNodeError,
+    warn_user,
+)
 
 FLAT_FORM = "_node"
 FlatForm = tuple[tuple[Any, ...], Statics]
@@ -545,6 +552,14 @@ def replace(node: T, /, **changes: Any) -> T:
         raise TypeError(
             f"replace() needs an instance of a Module or of a class with @pytree_dataclass, "
             f"got {with_article(class_name(node))}."
+        )
+    lists = [name for name, value in changes.items() if value is None and type(getattr(node, name, None)) is list]
+    if lists:
+        name = f"{type(node).__qualname__}.{lists[0]}"
+        warn_user(
+            f"replace() stores None in {name}, which is a list. append() and other methods that change a list return "
+            f"None. Pass a new list, [*old, new], or store None with treewright.at(node, '.{lists[0]}').set(None).",
+            ChildWarning,
         )
     make: Any = with_post_init if changes and spec_of(node).runs_post_init else with_fields
     copy: T = make(node, changes)
