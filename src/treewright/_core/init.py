@@ -16,6 +16,7 @@ from typing import Any
 
 from typing_extensions import Format, get_annotations
 
+from treewright._base.text import annotation_text
 from treewright._core.fields import MISSING
 from treewright._core.instance import FLAT_FORM, assign, check, run_init
 from treewright._core.spec import FieldSpec, NodeSpec
@@ -42,8 +43,13 @@ def make_init(spec: NodeSpec, arguments: Sequence[FieldSpec]) -> Callable[..., N
     header = f"  def __init__({', '.join([me, *_parameters(cls, arguments, helpers)])}):"
     body = "\n    ".join([header, *_body(spec, me, helpers)])
     source = f"def make({', '.join(helpers)}):\n{body}\n  return __init__\n"
-    filename = f"<treewright: {cls.__module__}.{cls.__qualname__}.__init__>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    lines = source.splitlines(keepends=True)
+    name = f"treewright: {cls.__module__}.{cls.__qualname__}.__init__"
+    filename, number = f"<{name}>", 1
+    cache: dict[str, Any] = linecache.cache  # Classes of one name may have several sources.
+    while cache.setdefault(filename, (len(source), None, lines, filename))[2] != lines:
+        number += 1
+        filename = f"<{name} {number}>"
     # The globals of the class's own module, so that typing.get_type_hints resolves string annotations.
     module = sys.modules.get(cls.__module__)
     made: dict[str, Any] = {}
@@ -51,7 +57,7 @@ def make_init(spec: NodeSpec, arguments: Sequence[FieldSpec]) -> Callable[..., N
     init: Callable[..., None] = made["make"](**helpers)
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__
-    _annotate(init, cls, {argument.name: argument.type for argument in arguments if argument.init})
+    _annotate(init, cls, [argument for argument in arguments if argument.init])
     return init
 
 
@@ -127,8 +133,12 @@ def _storing(spec: NodeSpec, me: str, assigning: str, helpers: dict[str, Any]) -
     return [*lines, f"__check__({me})"] if spec.checks else lines
 
 
-def _annotate(init: Any, cls: type[Any], types: dict[str, Any]) -> None:
-    """Annotate a generated `__init__` like `dataclasses`: from Python 3.14 on lazily, so that later names resolve."""
+def _annotate(init: Any, cls: type[Any], arguments: Sequence[FieldSpec]) -> None:
+    """Annotate a generated `__init__` like `dataclasses`: from Python 3.14 on lazily, so that later names resolve.
+
+    The parameter of a field with a converter has the type that the converter accepts.
+    """
+    converters = {argument.name: argument.converter for argument in arguments if argument.converter is not None}
     if sys.version_info >= (3, 14):
 
         def __annotate__(format: Any, /) -> dict[str, Any]:  # noqa: N807  Python's name
@@ -137,14 +147,29 @@ def _annotate(init: Any, cls: type[Any], types: dict[str, Any]) -> None:
             declared: dict[str, Any] = {}
             for base in reversed(cls.__mro__):
                 declared.update(get_annotations(base, format=format))
-            parameters = {name: declared[name] for name in types if name in declared}
+            parameters = {argument.name: declared[argument.name] for argument in arguments if argument.name in declared}
+            for name, converter in converters.items():
+                accepted = _accepted_by(converter)
+                parameters[name] = annotation_text(accepted, cls) if format == Format.STRING else accepted
             return {**parameters, "return": "None" if format == Format.STRING else None}
 
         __annotate__.__qualname__ = f"{cls.__qualname__}.__init__.__annotate__"
         __annotate__.__module__ = cls.__module__
         init.__annotate__ = __annotate__
     else:  # before 3.14
-        init.__annotations__ = {**types, "return": None}
+        types = {argument.name: argument.type for argument in arguments}
+        accepted = {name: _accepted_by(converter) for name, converter in converters.items()}
+        init.__annotations__ = {**types, **accepted, "return": None}
+
+
+def _accepted_by(converter: Callable[[Any], Any]) -> Any:
+    """The annotation of the first parameter of a converter, `Any` if it has none."""
+    try:
+        first = next(iter(inspect.signature(converter, eval_str=True).parameters.values()))
+    except Exception:  # noqa: BLE001  a class written in C, or a name that is only imported for checkers
+        return Any
+    is_known = first.annotation is not inspect.Parameter.empty and first.kind is not first.VAR_KEYWORD
+    return first.annotation if is_known else Any
 
 
 @dataclasses.dataclass(frozen=True)

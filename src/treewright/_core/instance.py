@@ -7,6 +7,8 @@ An instance stores exactly what `tree_flatten` returns, in one attribute: `_node
 import dataclasses
 import functools
 import operator
+import sys
+import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from sys import getrefcount
 from typing import Any, Never, TypeVar
@@ -72,6 +74,11 @@ def raw_form(node: Any) -> FlatForm | Unfinished:
         why = f"no __init__ has run. Create it by calling the class: {cls.__qualname__}(...)"
         if cls.__init__ is object.__init__:
             why = "the class has no __init__. Remove init=False, or write an __init__"
+        elif cls.__node_spec__.wrap_init_again(cls):
+            why = (
+                "its __init__ was replaced after the class was defined, for example by autoreload, so it did not "
+                f"finish the node. This is repaired now: call {cls.__qualname__}(...) again"
+            )
         return Unfinished(cls, why)
     return form
 
@@ -118,35 +125,48 @@ def reject_undecorated(cls: type[Any]) -> None:
 # Attributes
 
 
-class FieldView(property):  # noqa: PLW1641  `__hash__` is one of the uses that it rejects
+class _Hash:
+    """The `__hash__` of `FieldView`, which is not hashable. It also rejects a `@dataclass` on a node class.
+
+    `dataclasses` would take a view for a default; it reads `default.__class__.__hash__` to reject mutable defaults.
+    """
+
+    def __get__(self, view: "FieldView | None", cls: type[Any]) -> Callable[[], Never] | None:
+        if view is not None:
+            return view.reject_use
+        if sys._getframe(1).f_globals.get("__name__") == dataclasses.__name__:
+            raise NodeDefinitionError(
+                "This class is a node class or has a node class as base, so it is already a dataclass. Remove "
+                "@dataclass, or replace it with @pytree_dataclass if this is a subclass of a decorated class."
+            )
+        return None
+
+
+class FieldView(property):
     """The descriptor of a field: returns the value on an instance; on the class, using it as a value raises.
 
     It reads by index in nodes of its own table, and by name in nodes that were built before their class was redefined.
-    Tools that redefine a class, such as IPython's autoreload, copy the new class's attributes to the old one.
+    Tools that redefine a class, such as IPython's autoreload, copy the new class's attributes to the old one. Tools
+    that check types create a property's class again with the same functions, which yields an equal view.
     """
 
-    # `dataclasses` must treat it as a field and assign its `name`, which raises; otherwise it would become a default.
-    __class__ = property(lambda _: dataclasses.Field)  # pyright: ignore[reportIncompatibleMethodOverride]
-
-    def __init__(self, field: FieldSpec, table: StaticTable) -> None:
-        name = field.name
-        super().__init__(
-            _reader(field, table),
-            lambda node, value: set_attribute(node, name, value),
-            lambda node: delete_attribute(node, name),
-        )
-        self.__doc__ = field.doc
-        self.field = field
-        self.table = table
+    def __init__(self, fget: Any = None, fset: Any = None, fdel: Any = None, doc: str | None = None) -> None:
+        super().__init__(fget, fset, fdel)
+        self.__doc__ = doc
+        self.field: FieldSpec
+        self.table: StaticTable
+        self.field, self.table = fget.reads
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (FieldView, (self.field, self.table))
+        return (field_view, (self.field, self.table))
 
     def __repr__(self) -> str:
         return f"<field {self.table.owner.__qualname__}.{self.field.name}>"
 
     def __getattr__(self, attribute: str) -> Never:
         raise AttributeError(self._problem(f"has no {attribute}"), name=None, obj=None)
+
+    __hash__: Any = _Hash()
 
     def __eq__(self, other: object) -> bool:
         """Whether both are views of the same field, also before and after its class was redefined."""
@@ -170,18 +190,20 @@ class FieldView(property):  # noqa: PLW1641  `__hash__` is one of the uses that 
             f"For the default: {{field.name: field.default for field in dataclasses.fields({cls})}}[{field.name!r}]"
         )
 
-    def _reject_dataclass(self, name: str) -> Never:
-        raise NodeDefinitionError(
-            f"{name} is a field of a node class, which is already a dataclass. Remove @dataclass, or replace it with "
-            f"@pytree_dataclass if this is a subclass of a decorated class."
-        )
 
-    name = property(None, _reject_dataclass)  # `dataclasses` assigns a field's name; nothing reads it.
+def as_view(value: Any) -> Any:
+    """The view of a field that a tool replaced by a plain property with the same functions; else the value itself."""
+    if isinstance(value, property) and not isinstance(value, FieldView) and hasattr(value.fget, "reads"):
+        return FieldView(value.fget, value.fset, value.fdel, value.__doc__)
+    return value
 
+
+# Beartype finds out by its name that a class is the builtin `property`, and rejects other properties.
+FieldView.__module__, FieldView.__name__, FieldView.__qualname__ = property.__module__, "property", "property"
 
 # Every operation that would use a view as a value: otherwise `Tiles.WALL == 1` would silently be False.
 for _use in (
-    *("lt", "le", "gt", "ge", "hash", "bool", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil"),
+    *("lt", "le", "gt", "ge", "bool", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil"),
     *("neg", "pos", "abs", "invert", "len", "iter", "contains", "getitem", "setitem", "delitem", "format"),
     *("array", "array_ufunc", "jax_array"),
     *(
@@ -196,9 +218,9 @@ for _use in (
     setattr(FieldView, f"__{_use}__", FieldView.reject_use)
 
 
-def _reader(field: FieldSpec, table: StaticTable) -> Callable[[Any], Any]:
-    """A function that reads a field by its index, in a third of the time of reading by name (benchmarks: node)."""
-    index = field.index
+def field_view(field: FieldSpec, table: StaticTable) -> FieldView:
+    """The descriptor of a field. It reads by index, in a third of the time of reading by name (benchmarks: node)."""
+    index, name = field.index, field.name
 
     def read_child(node: Any) -> Any:
         try:
@@ -218,7 +240,17 @@ def _reader(field: FieldSpec, table: StaticTable) -> Callable[[Any], Any]:
             pass
         return _read_by_name(node, field)
 
-    return read_static if field.is_static else read_child
+    read: Any = read_static if field.is_static else read_child
+    read.reads = (field, table)
+    # Sphinx prints the annotation. With the mark, beartype ignores it: a field may contain a sentinel or a spec.
+    read.__annotations__ = {"return": field.type}
+    read.__no_type_check__ = True
+    return FieldView(
+        read,
+        lambda node, value: set_attribute(node, name, value),
+        lambda node: delete_attribute(node, name),
+        field.doc,
+    )
 
 
 def _read_by_name(node: Any, field: FieldSpec) -> Any:
@@ -294,6 +326,21 @@ def wrap_init(init: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
+def wrap_init_again(cls: type[Any]) -> bool:
+    """Wrap an `__init__` that a tool replaced: IPython's autoreload writes new code into our wrapper. False if ours."""
+    owner: Any = next(base for base in cls.__mro__ if "__init__" in vars(base))
+    init: Any = vars(owner)["__init__"]
+    if "__node_spec__" not in vars(owner) or not isinstance(init, types.FunctionType) or hasattr(init, "__wrapped__"):
+        return False
+    if not _GENERATED.isdisjoint(init.__code__.co_freevars):
+        return False
+    owner.__init__ = wrap_init(init)
+    return True
+
+
+_GENERATED = frozenset({"__cls__", "__build__"})  # captured by each generated `__init__`
+
+
 def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) -> object:
     """Run an `__init__`; the outermost one seals the node when it returns, or marks it as failed when it raises."""
     spec: NodeSpec = node.__node_spec__
@@ -312,6 +359,8 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
         return init(node, *args, **kwargs)
     if spec.cls is not type(node):
         reject_undecorated(type(node))
+    if spec.table.to_check:
+        prepare_class(spec)
     _store(node, FLAT_FORM, spec.unfinished)
     try:
         # Without a new reference to the node, no value can contain it, unless its `__new__` stored one.
@@ -325,6 +374,28 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
     if spec.checks or spec.table.to_check:
         check(node)
     return returned
+
+
+def prepare_class(spec: NodeSpec) -> None:
+    """Restore the attributes that a tool replaced since the class was defined, before one of its first instances.
+
+    A value assigned to a field raises, because every instance would read it. Only a metaclass could observe it earlier.
+    """
+    for field in spec.fields:
+        value = vars(spec.cls).get(field.name)
+        if isinstance(value, FieldView):
+            continue
+        view = as_view(value)
+        setattr(spec.cls, field.name, view if isinstance(view, FieldView) else field_view(field, spec.table))
+        if view is value:
+            name, line = f"{spec.cls.__qualname__}.{field.name}", f"{spec.cls.__name__}(..., {field.name}=...)"
+            raise NodeDefinitionError(
+                f"{name} = {short_text(value)} was assigned to a field on the class, so every instance would have "
+                f"read this value. The assignment was undone. Pass the value to the constructor, {line}, or change "
+                f"the default in the class body."
+            )
+    if spec.wrap_methods is not None:
+        spec.wrap_methods(spec.cls)
 
 
 def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
@@ -400,7 +471,6 @@ def check(node: Any) -> None:
     spec: NodeSpec = type(node).__node_spec__  # bypasses a user's `__getattr__`
     try:
         if spec.table.to_check:
-            _reject_class_assignments(spec)
             check_fields(node)
         for own_check in spec.checks:
             if own_check(node) is not None:
@@ -411,23 +481,6 @@ def check(node: Any) -> None:
     except BaseException as error:
         mark_failed(node, error)
         raise
-
-
-def _reject_class_assignments(spec: NodeSpec) -> None:
-    """Undo an assignment to a field on the class and raise, because every instance would read the value.
-
-    Without a metaclass the assignment itself can't be observed, so it is detected when the first nodes are created.
-    """
-    for field in spec.fields:
-        value = vars(spec.cls).get(field.name)
-        if not isinstance(value, FieldView):
-            setattr(spec.cls, field.name, FieldView(field, spec.table))
-            name, line = f"{spec.cls.__qualname__}.{field.name}", f"{spec.cls.__name__}(..., {field.name}=...)"
-            raise NodeDefinitionError(
-                f"{name} = {short_text(value)} was assigned to a field on the class, so every instance would have "
-                f"read this value. The assignment was undone. Pass the value to the constructor, {line}, or change "
-                f"the default in the class body."
-            )
 
 
 def mark_failed(node: Any, error: BaseException) -> None:
@@ -531,11 +584,16 @@ def replace(node: T, /, **changes: Any) -> T:
         >>> replace(Layer(1.0), activation="gelu")
         Layer(kernel=1.0, activation='gelu')
     """
+    copy: T = replace_fields(node, changes)
+    return copy
+
+
+def replace_fields(node: Any, changes: dict[str, Any]) -> Any:
+    """The function and the method `replace`."""
     if not is_node(node):
         raise TypeError(
             f"replace() needs an instance of a Module or of a class with @pytree_dataclass, "
             f"got {with_article(class_name(node))}."
         )
     make: Any = with_post_init if changes and spec_of(node).runs_post_init else with_fields
-    copy: T = make(node, changes)
-    return copy
+    return make(node, changes)

@@ -22,7 +22,7 @@ from treewright._core.instance import (
     flat_form,
     from_flat_form,
     is_node,
-    replace,
+    replace_fields,
     set_attribute,
 )
 from treewright._core.keys import compared_by_itself, exact_key
@@ -208,6 +208,8 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
     children, statics = state
     spec: Any = getattr(type(self), "__node_spec__", None)
     table = statics.table if spec is None else spec.table
+    if spec is not None and table.to_check and spec.wrap_methods:  # cloudpickle restores methods as functions
+        spec.wrap_methods(type(self))
     if statics.table is not table or {*children} != {*table.children}:
         raise TypeError(
             f"The pickle contains the fields {', '.join((*children, *statics.table.names)) or 'none'} of "
@@ -215,6 +217,16 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
             f"written by a different version of the class. Load it with that version, or recreate the object."
         )
     _store(self, FLAT_FORM, (tuple([children[name] for name in table.children]), statics))
+
+
+def replace_method(self: Any, /, **changes: Any) -> Any:
+    """A copy with some fields replaced; see `treewright.replace`."""
+    return replace_fields(self, changes)
+
+
+def replace_for_copy(self: Any, /, **changes: Any) -> Any:
+    """A copy with some fields replaced, for `copy.replace`."""
+    return replace_fields(self, changes)
 
 
 # The methods that every node class gets.
@@ -230,27 +242,64 @@ METHODS: MappingProxyType[str, Any] = MappingProxyType(
         "__copy__": copy,
         "__deepcopy__": deepcopy,
         "__reduce__": reduce,
-        "__replace__": replace,
+        "__replace__": replace_for_copy,
     }
 )
+for _name, _method in {"replace": replace_method, **METHODS}.items():
+    _function = getattr(_method, "__func__", _method)
+    _function.__name__ = _name  # `help` prints it. `__qualname__` remains the name under which pickles find it.
+    _function.__no_type_check__ = True  # `==` recognises our functions, so beartype must not wrap them.
 
 
 # Methods of a Module
 
 
+def _forward(name: str) -> Any:
+    """An attribute of a method that is its function's attribute."""
+    return property(lambda method: getattr(method.function, name))
+
+
 class ModuleMethod:
-    """The descriptor of a `Module`'s method: returns the function on the class, a `BoundMethod` on an instance."""
+    """The descriptor of a `Module`'s method: returns the function on the class, a `BoundMethod` on an instance.
+
+    Otherwise it is a proxy of the function, also for `isinstance`, because tools that change the methods of a class
+    look for functions in its `__dict__`: beartype and typeguard replace them, IPython's autoreload assigns `__code__`.
+    """
+
+    __class__: Any = property(lambda method: type(method.function))
+    __dict__: Any = _forward("__dict__")
+    __doc__: Any = _forward("__doc__")
+    function: Callable[..., Any]
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        # pydoc, doctest and abc look for these attributes.
-        wrapper: Any = self
-        functools.update_wrapper(wrapper, function, (*functools.WRAPPER_ASSIGNMENTS, "__isabstractmethod__"), ())
+        _store(self, "function", function)
+        for name in ("__module__", "__name__", "__qualname__"):  # pydoc and doctest read them
+            _store(self, name, getattr(function, name, None))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self.function
         return BoundMethod(self.function, instance)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            setattr(self.function, name, value)
+        except ValueError as error:  # Code with other captured variables: autoreload would write into our memory.
+            raise NotImplementedError(str(error)) from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (ModuleMethod, (self.function,))
+
+
+# `__getattr__` instead would slow down `__get__`.
+for _name in (
+    *("__code__", "__closure__", "__defaults__", "__kwdefaults__", "__globals__", "__annotations__", "__type_params__"),
+    *("__wrapped__", "__isabstractmethod__"),
+):
+    setattr(ModuleMethod, _name, _forward(_name))
 
 
 class BoundMethod(NodeMethod):
@@ -306,13 +355,20 @@ class BoundMethod(NodeMethod):
         return (BoundMethod, (self.__func__, self.__self__))
 
 
-def module_method(value: Any) -> ModuleMethod | None:
-    """The descriptor for a function in the body of a Module, jitted or not; None for any other value."""
-    if not isinstance(value, types.FunctionType):
-        wraps_function = callable(value) and isinstance(getattr(value, "__wrapped__", None), types.FunctionType)
-        if not wraps_function or not hasattr(type(value), "__get__") or isinstance(value, staticmethod | classmethod):
-            return None
-    return ModuleMethod(value)
+def wrap_methods(cls: type[Any]) -> None:
+    """Wrap the methods of a Module and its bases, jitted or not, so that bound methods are pytrees."""
+    for base in cls.__mro__:
+        spec: Any = vars(base).get("__node_spec__")
+        if spec is None or spec.wrap_methods is not wrap_methods:
+            continue
+        for name, value in list(vars(base).items()):
+            is_special = name.startswith("__") and name.endswith("__") and name != "__call__"
+            if is_special or name in METHODS or type(value) is ModuleMethod:
+                continue
+            is_wrapper = callable(value) and isinstance(getattr(value, "__wrapped__", None), types.FunctionType)
+            is_descriptor = hasattr(type(value), "__get__") and not isinstance(value, staticmethod | classmethod)
+            if isinstance(value, types.FunctionType) or (is_wrapper and is_descriptor):
+                setattr(base, name, ModuleMethod(value))
 
 
 _SELF_KEY: Any = GetAttrKey("__self__")

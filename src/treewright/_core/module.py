@@ -7,8 +7,9 @@ from treewright._base.functions import set_public_module
 from treewright._base.text import short_text
 from treewright._core.definition import make_node_class
 from treewright._core.fields import buffer, field, static
-from treewright._core.instance import FLAT_FORM, replace
-from treewright._core.methods import METHODS
+from treewright._core.instance import FLAT_FORM
+from treewright._core.instance import replace as replace  # noqa: PLC0414  editors look for it here
+from treewright._core.methods import METHODS, replace_method
 from treewright.errors import NodeDefinitionError
 
 
@@ -116,7 +117,7 @@ class Module:
         super().__init_subclass__(**keywords)
         make_node_class(cls, options, is_module=True)
 
-    replace = replace
+    replace = replace_method
     locals().update(METHODS)
 
 

@@ -70,6 +70,8 @@ class NodeSpec:
     init_vars: dict[str, Any]  # the default of each, or MISSING
     unfinished: Any  # the value of `_node` until an instance is sealed
     slots: tuple[str, ...]  # slots of bases that are not nodes; their values would be lost
+    wrap_init_again: Callable[[type[Any]], bool]  # an attribute, because dill can't follow functions in a circle
+    wrap_methods: Callable[[type[Any]], None] | None  # for a Module, whose methods a tool may replace
 
 
 def spec_of(node_or_class: Any) -> NodeSpec:
