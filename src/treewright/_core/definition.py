@@ -16,10 +16,11 @@ import typing_extensions
 from treewright._base.functions import FrozenValue, is_generated, native_base, slots_of
 from treewright._base.text import annotation_text, short_text, with_article
 from treewright._core.field_checks import LAYERS, specifier_text
+from treewright._core.field_views import FieldView, as_view, field_view
 from treewright._core.fields import MISSING, options_of, specifier_in, specifier_in_annotation
 from treewright._core.init import Docstring, make_init
-from treewright._core.instance import FLAT_FORM, FieldView, Unfinished, as_view, field_view, wrap_init, wrap_init_again
-from treewright._core.methods import METHODS, replace_method, wrap_methods
+from treewright._core.instance import FLAT_FORM, Unfinished, wrap_init
+from treewright._core.methods import METHODS, replace_method, restore_class, wrap_methods
 from treewright._core.registration import register_once
 from treewright._core.spec import FieldSpec, NodeSpec
 from treewright._core.statics import StaticTable
@@ -284,8 +285,7 @@ def _node_spec(draft: _Draft, *, keeps_init: bool) -> tuple[NodeSpec, list[Field
         init_vars=init_vars,
         unfinished=Unfinished(cls),
         slots=tuple([name for name in slots_of(cls) if name not in {FLAT_FORM, *cls.__dataclass_fields__}]),
-        wrap_init_again=wrap_init_again,
-        wrap_methods=wrap_methods if draft.is_module else None,
+        restore_class=restore_class,
     )
     return node_spec, arguments
 
@@ -382,8 +382,7 @@ def _install_methods(draft: _Draft) -> None:
             setattr(cls, name, method)
     if not draft.is_module and "replace" not in {*body, *draft.inherited, *draft.annotations}:
         cls.replace = replace_method
-    if draft.is_module:
-        wrap_methods(cls)
+    wrap_methods(cls)
     cls.__abstractmethods__ = frozenset()
     abc.update_abstractmethods(cls)
 

@@ -11,6 +11,7 @@ import inspect
 import keyword
 import linecache
 import sys
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,13 +44,7 @@ def make_init(spec: NodeSpec, arguments: Sequence[FieldSpec]) -> Callable[..., N
     header = f"  def __init__({', '.join([me, *_parameters(cls, arguments, helpers)])}):"
     body = "\n    ".join([header, *_body(spec, me, helpers)])
     source = f"def make({', '.join(helpers)}):\n{body}\n  return __init__\n"
-    lines = source.splitlines(keepends=True)
-    name = f"treewright: {cls.__module__}.{cls.__qualname__}.__init__"
-    filename, number = f"<{name}>", 1
-    cache: dict[str, Any] = linecache.cache  # Classes of one name may have several sources.
-    while cache.setdefault(filename, (len(source), None, lines, filename))[2] != lines:
-        number += 1
-        filename = f"<{name} {number}>"
+    filename = _cached_source(f"treewright: {cls.__module__}.{cls.__qualname__}.__init__", source)
     # The globals of the class's own module, so that typing.get_type_hints resolves string annotations.
     module = sys.modules.get(cls.__module__)
     made: dict[str, Any] = {}
@@ -59,6 +54,17 @@ def make_init(spec: NodeSpec, arguments: Sequence[FieldSpec]) -> Callable[..., N
     init.__module__ = cls.__module__
     _annotate(init, cls, [argument for argument in arguments if argument.init])
     return init
+
+
+def _cached_source(name: str, source: str) -> str:
+    """The file name under which tracebacks and `inspect` find a source; classes of one name may have different ones."""
+    entry = (len(source), None, source.splitlines(keepends=True), f"<{name}>")
+    cache: dict[str, Any] = linecache.cache
+    if cache.setdefault(f"<{name}>", entry) == entry:
+        return f"<{name}>"
+    filename = f"<{name} {zlib.crc32(source.encode()):08x}>"
+    cache[filename] = (*entry[:3], filename)
+    return filename
 
 
 def _parameters(cls: type[Any], arguments: Sequence[FieldSpec], helpers: dict[str, Any]) -> list[str]:
@@ -136,9 +142,10 @@ def _storing(spec: NodeSpec, me: str, assigning: str, helpers: dict[str, Any]) -
 def _annotate(init: Any, cls: type[Any], arguments: Sequence[FieldSpec]) -> None:
     """Annotate a generated `__init__` like `dataclasses`: from Python 3.14 on lazily, so that later names resolve.
 
-    The parameter of a field with a converter has the type that the converter accepts.
+    The parameter of a field with a converter is annotated like the converter's parameter, if at all.
     """
-    converters = {argument.name: argument.converter for argument in arguments if argument.converter is not None}
+    accepted = {argument.name: _accepted_by(argument.converter) for argument in arguments if argument.converter}
+    unknown = {name for name, annotation in accepted.items() if annotation is inspect.Parameter.empty}
     if sys.version_info >= (3, 14):
 
         def __annotate__(format: Any, /) -> dict[str, Any]:  # noqa: N807  Python's name
@@ -147,29 +154,27 @@ def _annotate(init: Any, cls: type[Any], arguments: Sequence[FieldSpec]) -> None
             declared: dict[str, Any] = {}
             for base in reversed(cls.__mro__):
                 declared.update(get_annotations(base, format=format))
-            parameters = {argument.name: declared[argument.name] for argument in arguments if argument.name in declared}
-            for name, converter in converters.items():
-                accepted = _accepted_by(converter)
-                parameters[name] = annotation_text(accepted, cls) if format == Format.STRING else accepted
-            return {**parameters, "return": "None" if format == Format.STRING else None}
+            is_text = format == Format.STRING
+            declared |= {name: annotation_text(kind, cls) if is_text else kind for name, kind in accepted.items()}
+            names = [argument.name for argument in arguments if argument.name not in unknown]
+            parameters = {name: declared[name] for name in names if name in declared}
+            return {**parameters, "return": "None" if is_text else None}
 
         __annotate__.__qualname__ = f"{cls.__qualname__}.__init__.__annotate__"
         __annotate__.__module__ = cls.__module__
         init.__annotate__ = __annotate__
     else:  # before 3.14
-        types = {argument.name: argument.type for argument in arguments}
-        accepted = {name: _accepted_by(converter) for name, converter in converters.items()}
-        init.__annotations__ = {**types, **accepted, "return": None}
+        types = {argument.name: accepted.get(argument.name, argument.type) for argument in arguments}
+        init.__annotations__ = {name: kind for name, kind in types.items() if name not in unknown} | {"return": None}
 
 
 def _accepted_by(converter: Callable[[Any], Any]) -> Any:
-    """The annotation of the first parameter of a converter, `Any` if it has none."""
+    """The annotation of a converter's first parameter; `Parameter.empty` if it has none."""
     try:
         first = next(iter(inspect.signature(converter, eval_str=True).parameters.values()))
     except Exception:  # noqa: BLE001  a class written in C, or a name that is only imported for checkers
-        return Any
-    is_known = first.annotation is not inspect.Parameter.empty and first.kind is not first.VAR_KEYWORD
-    return first.annotation if is_known else Any
+        return inspect.Parameter.empty
+    return inspect.Parameter.empty if first.kind is first.VAR_KEYWORD else first.annotation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,11 +7,11 @@ An instance stores exactly what `tree_flatten` returns, in one attribute: `_node
 import dataclasses
 import functools
 import operator
-import sys
+import traceback
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from sys import getrefcount
-from typing import Any, Never, TypeVar
+from typing import Any, TypeVar
 
 from treewright._base.functions import earlier_class_hint, is_cached_property
 from treewright._base.jax_private import jax_trees
@@ -20,7 +20,6 @@ from treewright._base.text import (
     class_name,
     did_you_mean,
     is_node_class,
-    short_text,
     with_article,
     with_close_matches,
 )
@@ -28,13 +27,15 @@ from treewright._core.field_checks import check_fields
 from treewright._core.fields import MISSING
 from treewright._core.keys import reaches
 from treewright._core.spec import FieldSpec, NodeSpec, spec_of
-from treewright._core.statics import Statics, StaticTable
-from treewright.errors import FieldOnClassError, NodeDefinitionError, NodeInitError, UnfinishedNodeError
+from treewright._core.statics import Statics
+from treewright.errors import NodeDefinitionError, NodeInitError, UnfinishedNodeError
 
 FLAT_FORM = "_node"
 FlatForm = tuple[tuple[Any, ...], Statics]
 
 T = TypeVar("T")
+
+_SETTINGS = frozenset({types.NoneType, bool, int, str})  # what a spec holds where its nodes have arrays
 
 _new: Any = object.__new__
 _read = object.__getattribute__
@@ -74,7 +75,7 @@ def raw_form(node: Any) -> FlatForm | Unfinished:
         why = f"no __init__ has run. Create it by calling the class: {cls.__qualname__}(...)"
         if cls.__init__ is object.__init__:
             why = "the class has no __init__. Remove init=False, or write an __init__"
-        elif cls.__node_spec__.wrap_init_again(cls):
+        elif _wrap_init_again(cls):
             why = (
                 "its __init__ was replaced after the class was defined, for example by autoreload, so it did not "
                 f"finish the node. This is repaired now: call {cls.__qualname__}(...) again"
@@ -84,11 +85,7 @@ def raw_form(node: Any) -> FlatForm | Unfinished:
 
 
 def flat_form(node: Any) -> FlatForm:
-    """`(children, aux_data)`: the values of the child fields in order, and one object for all static fields.
-
-    Raises:
-        UnfinishedNodeError: If the node's `__init__` has not returned.
-    """
+    """Return the values of the child fields in order, and one object for all static fields."""
     form = raw_form(node)
     if isinstance(form, Unfinished):
         raise UnfinishedNodeError(f"This is {form}.")
@@ -125,156 +122,8 @@ def reject_undecorated(cls: type[Any]) -> None:
 # Attributes
 
 
-class _Hash:
-    """The `__hash__` of `FieldView`, which is not hashable. It also rejects a `@dataclass` on a node class.
-
-    `dataclasses` would take a view for a default; it reads `default.__class__.__hash__` to reject mutable defaults.
-    """
-
-    def __get__(self, view: "FieldView | None", cls: type[Any]) -> Callable[[], Never] | None:
-        if view is not None:
-            return view.reject_use
-        if sys._getframe(1).f_globals.get("__name__") == dataclasses.__name__:
-            raise NodeDefinitionError(
-                "This class is a node class or has a node class as base, so it is already a dataclass. Remove "
-                "@dataclass, or replace it with @pytree_dataclass if this is a subclass of a decorated class."
-            )
-        return None
-
-
-class FieldView(property):
-    """The descriptor of a field: returns the value on an instance; on the class, using it as a value raises.
-
-    It reads by index in nodes of its own table, and by name in nodes that were built before their class was redefined.
-    Tools that redefine a class, such as IPython's autoreload, copy the new class's attributes to the old one. Tools
-    that check types create a property's class again with the same functions, which yields an equal view.
-    """
-
-    def __init__(self, fget: Any = None, fset: Any = None, fdel: Any = None, doc: str | None = None) -> None:
-        super().__init__(fget, fset, fdel)
-        self.__doc__ = doc
-        self.field: FieldSpec
-        self.table: StaticTable
-        self.field, self.table = fget.reads
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (field_view, (self.field, self.table))
-
-    def __repr__(self) -> str:
-        return f"<field {self.table.owner.__qualname__}.{self.field.name}>"
-
-    def __getattr__(self, attribute: str) -> Never:
-        raise AttributeError(self._problem(f"has no {attribute}"), name=None, obj=None)
-
-    __hash__: Any = _Hash()
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both are views of the same field, also before and after its class was redefined."""
-        if not isinstance(other, FieldView):
-            self.reject_use()
-        owners = (self.table.owner, other.table.owner)
-        paths = {(cls.__module__, cls.__qualname__) for cls in owners}
-        return len(paths) == 1 and self.field.name == other.field.name
-
-    def reject_use(self, *_: object, **__: object) -> Never:
-        raise FieldOnClassError(self._problem("has no value"))
-
-    def _problem(self, problem: str) -> str:
-        field, cls = self.field, self.table.owner.__name__
-        constant = "..." if field.default is MISSING else short_text(field.default)
-        line = f"{field.name}: ClassVar[{annotation_text(field.type, self.table.owner)}] = {constant}"
-        return (
-            f"{self.table.owner.__qualname__}.{field.name} is a field, so on the class it {problem}: only instances "
-            f"have one. Read it on an instance. For a class constant, declare a ClassVar:\n"
-            f"  {line.replace('[...]', '')}\n"
-            f"For the default: {{field.name: field.default for field in dataclasses.fields({cls})}}[{field.name!r}]"
-        )
-
-
-def as_view(value: Any) -> Any:
-    """The view of a field that a tool replaced by a plain property with the same functions; else the value itself."""
-    if isinstance(value, property) and not isinstance(value, FieldView) and hasattr(value.fget, "reads"):
-        return FieldView(value.fget, value.fset, value.fdel, value.__doc__)
-    return value
-
-
-# Beartype finds out by its name that a class is the builtin `property`, and rejects other properties.
-FieldView.__module__, FieldView.__name__, FieldView.__qualname__ = property.__module__, "property", "property"
-
-# Every operation that would use a view as a value: otherwise `Tiles.WALL == 1` would silently be False.
-for _use in (
-    *("lt", "le", "gt", "ge", "bool", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil"),
-    *("neg", "pos", "abs", "invert", "len", "iter", "contains", "getitem", "setitem", "delitem", "format"),
-    *("array", "array_ufunc", "jax_array"),
-    *(
-        f"{side}{operation}"
-        for operation in (
-            *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow"),
-            *("lshift", "rshift", "and", "or", "xor"),
-        )
-        for side in ("", "r")
-    ),
-):
-    setattr(FieldView, f"__{_use}__", FieldView.reject_use)
-
-
-def field_view(field: FieldSpec, table: StaticTable) -> FieldView:
-    """The descriptor of a field. It reads by index, in a third of the time of reading by name (benchmarks: node)."""
-    index, name = field.index, field.name
-
-    def read_child(node: Any) -> Any:
-        try:
-            children, statics = node._node
-            if statics.table is table:
-                return children[index]
-        except (TypeError, AttributeError):  # unfinished
-            pass
-        return _read_by_name(node, field)
-
-    def read_static(node: Any) -> Any:
-        try:
-            _, statics = node._node
-            if statics.table is table:
-                return statics.values[index]
-        except (TypeError, AttributeError):  # unfinished
-            pass
-        return _read_by_name(node, field)
-
-    read: Any = read_static if field.is_static else read_child
-    read.reads = (field, table)
-    # Sphinx prints the annotation. With the mark, beartype ignores it: a field may contain a sentinel or a spec.
-    read.__annotations__ = {"return": field.type}
-    read.__no_type_check__ = True
-    return FieldView(
-        read,
-        lambda node, value: set_attribute(node, name, value),
-        lambda node: delete_attribute(node, name),
-        field.doc,
-    )
-
-
-def _read_by_name(node: Any, field: FieldSpec) -> Any:
-    """The value of a field in an unfinished node, or in a node of an older definition of its class."""
-    form, name = raw_form(node), field.name
-    if isinstance(form, Unfinished):
-        value = form.values_of(node).get(name, field.default)
-        if value is MISSING:
-            raise UnfinishedNodeError(
-                f"{type(node).__qualname__}.{name} was read before __init__ set it. Assign it first."
-            )
-        return value
-    children, statics = form
-    values = dict(zip((*statics.table.children, *statics.table.names), (*children, *statics.values), strict=True))
-    if name not in values:
-        raise AttributeError(
-            f"This {type(node).__qualname__} has no field {name}: it belongs to an older definition of the class, "
-            f"with the fields {', '.join(values) or 'none'}. Recreate the object."
-        )
-    return values[name]
-
-
 def set_attribute(node: Any, name: str, value: Any) -> None:
-    """Assign an attribute while `__init__` runs; afterwards the node is frozen. Converters run."""
+    """Assign an attribute while the constructor runs; afterwards the node is frozen. Converters run."""
     try:
         form = _read(node, FLAT_FORM)
     except AttributeError:
@@ -291,7 +140,7 @@ def set_attribute(node: Any, name: str, value: Any) -> None:
 
 
 def delete_attribute(node: Any, name: str) -> None:
-    """Delete an attribute while `__init__` runs; afterwards the node is frozen."""
+    """Delete an attribute while the constructor runs; afterwards the node is frozen."""
     form = raw_form(node)
     if isinstance(form, tuple):
         raise frozen_error(node, name, "delete")
@@ -326,7 +175,7 @@ def wrap_init(init: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def wrap_init_again(cls: type[Any]) -> bool:
+def _wrap_init_again(cls: type[Any]) -> bool:
     """Wrap an `__init__` that a tool replaced: IPython's autoreload writes new code into our wrapper. False if ours."""
     owner: Any = next(base for base in cls.__mro__ if "__init__" in vars(base))
     init: Any = vars(owner)["__init__"]
@@ -360,7 +209,7 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
     if spec.cls is not type(node):
         reject_undecorated(type(node))
     if spec.table.to_check:
-        prepare_class(spec)
+        spec.restore_class(spec)
     _store(node, FLAT_FORM, spec.unfinished)
     try:
         # Without a new reference to the node, no value can contain it, unless its `__new__` stored one.
@@ -370,32 +219,36 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
         _seal(node, spec, is_referenced=is_referenced)
     except BaseException as error:
         mark_failed(node, error)
+        _explain_call(node, error)
         raise
     if spec.checks or spec.table.to_check:
         check(node)
     return returned
 
 
-def prepare_class(spec: NodeSpec) -> None:
-    """Restore the attributes that a tool replaced since the class was defined, before one of its first instances.
-
-    A value assigned to a field raises, because every instance would read it. Only a metaclass could observe it earlier.
-    """
-    for field in spec.fields:
-        value = vars(spec.cls).get(field.name)
-        if isinstance(value, FieldView):
-            continue
-        view = as_view(value)
-        setattr(spec.cls, field.name, view if isinstance(view, FieldView) else field_view(field, spec.table))
-        if view is value:
-            name, line = f"{spec.cls.__qualname__}.{field.name}", f"{spec.cls.__name__}(..., {field.name}=...)"
-            raise NodeDefinitionError(
-                f"{name} = {short_text(value)} was assigned to a field on the class, so every instance would have "
-                f"read this value. The assignment was undone. Pass the value to the constructor, {line}, or change "
-                f"the default in the class body."
-            )
-    if spec.wrap_methods is not None:
-        spec.wrap_methods(spec.cls)
+def _explain_call(node: Any, error: BaseException) -> None:
+    """Add a note to Python's error for arguments that an `__init__` does not take."""
+    cls, frames = type(node), [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    writer = cls.__init__.__qualname__
+    is_inherited = writer != f"{cls.__qualname__}.__init__"
+    if type(error) is TypeError and len(frames) == 1 and is_inherited:  # raised by the call itself
+        error.add_note(
+            f"{cls.__qualname__} inherits {writer}, so its fields are not parameters. Type checkers expect them to be, "
+            f"unless you write class {cls.__name__}(..., init=False)."
+        )
+    # Python's error if an `__init__` passed arguments on and no class after it has an `__init__`.
+    if not str(error).startswith("object.__init__() takes exactly one argument"):
+        return
+    code, caller = frames[-1].f_code, frames[-1].f_locals
+    if not code.co_varnames or caller.get(code.co_varnames[0]) is not node:  # the `__init__` of another object
+        return
+    fix = f"Assign them in {code.co_qualname}: self.x = ..."
+    if is_inherited:
+        fix = f"Write an __init__ in {cls.__qualname__} that assigns them, self.x = ..."
+    error.add_note(
+        f"{code.co_qualname} called super().__init__(...) with arguments, but no other class has an __init__, and "
+        f"neither Module nor object assigns fields. {fix}"
+    )
 
 
 def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
@@ -455,19 +308,24 @@ def _complete(spec: NodeSpec, pending: dict[str, Any]) -> None:
     # Values of a cached_property were computed from an unfinished node: drop them.
     others = pending.keys() - {*spec.by_name, FLAT_FORM}
     undeclared = [name for name in pending if name in others and not is_cached_property(spec.cls, name)]
-    method = "__post_init__" if spec.runs_post_init else "__init__"
+    cls = spec.cls.__qualname__
+    method = f"{cls}.__post_init__" if spec.runs_post_init else spec.cls.__init__.__qualname__
     problems = [f"did not set {', '.join(missing)}"] if missing else []
-    fixes = [f"Set every field in {method}."] if missing else []
+    fixes = [f"Set every field in {method.rpartition('.')[2]}."] if missing else []
+    if missing and method.rpartition(".")[0] != cls:
+        method += f", which {cls} inherits,"
+        class_line = f"class {spec.cls.__name__}(..., init=False)"
+        fixes = [f"Write an __init__ in {cls}. Or declare defaults and, for type checkers, write {class_line}."]
     if undeclared:
         not_fields = "which is not a field" if len(undeclared) == 1 else "which are not fields"
         problems.append(f"set {with_close_matches(undeclared, spec.by_name)}, {not_fields}")
         fixes.append(f"Declare new fields in the class body ({undeclared[0]}: ...).")
     if problems:
-        raise NodeInitError(f"{spec.cls.__qualname__}.{method} {', and '.join(problems)}. {' '.join(fixes)}")
+        raise NodeInitError(f"{method} {', and '.join(problems)}. {' '.join(fixes)}")
 
 
-def check(node: Any) -> None:
-    """Check the children of a new node, and run every `__check_init__`, bases first."""
+def check(node: Any, *, is_copy: bool = False) -> None:
+    """Check the children of a new node, or of a changed copy, and run every `__check_init__`, bases first."""
     spec: NodeSpec = type(node).__node_spec__  # bypasses a user's `__getattr__`
     try:
         if spec.table.to_check:
@@ -479,8 +337,23 @@ def check(node: Any) -> None:
                     f"an invalid instance instead."
                 )
     except BaseException as error:
+        if is_copy:
+            _explain_spec(node, error)
         mark_failed(node, error)
         raise
+
+
+def _explain_spec(node: Any, error: BaseException) -> None:
+    """Add a note if a changed copy looks like a spec, with one setting in the place of each array."""
+    children, _ = flat_form(node)
+    for field, child in zip(spec_of(node).children, children, strict=True):
+        annotation = annotation_text(field.type, type(node))
+        if type(child) in _SETTINGS and "rray" in annotation and not (child is None and "None" in annotation):
+            error.add_note(
+                f"{type(node).__qualname__}.{field.name} = {child!r} is not an array. For a spec, such as in_axes or a "
+                f"mask, use treewright.spec_like(node, ...), which runs no checks."
+            )
+            return
 
 
 def mark_failed(node: Any, error: BaseException) -> None:
@@ -505,7 +378,7 @@ def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
         statics = spec.table.find(tuple(new_statics))
     copy = from_flat_form(type(node), (tuple(new_children), statics))
     if changes and spec.checks:
-        check(copy)
+        check(copy, is_copy=True)
     return copy
 
 

@@ -3,7 +3,9 @@
 import copy as copying
 import functools
 import inspect
+import sys
 import types
+import weakref
 from collections.abc import Callable, Hashable, Iterable
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +18,7 @@ from treewright._base.functions import NodeMethod
 from treewright._base.jax_private import GetAttrKey, Path, jax_trees, numbers_of, path_text
 from treewright._base.text import array_text, is_node_class, node_repr, short_text, text, with_article
 from treewright._core.field_checks import NoExactKeyError, add_static_hint
+from treewright._core.field_views import restore_views
 from treewright._core.instance import (
     FLAT_FORM,
     delete_attribute,
@@ -27,7 +30,7 @@ from treewright._core.instance import (
 )
 from treewright._core.keys import compared_by_itself, exact_key
 from treewright._core.registration import register_with_jax
-from treewright._core.spec import FieldSpec, spec_of
+from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics
 from treewright.errors import TracedComparisonError
 
@@ -36,14 +39,7 @@ _store = object.__setattr__
 
 
 def tree_unflatten(cls: type[Any], aux_data: object, children: Iterable[Any]) -> Any:
-    """Rebuild a node from the `aux_data` of `tree_flatten` and any children.
-
-    It runs no constructor, converter or check, so children can be sentinels, tracers and specs.
-
-    Raises:
-        TypeError: If `aux_data` does not come from a node of this class.
-        ValueError: If the number of children is wrong.
-    """
+    """Rebuild a node from the second result of tree_flatten and any children, without a constructor or check."""
     values, names = tuple(children), spec_of(cls).table.children
     if not isinstance(aux_data, Statics) or aux_data.table is not spec_of(cls).table:
         raise TypeError(
@@ -59,13 +55,11 @@ def tree_unflatten(cls: type[Any], aux_data: object, children: Iterable[Any]) ->
 
 
 def equal(self: Any, other: object) -> Any:
-    """Compare class, statics, and the children's structure, shape, dtype and value; returns a plain `bool`.
+    """Compare class, statics, and the structure, shape, dtype and value of the children; returns a plain bool.
 
-    A nested node is compared with its own `==`. NaN equals itself. Children that are not arrays compare as exactly as
-    statics: `1`, `True` and `1.0` differ, and so do `0.0` and `-0.0`. Fields with `compare=False` are ignored.
-
-    Raises:
-        TracedComparisonError: If the result depends on a traced value.
+    A nested node is compared with its own method. NaN equals itself. Children that are not arrays compare as exactly as
+    statics: 1, True and 1.0 differ, and so do 0.0 and -0.0. Fields with compare=False are ignored. Comparing traced
+    values raises a TracedComparisonError.
     """
     if type(other) is not type(self):
         return NotImplemented
@@ -128,11 +122,7 @@ def leaves_equal(left: Any, right: Any, place: Callable[[], str]) -> bool:
 
 
 def hash_of(self: Any) -> int:
-    """Hash a node by value, like a tuple of its fields.
-
-    Raises:
-        TypeError: If a child contains an array or another unhashable value.
-    """
+    """Hash a node by value, like a tuple of its fields; arrays can't be hashed."""
     children, statics = form = flat_form(self)
     fields = [field for field in spec_of(self).fields if field.hash]
     keys = [statics.keys[field.index] if field.is_static else None for field in fields]
@@ -169,13 +159,24 @@ def _unhashable(node: Any, children: tuple[Any, ...], fields: list[FieldSpec]) -
         except TypeError:
             array = array_text(leaf)
             kind = with_article(type(leaf).__name__) if array is None else f"an array, {array}"
-            hint = " To pass it as a function to jit or checkpoint, pass its method: jit(node.__call__)."
+            hint = (
+                " To pass it as a function to jit, checkpoint, scan, fori_loop, while_loop, cond, switch or a "
+                "callback, pass its method: node.__call__."
+            )
             return TypeError(
                 f"unhashable type {cls.__qualname__!r}: {_path_text(path, fields, cls)} is {kind}. A traced argument "
                 f"of a jitted function needs no hash; a static argument or dict key does, and then every child must be "
-                f"hashable.{hint if callable(node) else ''}"
+                f"hashable.{hint if callable(node) and _is_hashed_by_jax() else ''}"
             )
     return None
+
+
+def _is_hashed_by_jax() -> bool:
+    """Whether JAX's Python code hashes a node, which it takes for a function. It hashes static arguments in C."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") in {__name__, weakref.__name__, functools.__name__}:
+        frame = frame.f_back
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith("jax.")
 
 
 # Copies and pickles
@@ -208,8 +209,8 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
     children, statics = state
     spec: Any = getattr(type(self), "__node_spec__", None)
     table = statics.table if spec is None else spec.table
-    if spec is not None and table.to_check and spec.wrap_methods:  # cloudpickle restores methods as functions
-        spec.wrap_methods(type(self))
+    if spec is not None and table.to_check:
+        restore_class(spec)  # cloudpickle restores methods as functions
     if statics.table is not table or {*children} != {*table.children}:
         raise TypeError(
             f"The pickle contains the fields {', '.join((*children, *statics.table.names)) or 'none'} of "
@@ -220,12 +221,12 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
 
 
 def replace_method(self: Any, /, **changes: Any) -> Any:
-    """A copy with some fields replaced; see `treewright.replace`."""
+    """Return a copy with some fields replaced, like the function treewright.replace."""
     return replace_fields(self, changes)
 
 
 def replace_for_copy(self: Any, /, **changes: Any) -> Any:
-    """A copy with some fields replaced, for `copy.replace`."""
+    """Return a copy with some fields replaced, for the function copy.replace."""
     return replace_fields(self, changes)
 
 
@@ -296,8 +297,8 @@ class ModuleMethod:
 
 # `__getattr__` instead would slow down `__get__`.
 for _name in (
-    *("__code__", "__closure__", "__defaults__", "__kwdefaults__", "__globals__", "__annotations__", "__type_params__"),
-    *("__wrapped__", "__isabstractmethod__"),
+    *("__code__", "__closure__", "__defaults__", "__kwdefaults__", "__globals__", "__builtins__", "__annotations__"),
+    *("__annotate__", "__type_params__", "__wrapped__", "__isabstractmethod__"),
 ):
     setattr(ModuleMethod, _name, _forward(_name))
 
@@ -355,20 +356,29 @@ class BoundMethod(NodeMethod):
         return (BoundMethod, (self.__func__, self.__self__))
 
 
+def restore_class(spec: NodeSpec) -> None:
+    """Restore the views and methods that a tool replaced since the class was defined, by plain properties or functions.
+
+    Tools such as beartype do so when the class statement ends. Without a metaclass, nothing runs then.
+    """
+    restore_views(spec)
+    for base in spec.cls.__mro__:
+        if "__node_spec__" in vars(base):
+            wrap_methods(base)
+
+
 def wrap_methods(cls: type[Any]) -> None:
-    """Wrap the methods of a Module and its bases, jitted or not, so that bound methods are pytrees."""
-    for base in cls.__mro__:
-        spec: Any = vars(base).get("__node_spec__")
-        if spec is None or spec.wrap_methods is not wrap_methods:
+    """Wrap the methods of a Module, jitted or not, so that bound methods are pytrees."""
+    if not hasattr(cls, FLAT_FORM):  # a decorated class
+        return
+    for name, value in list(vars(cls).items()):
+        is_special = name.startswith("__") and name.endswith("__") and name != "__call__"
+        if is_special or name in METHODS or type(value) is ModuleMethod:
             continue
-        for name, value in list(vars(base).items()):
-            is_special = name.startswith("__") and name.endswith("__") and name != "__call__"
-            if is_special or name in METHODS or type(value) is ModuleMethod:
-                continue
-            is_wrapper = callable(value) and isinstance(getattr(value, "__wrapped__", None), types.FunctionType)
-            is_descriptor = hasattr(type(value), "__get__") and not isinstance(value, staticmethod | classmethod)
-            if isinstance(value, types.FunctionType) or (is_wrapper and is_descriptor):
-                setattr(base, name, ModuleMethod(value))
+        is_wrapper = callable(value) and isinstance(getattr(value, "__wrapped__", None), types.FunctionType)
+        is_descriptor = hasattr(type(value), "__get__") and not isinstance(value, staticmethod | classmethod)
+        if isinstance(value, types.FunctionType) or (is_wrapper and is_descriptor):
+            setattr(cls, name, ModuleMethod(value))
 
 
 _SELF_KEY: Any = GetAttrKey("__self__")
