@@ -32,6 +32,7 @@ from treewright._core.keys import compared_by_itself, exact_key
 from treewright._core.registration import register_with_jax
 from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics
+from treewright._core.validation import pydantic_schema
 from treewright.errors import TracedComparisonError
 
 _new: Any = object.__new__
@@ -244,6 +245,7 @@ METHODS: MappingProxyType[str, Any] = MappingProxyType(
         "__deepcopy__": deepcopy,
         "__reduce__": reduce,
         "__replace__": replace_for_copy,
+        "__get_pydantic_core_schema__": classmethod(pydantic_schema),
     }
 )
 for _name, _method in {"replace": replace_method, **METHODS}.items():
@@ -260,6 +262,12 @@ def _forward(name: str) -> Any:
     return property(lambda method: getattr(method.function, name))
 
 
+_FUNCTION_ATTRIBUTES = (
+    *("__code__", "__closure__", "__defaults__", "__kwdefaults__", "__globals__", "__builtins__", "__annotations__"),
+    *("__annotate__", "__type_params__", "__dict__", "__doc__", "__wrapped__", "__isabstractmethod__"),
+)
+
+
 class ModuleMethod:
     """The descriptor of a `Module`'s method: returns the function on the class, a `BoundMethod` on an instance.
 
@@ -267,13 +275,12 @@ class ModuleMethod:
     look for functions in its `__dict__`: beartype and typeguard replace them, IPython's autoreload assigns `__code__`.
     """
 
-    __class__: Any = property(lambda method: type(method.function))
-    __dict__: Any = _forward("__dict__")
-    __doc__: Any = _forward("__doc__")
-    function: Callable[..., Any]
+    __class__ = property(lambda method: type(method.function))  # type: ignore[assignment]
+    # `__getattr__` instead would slow down `__get__`.
+    locals().update({name: _forward(name) for name in _FUNCTION_ATTRIBUTES})
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        _store(self, "function", function)
+        _store(self, "function", function)  # `__setattr__` assigns to the function.
         for name in ("__module__", "__name__", "__qualname__"):  # pydoc and doctest read them
             _store(self, name, getattr(function, name, None))
 
@@ -293,14 +300,6 @@ class ModuleMethod:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ModuleMethod, (self.function,))
-
-
-# `__getattr__` instead would slow down `__get__`.
-for _name in (
-    *("__code__", "__closure__", "__defaults__", "__kwdefaults__", "__globals__", "__builtins__", "__annotations__"),
-    *("__annotate__", "__type_params__", "__wrapped__", "__isabstractmethod__"),
-):
-    setattr(ModuleMethod, _name, _forward(_name))
 
 
 class BoundMethod(NodeMethod):

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any, dataclass_transform
 
-from treewright._base.functions import set_public_module
 from treewright._base.text import short_text
 from treewright._core.definition import make_node_class
 from treewright._core.fields import buffer, field, static
@@ -80,7 +79,6 @@ def pytree_dataclass(
     return decorate if cls is None else decorate(cls)
 
 
-@set_public_module("treewright")
 @dataclass_transform(eq_default=False, field_specifiers=(field, static, buffer, dataclasses.field, dataclasses.Field))
 class Module:
     """Base class for models: annotated fields are children, fields declared `static()` go to `aux_data`.
