@@ -106,14 +106,13 @@ def is_node(value: object) -> bool:
 
 def reject_undecorated(cls: type[Any]) -> None:
     """Raise if a subclass of a node class is not a node class itself."""
-    spec = vars(cls).get("__node_spec__")
-    if spec is not None and spec.cls is not cls:
+    if "__node_spec__" in vars(cls):
+        if cls.__dictoffset__:
+            return
         raise NodeDefinitionError(
-            f"{cls.__qualname__} is a copy of a node class, so JAX would treat its instances as leaves. Another "
-            f"decorator copied it, such as attrs.define. Remove that decorator."
+            f"{cls.__qualname__} is a copy of a node class with slots, which have no place for the values of a node. "
+            f"Another decorator made it, such as attrs.define. Remove that decorator."
         )
-    if spec is not None:
-        return
     base = next((base.__qualname__ for base in cls.__mro__ if "__node_spec__" in vars(base)), "Module")
     problem, fix = "not decorated", f"Put @pytree_dataclass above class {cls.__name__}"
     if hasattr(cls, FLAT_FORM):  # Module.__init_subclass__ did not run.
