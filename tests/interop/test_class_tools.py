@@ -103,7 +103,7 @@ def net_class(folder: pathlib.Path, kind: str, *, body: str = BODY, above: str =
 
 
 def output(program: str, folder: pathlib.Path, *options: str) -> str:
-    """What a program prints in a new process."""
+    """The output of a program in a new process."""
     (folder / "program.py").write_text(program)
     paths = [str(folder), str(pathlib.Path(treewright.__file__).parents[1])]
     result = subprocess.run(
@@ -396,7 +396,7 @@ for line in open("pickles"):
 
 
 def sent(folder: pathlib.Path, kind: str, pickler: str) -> str:
-    """What a fresh process prints of pickled nodes, whose class is in `__main__` or in a function."""
+    """The output of a process that loads nodes of classes in `__main__` and in a function."""
     source = f"{HEAD}{KINDS[kind]}\n{BODY}"
     local = "".join(f"    {line}\n" for line in f"{KINDS[kind]}\n{BODY}".splitlines())
     call = f"import sys; sys.argv = ['', {pickler!r}"

@@ -149,7 +149,7 @@ def _read_by_name(node: Any, field: FieldSpec) -> Any:
     """The value of a field in an unfinished node, or in a node of an older definition of its class."""
     form, name = raw_form(node), field.name
     if isinstance(form, Unfinished):
-        value = MISSING if form.why else node.__dict__.get(name, field.default)
+        value = MISSING if form.why else form.values_of(node).get(name, field.default)
         return _fallback(node, name, form) if value is MISSING else value
     children, statics = form
     values = dict(zip((*statics.table.children, *statics.table.names), (*children, *statics.values), strict=True))
