@@ -275,7 +275,8 @@ class ModuleMethod:
     look for functions in its `__dict__`: beartype and typeguard replace them, IPython's autoreload assigns `__code__`.
     """
 
-    __class__ = property(lambda method: type(method.function))  # type: ignore[assignment]
+    function: Callable[..., Any]
+    __class__ = property(lambda method: type(method.function))
     # `__getattr__` instead would slow down `__get__`.
     locals().update({name: _forward(name) for name in _FUNCTION_ATTRIBUTES})
 

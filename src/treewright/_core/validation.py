@@ -13,7 +13,7 @@ def pydantic_schema(cls: type[Any], source: Any, handler: Any) -> Any:
 
     Pydantic itself would store them in the dict of an instance without running a constructor.
     """
-    from pydantic_core import core_schema  # noqa: PLC0415
+    from pydantic_core import core_schema
 
     spec = spec_of(cls)
     if spec.init_vars:  # Pydantic passes them only to its own call of `__post_init__`.

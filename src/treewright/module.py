@@ -4,11 +4,8 @@ import dataclasses
 from typing import Any, dataclass_transform
 
 from treewright._base.text import short_text
-from treewright._core.definition import make_node_class
-from treewright._core.fields import buffer, field, static
-from treewright._core.instance import FLAT_FORM
-from treewright._core.instance import replace as replace  # noqa: PLC0414  editors look for it here
-from treewright._core.methods import METHODS, replace_method
+from treewright._core import FLAT_FORM, METHODS, buffer, field, make_node_class, replace_method, static
+from treewright._core import replace as replace  # noqa: PLC0414  `module.pyi` has its types
 from treewright.errors import NodeDefinitionError
 
 
