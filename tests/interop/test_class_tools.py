@@ -105,7 +105,7 @@ def net_class(folder: pathlib.Path, kind: str, *, body: str = BODY, above: str =
 def output(program: str, folder: pathlib.Path, *options: str) -> str:
     """The output of a program in a new process."""
     (folder / "program.py").write_text(program)
-    paths = [str(folder), str(pathlib.Path(treewright.__file__).parents[1])]
+    paths = [str(folder), *filter(None, sys.path)]
     result = subprocess.run(
         [sys.executable, *options, "program.py"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"},
