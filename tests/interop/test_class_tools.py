@@ -11,7 +11,6 @@ import importlib
 import importlib.metadata
 import inspect
 import os
-import pathlib
 import pydoc
 import re
 import subprocess
@@ -29,6 +28,7 @@ import pytest
 import treewright
 
 if TYPE_CHECKING:
+    import pathlib
     from collections.abc import Iterator
 
 pytestmark = pytest.mark.slow

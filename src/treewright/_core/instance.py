@@ -247,9 +247,10 @@ def _explain_call(node: Any, error: BaseException) -> None:
     code, caller = frames[-1].f_code, frames[-1].f_locals
     if not code.co_varnames or caller.get(code.co_varnames[0]) is not node:  # the `__init__` of another object
         return
-    fix = f"Assign them in {code.co_qualname}: self.x = ..."
+    name = next(iter(spec_of(cls).by_name), "x")
+    fix = f"Assign them in {code.co_qualname}: self.{name} = ..."
     if is_inherited:
-        fix = f"Write an __init__ in {cls.__qualname__} that assigns them, self.x = ..."
+        fix = f"Write an __init__ in {cls.__qualname__} that assigns them: self.{name} = ..."
     error.add_note(
         f"{code.co_qualname} called super().__init__(...) with arguments, but no other class has an __init__, and "
         f"neither Module nor object assigns fields. {fix}"
