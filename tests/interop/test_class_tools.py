@@ -8,7 +8,6 @@ from __future__ import annotations
 import doctest
 import functools
 import importlib
-import importlib.metadata
 import inspect
 import os
 import pydoc
@@ -486,7 +485,10 @@ def test_singledispatch_finds_the_class(folder: pathlib.Path, kind: str) -> None
     def name(value: object) -> str:
         return "other"
 
-    name.register(cls)(lambda value: f"net {value.x}")
+    def name_of_net(value: Any) -> str:
+        return f"net {value.x}"
+
+    name.register(cls, name_of_net)
 
     assert (name(cls(2.0)), name(3)) == ("net 2.0", "other")
 

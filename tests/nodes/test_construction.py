@@ -396,7 +396,7 @@ def test_an_inherited_init_is_named_where_it_does_not_fit_the_fields() -> None:
         more: int = 3
 
     with pytest.raises(TypeError, match="unexpected keyword argument 'value'") as caught:
-        Same(value=1.0)  # type: ignore[call-arg]
+        Same(value=1.0)
     assert notes_of(caught.value).endswith("unless you write class Same(..., init=False).")
     with pytest.raises(NodeInitError, match=r"Started\.__init__, which .*Wide inherits, did not set more") as failed:
         Wide(2.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -24,7 +24,9 @@ class Scale(Module):
         return self.factor * values[-1]
 
 
-class Step(Scale):
+class Step(Module):
+    factor: jax.Array
+
     def __call__(self, carry: Any, x: Any) -> Any:
         return self.factor * carry, x
 

@@ -82,7 +82,7 @@ def test_dataclass_on_a_node_class_is_rejected(options: dict[str, bool]) -> None
         with pytest.raises(NodeDefinitionError) as caught:
             dataclasses.dataclass(**options)(cls)
         assert str(caught.value) == (
-            "This class is a node class or has a node class as base, so it is already a dataclass. Remove @dataclass, "
+            f"{cls.__qualname__} is a node class or has one as base, so it is already a dataclass. Remove @dataclass, "
             "or replace it with @pytree_dataclass if this is a subclass of a decorated class."
         )
     assert jax.tree.leaves([Net(1.0), Data(3.0)]) == [1.0, 2.0, 3.0]

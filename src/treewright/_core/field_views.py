@@ -25,10 +25,12 @@ class _Hash:
     def __get__(self, view: "FieldView | None", cls: type[Any]) -> Callable[[], Never] | None:
         if view is not None:
             return view.reject_use
-        if sys._getframe(1).f_globals.get("__name__") == dataclasses.__name__:
+        caller = sys._getframe(1)
+        if caller.f_globals.get("__name__") == dataclasses.__name__:
+            name = getattr(caller.f_locals.get("cls"), "__qualname__", "This class")
             raise NodeDefinitionError(
-                "This class is a node class or has a node class as base, so it is already a dataclass. Remove "
-                "@dataclass, or replace it with @pytree_dataclass if this is a subclass of a decorated class."
+                f"{name} is a node class or has one as base, so it is already a dataclass. Remove @dataclass, or "
+                f"replace it with @pytree_dataclass if this is a subclass of a decorated class."
             )
         return None
 

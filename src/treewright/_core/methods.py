@@ -249,7 +249,7 @@ METHODS: MappingProxyType[str, Any] = MappingProxyType(
     }
 )
 for _name, _method in {"replace": replace_method, **METHODS}.items():
-    _function = getattr(_method, "__func__", _method)
+    _function: Any = getattr(_method, "__func__", _method)
     _function.__name__ = _name  # `help` prints it. `__qualname__` remains the name under which pickles find it.
     _function.__no_type_check__ = True  # `==` recognises our functions, so beartype must not wrap them.
 
@@ -276,7 +276,7 @@ class ModuleMethod:
     """
 
     function: Callable[..., Any]
-    __class__ = property(lambda method: type(method.function))
+    __class__ = property(lambda method: type(method.function))  # pyright: ignore[reportIncompatibleMethodOverride]
     # `__getattr__` instead would slow down `__get__`.
     locals().update({name: _forward(name) for name in _FUNCTION_ATTRIBUTES})
 
@@ -375,10 +375,11 @@ def wrap_methods(cls: type[Any]) -> None:
         is_special = name.startswith("__") and name.endswith("__") and name != "__call__"
         if is_special or name in METHODS or type(value) is ModuleMethod:
             continue
+        method: Any = value
         is_wrapper = callable(value) and isinstance(getattr(value, "__wrapped__", None), types.FunctionType)
         is_descriptor = hasattr(type(value), "__get__") and not isinstance(value, staticmethod | classmethod)
         if isinstance(value, types.FunctionType) or (is_wrapper and is_descriptor):
-            setattr(cls, name, ModuleMethod(value))
+            setattr(cls, name, ModuleMethod(method))
 
 
 _SELF_KEY: Any = GetAttrKey("__self__")

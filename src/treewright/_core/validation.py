@@ -30,8 +30,9 @@ def pydantic_schema(cls: type[Any], source: Any, handler: Any) -> Any:
         return node
 
     build.__name__ = build.__qualname__ = cls.__qualname__  # Errors print it.
-    in_dict = {**fields, "post_init": False, "slots": False}
-    wrapped = core_schema.no_info_wrap_validator_function(build, in_dict, ref=in_dict.pop("ref", None))
+    reference = fields.pop("ref", None)
+    in_dict: Any = {**fields, "post_init": False, "slots": False}
+    wrapped = core_schema.no_info_wrap_validator_function(build, in_dict, ref=reference)
     fields.clear()  # Changed in place, because the fields of a recursive class refer to it.
     fields.update(wrapped)
     return schema
