@@ -166,7 +166,7 @@ def test_beartype_checks_the_constructor_the_methods_and_self(folder: pathlib.Pa
     assert_works(cls, kind)
 
 
-@pytest.mark.parametrize("kind", NODES)  # It rejects `jax.tree.map` to None for a dataclass.
+@pytest.mark.parametrize("kind", NODES)  # A plain dataclass is not a pytree.
 def test_the_import_hook_of_beartype_checks_all_and_warns_of_nothing(tmp_path: pathlib.Path, kind: str) -> None:
     pytest.importorskip("beartype")
     package = tmp_path / "pkg"
@@ -214,7 +214,7 @@ def test_the_import_hook_of_typeguard_checks_the_methods(folder: pathlib.Path, k
     assert_works(cls, kind)
 
 
-@pytest.mark.parametrize("kind", NODES)  # Its hook rejects `jax.tree.map` to None for a dataclass.
+@pytest.mark.parametrize("kind", NODES)  # A plain dataclass is not a pytree.
 def test_jaxtyping_checks_what_a_converter_accepts(folder: pathlib.Path, kind: str) -> None:
     jaxtyping = pytest.importorskip("jaxtyping")
     pytest.importorskip("beartype")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import re
 import traceback
 import types
 from typing import Any
@@ -14,7 +15,8 @@ import jax.numpy as jnp
 import pytest
 
 from treewright import Module, field, pytree_dataclass, static
-from treewright.errors import FieldOnClassError
+from treewright._core.methods import METHODS
+from treewright.errors import FieldOnClassError, NodeDefinitionError
 
 
 def classes() -> list[Any]:
@@ -158,3 +160,33 @@ def test_an_init_whose_code_was_replaced_is_wrapped_again() -> None:
     with pytest.raises(AttributeError, match=r"its __init__ was replaced .* call .*Net\(\.\.\.\) again"):
         Net(1.0)
     assert Net(1.0).x == 2.0
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_methods_of_nodes_have_public_names_and_docstrings_without_markup(number: int) -> None:
+    cls = classes()[number]
+
+    for name in [*METHODS, "replace"]:
+        method = getattr(cls, name)
+        assert method.__name__ == name
+        assert not re.search(r"[`*]|:\n", inspect.getdoc(method) or "`"), name
+
+
+def test_classes_of_one_name_share_the_source_of_an_equal_init() -> None:
+    def make(name: str) -> Any:
+        return pytree_dataclass(type("Shared", (), {"__annotations__": {name: Any}}))
+
+    for _ in range(5):
+        make("alpha"), make("beta")
+    assert len([name for name in linecache.cache if "Shared.__init__" in name]) == 2
+
+
+def test_a_copy_with_slots_is_rejected() -> None:
+    @pytree_dataclass
+    class Net:
+        x: Any
+
+    attributes = {name: value for name, value in vars(Net).items() if name not in {"__dict__", "__weakref__", "x"}}
+    copied: Any = type("Net", (), {**attributes, "__slots__": ("x",)})
+    with pytest.raises(NodeDefinitionError, match="Net is a copy of a node class with slots"):
+        copied(1.0)

@@ -197,7 +197,7 @@ def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
 
 
 def reduce(self: Any) -> tuple[Any, ...]:
-    """Pickle the flat form, so that unpickling runs no `__init__`."""
+    """Pickle the flat form, so that unpickling runs no constructor."""
     children, statics = flat_form(self)
     # The pickle contains the function that fills the node, because an instance that is an attribute of its class is
     # restored before the class has its methods.
