@@ -178,7 +178,7 @@ def test_classes_of_one_name_share_the_source_of_an_equal_init() -> None:
 
     for _ in range(5):
         make("alpha"), make("beta")
-    assert len([name for name in linecache.cache if "Shared.__init__" in name]) == 2
+    assert len([name for name in linecache.cache if "rebuilt_classes.Shared.__init__" in name]) == 2
 
 
 def test_a_copy_with_slots_is_rejected() -> None:
