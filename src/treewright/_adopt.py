@@ -13,12 +13,13 @@ import numpy as np
 from treewright._base.functions import set_public_module
 from treewright._base.jax_private import Path, jax_trees, path_text
 from treewright._base.text import short_text
-from treewright._core import AnyStatic, Module, buffer, field, is_node, pytree_dataclass, static
+from treewright._core import AnyStatic, buffer, field, is_node, static
 from treewright._freeze import FrozenMapping
 from treewright._trees.level import Place, is_none, reject_class, walk
 from treewright._trees.specs import Where  # noqa: TC001  typing.get_type_hints asks for it
 from treewright._trees.where import chosen_leaves
 from treewright.errors import StaticFieldError
+from treewright.module import Module, pytree_dataclass
 
 S = TypeVar("S", bound=AnyStatic)
 T = TypeVar("T")

@@ -16,11 +16,12 @@ from typing_extensions import TypeVar
 from treewright._base.jax_private import jax_trees, path_text, untyped_jax
 from treewright._base.lines import first_lines
 from treewright._base.text import Verbatim, short_text
-from treewright._core import Module, StaticValue, field, is_node, spec_of, static
+from treewright._core import StaticValue, field, is_node, spec_of, static
 from treewright._trees.level import leaf_type_of, note_redefined_classes, reject_classes, strong
 from treewright._trees.partition import combine, partition
 from treewright._trees.specs import trainable
 from treewright.errors import NodeInitError, missing_extra
+from treewright.module import Module
 
 if TYPE_CHECKING:
     from treewright._trees.diff import Difference

@@ -9,14 +9,13 @@ import enum
 import functools
 import pickle
 import pkgutil
-import sys
 import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from treewright._base.functions import CONSTANTS, import_path
+from treewright._base.functions import CONSTANTS, import_path, is_pickled_by
 from treewright._base.jax_private import GetAttrKey
 from treewright._base.text import short_text, text, text_with_class
 from treewright._core.field_checks import MAX_CHECKED_NODES, NoExactKeyError, is_assignable, rejection
@@ -228,7 +227,7 @@ def _portable(value: Any, place: str) -> Any:
     if path is not None:
         plain = isinstance(value, type | types.FunctionType) or path[0] == "__main__"
         return value if plain else Recipe(pkgutil.resolve_name, ":".join(path))
-    if isinstance(value, types.FunctionType) and not _copies_functions():
+    if isinstance(value, types.FunctionType) and not is_pickled_by("cloudpickle", "dill"):
         raise pickle.PicklingError(
             f"{place} holds {short_text(value)}, a function that pickle can't find by its name. Use "
             f"cloudpickle.dumps(...) instead of pickle.dumps(...)."
@@ -238,13 +237,3 @@ def _portable(value: Any, place: str) -> Any:
 
 def _partial_of(function: Any, args: tuple[Any, ...], keywords: tuple[Any, ...]) -> functools.partial[Any]:
     return functools.partial(function, *args, **dict(keywords))
-
-
-def _copies_functions() -> bool:
-    """Whether the current pickler writes functions by value, like dill and cloudpickle (also in Ray and joblib)."""
-    frame: types.FrameType | None = sys._getframe()
-    while frame is not None:
-        if {"cloudpickle", "dill"} & {*str(frame.f_globals.get("__name__")).split(".")}:
-            return True
-        frame = frame.f_back
-    return False
