@@ -132,10 +132,11 @@ def reports() -> dict[str, Any]:
         *(lambda: jitted(x), lambda: jitted(jnp.ones(3)), lambda: under(jax.default_matmul_precision("float32"))),
         lambda: under(softmax_custom_jvp(not getattr(jax.config, "jax_softmax_custom_jvp"))),  # noqa: B009  untyped
         lambda: jax.vmap(jax.grad(lambda x: jitted(x).sum()))(jnp.ones((2, 4))),
+        lambda: jax.jit(lambda x: jitted(x) + 1)(jnp.ones(5)),
     )
-    shape, setting, rare, *transformed = [details(report)[0] for report in found]
+    shape, setting, rare, *inner = [details(report)[0] for report in found]
     jax.monitoring.clear_event_listeners()
-    again = explained(lambda: jitted(jnp.ones(5)), lambda: jitted(jnp.ones(6)))
+    again = explained(lambda: jitted(jnp.ones(6)), lambda: jitted(jnp.ones(7)))
     for listener in listeners:
         if listener not in get_event_duration_listeners():
             jax.monitoring.register_event_duration_secs_listener(listener)
@@ -143,7 +144,7 @@ def reports() -> dict[str, Any]:
         "report of a shape": shape,
         "report of a setting": setting,
         "report of a rare setting": re.split(r" \(|:| \d", rare)[0],
-        "reports of a transformation": len(transformed),
+        "reports of calls inside others": len(inner),
         "reports after listeners were cleared": len(again),
     }
 
@@ -169,7 +170,7 @@ FACTS: dict[str, Any] = {
     "report of a shape": "x: float32[2] -> float32[3]",
     "report of a setting": "jax.config.jax_default_matmul_precision (setting): None -> 'float32'",
     "report of a rare setting": "jax.config.jax_softmax_custom_jvp" if NAMES_SETTINGS else "an unnamed setting of JAX",
-    "reports of a transformation": 1,
+    "reports of calls inside others": 1,
     "reports after listeners were cleared": 1,
     "the coordination service of a job": "client",
 }
@@ -178,7 +179,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "config.trace_context": {"report of a rare setting": "no visible difference"},
     "config.trace_context_names": {"report of a rare setting": "an unnamed setting of JAX"},
     "core.trace_ctx": {"a loop in a different trace": "leaks"},
-    "core.trace_state_clean": {},
+    "core.trace_state_clean": {"reports of calls inside others": 2} if jax.__version_info__ < (0, 10) else {},
     "distributed.global_state": {"the coordination service of a job": None},
     "interpreters.pxla.batched_device_put": {},
     "lax.lax._convert_element_type": {"restored weak types": False},
@@ -239,6 +240,28 @@ def test_without_a_private_part_all_goes_on_except_for_its_row(
     module = place.rpartition(".")[0]
     lost = [place] if what == "name" else [other for other in LOSSES if other.startswith(f"{module}.")]
     assert facts(tmp_path) == functools.reduce(operator.or_, map(LOSSES.__getitem__, reversed(lost)), FACTS)
+
+
+@pytest.mark.slow
+def test_the_package_is_imported_without_any_private_module(tmp_path: Path) -> None:
+    modules = {f"jax._src.{place.rpartition('.')[0]}" for place in PRIVATE_PARTS}
+    program = f"""
+import jax, jax.numpy as jnp, optax, orbax.checkpoint, sys
+sys.modules.update(dict.fromkeys({sorted(modules)}))
+import treewright
+from treewright import checkpoint, sharding
+checkpoint.save(sys.argv[1], jnp.ones(2))
+print(checkpoint.load(sys.argv[1], like=jnp.zeros(2)), sharding.constrain(jnp.ones(2), "data"))
+run = treewright.loop(lambda state, x: (state + x, x), 0.0)
+step = jax.jit(lambda x: x + 1)
+with treewright.explain_retraces(on_report=lambda report: print(report.function, report.differences[0])):
+    step(run(1.0)), step(jnp.ones(2))
+"""
+
+    run = subprocess.run([sys.executable, "-c", program, tmp_path / "file"], capture_output=True, text=True, check=True)
+
+    assert run.stdout.splitlines() == ["[1. 1.] [1. 1.]", "<lambda> x (shape): float32[] (weakly typed) -> float32[2]"]
+    assert run.stderr == ""
 
 
 # Placement
