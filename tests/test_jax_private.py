@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 import re
 import subprocess
 import sys
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[1]
+SOURCES = [file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py")]
 NAMES_SETTINGS = bool(jax_private._names_of_settings())  # not in JAX 0.9
 
 
@@ -213,12 +215,35 @@ def takes_away(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str],
 
 def test_each_private_part_has_a_row() -> None:
     assert list(LOSSES) == sorted(PRIVATE_PARTS)
-    used = {
-        place
-        for file in (ROOT / "src").rglob("*.py")
-        for place in re.findall(r'private\(\s*"([^"]+)"', file.read_text())
-    }
-    assert used == set(PRIVATE_PARTS)
+    assert {place for code in SOURCES for place in re.findall(r'private\(\s*"([^"]+)"', code)} == set(PRIVATE_PARTS)
+
+
+def test_private_parts_have_one_door_and_no_version_is_compared() -> None:
+    imports = [line for code in SOURCES for line in re.findall(r"import.* jax\._src.*|jax\._src\b.* import.*", code)]
+    attributes = [line for code in SOURCES for line in re.findall(r".*\bjax\._src\.\w+\.\w+.*", code)]
+    versions = [
+        line for code in SOURCES for line in re.findall(r".*__version_info__.*|.*__version__ *[<>=!]=? .*", code)
+    ]
+
+    assert imports == attributes == []
+    assert versions == ['__version__ = "0.1.0"']
+
+
+def test_the_docs_have_the_table_of_private_parts() -> None:
+    page = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
+    head = "| part | without the name | without its module |\n|---|---|---|\n"
+    written = page.partition(head)[2].partition("\n\n")[0]
+    rows: list[str] = []
+    for place, loss in PRIVATE_PARTS.items():
+        module = place.rpartition(".")[0]
+        siblings = [other for other in PRIVATE_PARTS if other.startswith(f"{module}.") and other != place]
+        names = "".join(f", and `{sibling.rpartition('.')[2]}`" for sibling in siblings)
+        rows.append(f"| `{place}` | {loss} | the same{names} |")
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        text = page.replace(head + written, head + "\n".join(rows))
+        (ROOT / "docs" / "internals.md").write_text(text, encoding="utf-8")
+    else:
+        assert written == "\n".join(rows), "UPDATE_SNAPSHOTS=1 pytest tests/test_jax_private.py rewrites it"
 
 
 def test_every_private_part_exists_and_is_used(tmp_path: Path) -> None:

@@ -157,6 +157,14 @@ def test_a_block_without_compilation_events_reports_the_gap(monkeypatch: pytest.
         jax.jit(fresh(double))(1.0)
 
 
+def test_reports_without_events_of_lowering_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "JAXPR_TO_MLIR_MODULE_EVENT", "/renamed")
+    jitted: Any = jax.jit(fresh(double))
+
+    with treewright.max_traces(2, recompiles=0):
+        assert len(explained(*calls_with_lengths(jitted, 2, 3))) == 1
+
+
 def test_a_block_that_ends_during_an_event_hides_it_from_no_other_block() -> None:
     outer, jitted = treewright.explain_retraces(on_report=str), jax.jit(fresh(double))
     reports: list[RetraceReport] = []
@@ -254,7 +262,6 @@ def test_a_block_without_frames_only_warns(name: str, monkeypatch: pytest.Monkey
 def test_a_block_without_frames_of_compilations_says_so(
     name: str, function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    skip_before_jax(0, 10)
     rename(name, function, monkeypatch)
     jitted: Any = jax.jit(fresh(double))
     devices = jax.devices()[:2]
@@ -269,6 +276,15 @@ def test_a_block_without_frames_of_compilations_says_so(
     assert [details(report)[0] for report in reports if report.event == "trace"] == ["x: float32[2] -> float32[3]"]
     with pytest.warns(RetraceWarning), treewright.max_traces(1, recompiles=0), pytest.raises(RuntimeError):
         jax.jit(fresh(double))(1.0)
+
+
+def test_reports_of_pmap_do_not_depend_on_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["jax._src.pmap"], "__name__", "jax._src.renamed")
+    mapped: Any = jax.pmap(fresh(double))
+
+    [report] = explained(*(functools.partial(mapped, np.ones((1, number), np.float32)) for number in (2, 3)))
+
+    assert details(report)[0] == "x: float32[1,2] -> float32[1,3]"
 
 
 @pytest.mark.slow

@@ -74,10 +74,10 @@ part_of_jit_key: Any = untyped_jax.make_user_context
 # prints this table. Frames and variables are not imported but found by name on the stack of a call, in any module.
 PRIVATE_PARTS: Mapping[str, str] = types.MappingProxyType(
     {
-        "core.trace_ctx": "A `loop` that is called in a different trace does not say so: JAX reports a leaked tracer.",
-        "core.trace_state_clean": "With JAX 0.9, traces of jitted functions inside other traces are reported too.",
         "config.trace_context": "Of the settings of a trace, reports know only the long-standing ones and the mesh.",
         "config.trace_context_names": "A setting that few programs use is reported as an unnamed setting.",
+        "core.trace_ctx": "A `loop` that is called in a different trace does not say so: JAX reports a leaked tracer.",
+        "core.trace_state_clean": "With JAX 0.9, traces of jitted functions inside other traces are reported too.",
         "distributed.global_state": "Trees and checkpoints of several processes can't be compared: an error says so.",
         "interpreters.pxla.batched_device_put": "`load` and `restore` take longer for thousands of small arrays.",
         "lax.lax._convert_element_type": "Weakly typed arrays are restored strongly typed, so functions retrace once.",

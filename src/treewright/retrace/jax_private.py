@@ -31,8 +31,9 @@ CALL_FRAMES = frozenset({TRACE_FRAME, "cache_miss"})
 # different batch size are not observed, and blocks with a transformation warn.
 BATCH_FRAME = "_pjit_batcher"
 
-# The module of `pmap`, and the options of it on which a trace depends. Without it, calls of `pmap` are not observed.
-PMAP = "jax._src.pmap"
+# The variable in the frame of `pmap`, and the options on which a trace depends. Without it, calls of `pmap` are not
+# observed.
+PMAP = "infer_params"
 PMAP_SETTINGS = ("axis_name", "in_axes", "out_axes", "devices", "axis_size")
 
 # The modules in which equinox and flax call `jit` for the user. Without them, or their local variables, reports show
@@ -176,14 +177,14 @@ def _user_call(call: Call, frames: list[types.FrameType]) -> Call:
         return call
     for frame in frames:
         module = str(frame.f_globals.get("__name__", ""))
-        if not module.startswith((PMAP, EQUINOX_JIT, FLAX_NNX)):
+        if not module.startswith(("jax.", EQUINOX_JIT, FLAX_NNX)):
             continue
         names = frame.f_locals
         if not {"args", "kwargs"} <= set(names):
             continue
         args, kwargs = tuple(names["args"]), names["kwargs"]
-        if module == PMAP and "infer_params" in names:
-            return _pmapped(names["infer_params"], args, kwargs) or call
+        if PMAP in names:
+            return _pmapped(names[PMAP], args, kwargs) or call
         if module == EQUINOX_JIT and "jit_wrapper" in names:
             wrapper = names["jit_wrapper"]
             is_tree = wrapper.__wrapped__ is not wrapper.__wrapped__  # equinox rebuilds it on each access
