@@ -137,7 +137,8 @@ def reports() -> dict[str, Any]:
         lambda: jax.jit(lambda x: jitted(x) + 1)(jnp.ones(5)),
     )
     shape, setting, rare, *inner = [details(report)[0] for report in found]
-    jax.monitoring.clear_event_listeners()
+    clear: Any = jax.monitoring.clear_event_listeners
+    clear()
     again = explained(lambda: jitted(jnp.ones(6)), lambda: jitted(jnp.ones(7)))
     for listener in listeners:
         if listener not in get_event_duration_listeners():
@@ -196,7 +197,7 @@ def take_away(place: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, _, name = f"jax._src.{place}".rpartition(".")
     rest = types.ModuleType(module)
     vars(rest).update({other: value for other, value in vars(sys.modules[module]).items() if other != name})
-    monkeypatch.setitem(sys.modules, module, rest if what == "name" else None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, module, rest if what == "name" else None)
     forget()
 
 

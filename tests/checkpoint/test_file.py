@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import json
 import os
 import shutil
@@ -122,7 +123,7 @@ def test_save_flushes_the_file_before_renaming_it(tmp_path: Path, monkeypatch: p
 
 @on_linux
 def test_save_keeps_to_the_rules_of_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fcntl: Any = file.fcntl
+    fcntl: Any = importlib.import_module("fcntl")
     plain_open, plain_fsync, plain_unlink = os.open, os.fsync, os.unlink
     flushed: list[int] = []
 
@@ -160,7 +161,7 @@ def test_save_keeps_to_the_rules_of_windows(tmp_path: Path, monkeypatch: pytest.
 def test_save_flushes_the_cache_of_the_disk_on_macos(
     *, is_supported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fcntl: Any = file.fcntl
+    fcntl: Any = importlib.import_module("fcntl")
     plain, plain_fsync = fcntl.fcntl, os.fsync
     calls: list[str] = []
 
@@ -172,9 +173,13 @@ def test_save_flushes_the_cache_of_the_disk_on_macos(
             raise OSError(45, "Operation not supported")
         return 0
 
+    def flush(descriptor: int) -> None:
+        calls.append("fsync")
+        plain_fsync(descriptor)
+
     monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
     monkeypatch.setattr(fcntl, "fcntl", control)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: (calls.append("fsync"), plain_fsync(descriptor)))
+    monkeypatch.setattr(os, "fsync", flush)
     save(tmp_path / "x", 1.0)
 
     assert calls == ["F_FULLFSYNC"] * 2 if is_supported else ["F_FULLFSYNC", "fsync"] * 2

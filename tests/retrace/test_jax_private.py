@@ -228,12 +228,16 @@ def rename(name: str, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def renamed(code: types.CodeType, name: str) -> types.CodeType:
-    names = {
-        of: tuple("renamed" if variable == name else variable for variable in getattr(code, of))
-        for of in ("co_varnames", "co_cellvars", "co_freevars")
-    }
-    nested = tuple(renamed(each, name) if isinstance(each, types.CodeType) else each for each in code.co_consts)
-    return code.replace(co_name="renamed" if code.co_name == name else code.co_name, co_consts=nested, **names)
+    def without(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple("renamed" if variable == name else variable for variable in names)
+
+    return code.replace(
+        co_name="renamed" if code.co_name == name else code.co_name,
+        co_varnames=without(code.co_varnames),
+        co_cellvars=without(code.co_cellvars),
+        co_freevars=without(code.co_freevars),
+        co_consts=tuple(renamed(each, name) if isinstance(each, types.CodeType) else each for each in code.co_consts),
+    )
 
 
 @pytest.mark.parametrize("name", ["_trace_for_jit", "fun", "args", "kwargs", "ji", "jaxpr", "dbg"])

@@ -422,9 +422,9 @@ def flush_to_disk(path: Path) -> None:
 
 def _flush(descriptor: int) -> None:
     """`os.fsync`, on macOS with F_FULLFSYNC: there fsync leaves the data in the cache of the disk."""
-    through_cache: Any = getattr(fcntl, "F_FULLFSYNC", None)
-    if through_cache is not None:
+    control: Any = fcntl
+    if hasattr(control, "F_FULLFSYNC"):
         with contextlib.suppress(OSError):  # a network or USB disk may not support it
-            fcntl.fcntl(descriptor, through_cache)
+            control.fcntl(descriptor, control.F_FULLFSYNC)
             return
     os.fsync(descriptor)

@@ -385,7 +385,7 @@ def _outcomes() -> tuple[Outcome | None, Outcome | None]:
 
     events = OBSERVER.events_of(lambda: [untyped_jax.jit(function).trace(0.0) for function in (plain, capturing)])
     calls = [event.call for event in events if event.kind == "trace" and event.call is not None]
-    outcomes = {call.function: call.outcome for call in calls}
+    outcomes: dict[Any, Outcome] = {call.function: call.outcome for call in calls}
     return outcomes.get(plain), outcomes.get(capturing)
 
 
