@@ -1,12 +1,13 @@
 # On a machine with only make and Python 3.11 to 3.14: `make demo` and `make test` set up all they need in .venv.
 
 # A release of JAX to test with, in a separate environment: make test JAX=0.9.0. Then only the tests run, because types
-# are checked against the newest JAX's annotations.
+# are checked against the newest JAX's annotations. It needs a Python for which JAX has wheels: 3.12 or newer from JAX
+# 0.11 on, so make test JAX=0.11.2 PYTHON=python3.12.
 JAX ?=
 # Not empty: the newest release of every package, in a separate environment: make test LATEST=1.
 LATEST ?=
 VENV := .venv$(if $(JAX),-jax-$(JAX))$(if $(LATEST),-latest)
-BIN := $(VENV)/bin
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 # The same versions on every machine, also of hatchling, which pip 25.3 and newer look up under the second name.
 # They fit one JAX: with JAX=0.9.0 pip chooses the versions, because the newest flax needs a newer JAX.
 LOCK := constraints.txt

@@ -160,7 +160,7 @@ def test_passing_donated_state_as_input_names_the_leaf() -> None:
         DonatedStateError, match=r"^inputs\[0\]\['x'\] of this call .* is state\['a'\], which the call donat"
     ):
         run({"x": run.state["a"]})
-    assert run.state["a"].tolist() == [1, 1]
+    assert jnp.array_equal(run.state["a"], jnp.ones(2))  # JAX 0.11 donates no array that has been copied to the host
 
     earlier = run.state["a"]
     run({"x": jnp.ones(2)})

@@ -29,10 +29,11 @@ MUTABLE_STATE = {
         "_base.functions.code_key",
         "_base.functions.code_reads",
         "_trees.why.code_effects",
+        "_base.jax_private.private",
         "retrace.jax_private._names_of_settings",
+        "retrace.jax_private._outcomes",
+        "retrace.jax_private.can_observe_compilations",
     ),
-    "retrace.jax_private.can_read_calls",
-    "retrace.jax_private.can_observe_compilations",
 }
 PUBLIC = {"treewright.checkpoint", "treewright.sharding", "treewright.testing"}
 NAMED_IN_DOCS = {f"treewright.{name}" for name in ("__main__", "errors", "testing.plugin", "train", "typed")}

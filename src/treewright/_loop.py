@@ -10,7 +10,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from treewright._base.functions import set_public_module
-from treewright._base.jax_private import Path, is_ref, jax_trees, path_text, untyped_jax
+from treewright._base.jax_private import Path, current_trace, is_ref, jax_trees, path_text, untyped_jax
 from treewright._base.lines import first_lines
 from treewright._base.text import short_text
 from treewright._contents import unwrap
@@ -22,16 +22,6 @@ from treewright.errors import DonatedStateError, LoopStateError
 S = TypeVar("S")
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_traces: Any = getattr(untyped_jax._src.core, "trace_ctx", None)
-
-
-def current_trace() -> object:
-    """The current trace, or JAX's object for no trace.
-
-    Without it, a loop that is called during a trace loses its state, and JAX reports a leaked tracer.
-    """
-    return getattr(_traces, "trace", None)
 
 
 class FlatTree:

@@ -1,4 +1,4 @@
-"""Agreement between the processes of a job: one process decides for all. Uses private and recent JAX APIs."""
+"""Agreement between the processes of a job: one process decides for all."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from treewright._base.jax_private import untyped_jax
+from treewright._base.jax_private import coordination_client, untyped_jax
 from treewright._base.lines import common_prefix, excerpts
 from treewright.errors import ProcessMismatchError
 
@@ -238,31 +238,3 @@ def _groups(values: Iterable[str]) -> dict[str, list[int]]:
     for process, value in enumerate(values):
         groups.setdefault(value, []).append(process)
     return groups
-
-
-# Recent. Without it, `import treewright.sharding` fails.
-
-# A context setting in `jit`'s cache key: functions that read it retrace if it differs.
-part_of_jit_key: Any = untyped_jax.make_user_context
-
-
-def mesh_of_old_context() -> Any:
-    """The mesh of an enclosing `with mesh:` block, or None.
-
-    Without it, `constrain` silently does nothing in such a block.
-    """
-    from jax._src import mesh
-
-    resources = getattr(getattr(mesh, "thread_resources", None), "env", None)
-    physical = getattr(resources, "physical_mesh", None)
-    return None if physical is None or physical.empty else physical
-
-
-def coordination_client() -> Any:
-    """The client of JAX's coordination service; None if the job has none.
-
-    Without it, trees and checkpoints of several processes can't be compared: exchanges raise.
-    """
-    from jax._src import distributed
-
-    return getattr(getattr(distributed, "global_state", None), "client", None)

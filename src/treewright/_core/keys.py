@@ -299,14 +299,15 @@ class KeyBuilder:
         code, defaults, keyword_defaults = value.__code__, value.__defaults__, value.__kwdefaults__
         if self.is_open and not (value.__closure__ or defaults or keyword_defaults or value.__dict__):
             return None
-        from_library = is_library(value.__globals__.get("__name__"))
+        module = value.__globals__.get("__name__")
+        from_library = is_library(module)
         is_named = "<" not in value.__qualname__ and import_path(value) is not None
         if is_named and (from_library or len(self.visited or ()) == 1):
             return identity_key(value)
         before, self.code = self.code, "library" if from_library else "user"
         key = (
-            # == of code ignores the file. Other globals of a library's function are constant.
-            *((code.co_filename, code, value.__name__) if from_library else self.source(value)),
+            # == of code ignores the place, and so does cloudpickle, which drops the file. Other globals are constant.
+            *((module, value.__qualname__, value.__name__, code) if from_library else self.source(value)),
             tuple(map(self.key, defaults)) if defaults else (),
             self.items(keyword_defaults) if keyword_defaults else (),
             self.items(captured(value)) if value.__closure__ else (),

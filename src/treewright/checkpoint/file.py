@@ -355,9 +355,9 @@ def atomic_write(path: Path) -> Generator[Path]:
     with _locked_folder(target.parent, prefix) as folder:
         temporary = folder / "file"
         yield temporary
+        flush_to_disk(temporary)  # before it may become read-only
         # The mode of the old file, or of any new one; safetensors sets a different mode.
         temporary.chmod(stat.S_IMODE((target if target.exists() else folder / _LOCK).stat().st_mode))
-        flush_to_disk(temporary)
         temporary.replace(target)
     try:
         flush_to_disk(target.parent)
@@ -380,7 +380,8 @@ def _locked_folder(parent: Path, prefix: str) -> Generator[Path]:
             raise
         with lock:
             try:
-                _lock(lock, wait=True)
+                if not _lock(lock, wait=True):
+                    lock.close()  # it protects nothing, and Windows deletes no open file
                 if (folder / _LOCK).exists():  # a different writer may have deleted it before the lock was taken
                     yield folder
                     return
@@ -406,13 +407,24 @@ def _lock(file: IO[str], *, wait: bool) -> bool:
 
 def flush_to_disk(path: Path) -> None:
     """Flush a file, or the entries of a folder, to disk."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
+    is_folder = path.is_dir()
+    try:  # Windows flushes only files that are open for writing
+        descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
     except PermissionError:  # Windows can't open folders
-        if path.is_dir():
+        if is_folder:
             return
         raise
     try:
-        os.fsync(descriptor)
+        _flush(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _flush(descriptor: int) -> None:
+    """`os.fsync`, on macOS with F_FULLFSYNC: there fsync leaves the data in the cache of the disk."""
+    control: Any = fcntl
+    if hasattr(control, "F_FULLFSYNC"):
+        with contextlib.suppress(OSError):  # a network or USB disk may not support it
+            control.fcntl(descriptor, control.F_FULLFSYNC)
+            return
+    os.fsync(descriptor)

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 import jax
 import numpy as np
 
-from treewright._base.jax_private import is_ref, typeof, untyped_jax
+from treewright._base.jax_private import is_ref, private, typeof, untyped_jax
 from treewright._base.lines import first_lines
 from treewright._base.text import did_you_mean, short_text
 from treewright._freeze import FrozenArray, freeze
@@ -373,9 +373,9 @@ def device_put(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
     """`jax.device_put`, five times as fast for numpy arrays that go to one device.
 
     Only the first array of each shape, dtype and sharding goes through `jax.device_put`; the others reuse its type and
-    sharding: 5 us each instead of 25. In a JAX without the private function, all go through `jax.device_put`.
+    sharding: 5 us each instead of 25.
     """
-    put: Any = getattr(untyped_jax._src.interpreters.pxla, "batched_device_put", None)
+    put: Any = private("interpreters.pxla.batched_device_put")
     if put is None:
         return list(untyped_jax.device_put(arrays, shardings))
     firsts: dict[Any, int] = {}
@@ -400,11 +400,8 @@ def device_put(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
 
 
 def weakly_typed(array: Any) -> Any:
-    """A weakly typed copy of an array, like `jnp.asarray(1.0)`.
-
-    Without it, weakly typed arrays are restored from a checkpoint strongly typed, so functions retrace once.
-    """
-    convert: Any = getattr(untyped_jax._src.lax.lax, "_convert_element_type", None)
+    """A weakly typed copy of an array, like `jnp.asarray(1.0)`."""
+    convert: Any = private("lax.lax._convert_element_type")
     return array if convert is None else convert(array, weak_type=True)
 
 

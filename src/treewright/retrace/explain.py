@@ -15,7 +15,6 @@ from treewright._contents import unwrap
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.jax_private import (
     Call,
-    can_observe_compilations,
     can_read_calls,
     definition_of,
     frames_up_to_user,
@@ -23,7 +22,7 @@ from treewright.retrace.jax_private import (
     jit_call,
 )
 from treewright.retrace.report import Event, RetraceReport, Signature, call_differences, signature_of, without_placement
-from treewright.retrace.watch import RetraceTracker
+from treewright.retrace.watch import CANT_COUNT, RetraceTracker
 
 F = TypeVar("F", bound=Callable[..., Any])
 Only = Callable[..., Any] | str | None
@@ -229,7 +228,8 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
         TooManyTracesError: From the call that exceeds the limit; the message is the report.
         ValueError: If a limit is negative; and at the end of a block, if no function with the name `only` was traced in
             it, and `limit` is not 0.
-        RuntimeError: If traces, or compilations if `recompiles` is set, can't be counted in this version of JAX.
+        RuntimeError: If traces can't be counted in this version of JAX; from the first compilation, if compilations
+            can't be counted and `recompiles` is set.
 
     Examples:
         >>> step = jax.jit(lambda x: 2 * x)
@@ -256,9 +256,6 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
         super().__init__(only, limit=limit, recompiles=recompiles)
 
     def _start(self, concerns: Callable[[Call], bool] | None) -> RetraceTracker:
-        if not can_read_calls() or (self._options["recompiles"] is not None and not can_observe_compilations()):
-            raise RuntimeError(
-                f"max_traces can't count in JAX {jax.__version__}: its traces, or its compilations for recompiles=, "
-                f"can't be read. Update Treewright."
-            )
+        if not can_read_calls():
+            raise RuntimeError(CANT_COUNT)
         return super()._start(concerns)

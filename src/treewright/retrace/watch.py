@@ -33,6 +33,10 @@ from treewright.retrace.report import (
 _MAX_CALLS = 32  # remembered calls per definition
 _JAX = f"JAX {jax.__version__}"
 _NO_CALLS = f"Calls of jitted functions can't be read in {_JAX}, so no retrace is observed. Update Treewright."
+CANT_COUNT = (
+    f"max_traces can't count in {_JAX}: its traces, or its compilations for recompiles=, can't be read. Update "
+    f"Treewright."
+)
 _NO_COMPILATIONS = (
     f"Compilations can't be read completely in {_JAX}: some recompiles, such as for a different batch size of vmap, "
     f"and traces that occur only under grad or vmap, were not observed. Update Treewright."
@@ -152,7 +156,7 @@ class RetraceTracker:
         self._lock = threading.RLock()
         self._histories: dict[Any, CallHistory] = {}
         self._pending: dict[int, _CurrentCall] = {}  # per thread, the call that is not compiled yet
-        self._events: set[str] = set()  # the kinds of events so far
+        self._events: set[str] = set()  # the kinds of events so far, "transformation" and "unread"
 
     def start(self, *, stacklevel: int) -> None:
         """Begin tracking, and warn about calls that can't be observed in this version of JAX."""
@@ -164,7 +168,7 @@ class RetraceTracker:
         """End tracking, and warn about events that were not observed."""
         OBSERVER.remove(self.on_event)
         self.flush()
-        is_complete = "compile" in self._events and "transformation" not in self._events
+        is_complete = "compile" in self._events and not {"transformation", "unread"} & self._events
         if self._events and not (is_complete or can_observe_compilations()):
             warnings.warn(_NO_COMPILATIONS, RetraceWarning, stacklevel=stacklevel + 1)
 
@@ -176,7 +180,10 @@ class RetraceTracker:
     def on_event(self, event: Event) -> None:
         """Process one event from JAX."""
         call = event.call
-        self._events.add(event.kind)
+        self._events |= {event.kind, "unread"} if call is None and event.kind == "compile" else {event.kind}
+        # Not earlier, because the test starts JAX's backends: `jax.distributed.initialize` must come before it.
+        if event.kind != "trace" and self._limits["recompile"] is not None and not can_observe_compilations():
+            raise RuntimeError(CANT_COUNT)
         if event.kind == "lower" and event.thread in self._pending:
             self._pending[event.thread].seconds += event.seconds
         if call is None or event.is_operation or call.outcome == "failed" or not can_read_calls():
