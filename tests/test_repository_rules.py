@@ -28,7 +28,6 @@ MUTABLE_STATE = {
     *(
         "_base.functions.code_key",
         "_base.functions.code_reads",
-        "_trees.why.code_effects",
         "_base.jax_private.private",
         "retrace.jax_private._names_of_settings",
         "retrace.jax_private._outcomes",

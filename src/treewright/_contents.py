@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from treewright._base.functions import (
+    C_METHODS,
     MISSING,
     captured,
     instance_attributes,
@@ -58,6 +59,8 @@ def contents(value: Any) -> Mapping[Key, Any]:
         attributes = _of_role("attribute", instance_attributes(value))
         return {Part("function", "func"): value.func} | _of_role("argument", args | value.keywords) | attributes
     kind = kind_of(type(value))
+    if type(value) in C_METHODS and not isinstance(value.__self__, types.ModuleType | None):
+        return {Part("object", "self"): value.__self__, Part("object", "__func__"): value.__name__}
     if isinstance(value, _WHOLE) or (kind is not None and kind.make is None):
         return {}
     if is_method(value):
@@ -140,7 +143,7 @@ def globals_read(function: types.FunctionType) -> dict[str, Any]:
     """The globals that a user's function reads, without those of libraries and Python."""
     if is_library_function(function):
         return {}
-    return {name: value for name, value, is_constant in reads_of(function) if not is_constant and value is not MISSING}
+    return {name: value for name, value, library in reads_of(function) if not library and value is not MISSING}
 
 
 def bound_variables(function: types.FunctionType) -> dict[str, Any]:

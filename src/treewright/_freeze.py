@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, Support
 import jax
 import numpy as np
 
-from treewright._base.functions import BY_EQUALITY, FrozenValue, set_public_module
+from treewright._base.functions import BY_VALUE, FrozenValue, set_public_module
 from treewright._base.text import is_node_class, short_text
 from treewright._core import Kind, kind_of, why_it_can_change, with_parts
 
@@ -55,6 +55,8 @@ class FrozenMapping(FrozenValue, Mapping[K, V_co], Generic[K, V_co]):
 
         def __getattr__(self, name: str) -> Any:
             """Read an item as an attribute, as in the original namespace or config."""
+            if name == "_items":  # not set yet, in an instance that `__new__` created
+                raise AttributeError(name)
             if name in self._items:
                 return self._items[name]
             names = ", ".join(map(str, self._items)) or "none"
@@ -205,7 +207,7 @@ def freeze(value: Any) -> Any:
         FrozenMapping({'sizes': (64, 64), 'names': frozenset({'a'})})
     """
     cls: Any = type(value)
-    if cls in BY_EQUALITY:
+    if cls in BY_VALUE:
         return value
     _reject_part_of_model(value)
     if cls in _PLAIN_ARRAYS and not value.dtype.hasobject:

@@ -24,11 +24,9 @@ from treewright._base.functions import import_path
 from treewright._base.jax_private import DictKey, numbers_of
 from treewright._base.text import cut_text, shape_text
 from treewright._contents import contents
-from treewright._core import Kind, flat_form, is_node, is_node_class, kind_of, spec_of
+from treewright._core import JSON_TYPES, Kind, flat_form, is_node, is_node_class, kind_of, spec_of
 
 EncodedStatic = Any  # str, int, float, bool, None, or a list of a kind's name and its parts
-_PLAIN = frozenset({str, int, bool, float, types.NoneType})
-_SETTINGS = _PLAIN - {types.NoneType}
 _MAX_INT = 2**2000  # Python limits the digits of larger ints
 _MAX_TEXT = 120  # characters of a description, so that its digest fits into the message
 _MAX_SETTINGS = 30
@@ -68,7 +66,7 @@ def encode(value: Any) -> EncodedStatic:
     """Encode a value. Parts without an exact encoding are described: `["described", text, digest, settings]`."""
     cls = type(value)
     is_plain = math.isfinite(value) if cls is float else cls is not int or abs(value) < _MAX_INT
-    if cls in _PLAIN and is_plain:
+    if cls in JSON_TYPES and is_plain:
         return value
     kind = _kind_of(cls)
     parts = None if kind is None or (kind.name in OF_CLASS and import_path(cls) is None) else kind.parts(value)
@@ -121,7 +119,7 @@ class _Description:
 
     def of(self, value: Any) -> str:
         """The text of the value or of a part of it."""
-        if type(value) in _PLAIN:
+        if type(value) in JSON_TYPES:
             return repr(value)
         if callable(value) and import_path(value) is not None:
             return self.name(value)
@@ -164,7 +162,7 @@ class _Description:
             elif not name:
                 yield self.of(part)
             elif name not in ignored:
-                if type(part) in _SETTINGS and getattr(key, "role", "") != "option":
+                if type(part) in JSON_TYPES - {types.NoneType} and getattr(key, "role", "") != "option":
                     self.settings.append(f"{name}={cut_text(repr(part), _MAX_REPEATED)}")
                 yield f"{name}={self.of(part)}"
 

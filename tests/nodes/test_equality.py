@@ -1,6 +1,7 @@
 """`==` returns a plain bool for any leaves, `hash` uses values, and the two agree."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
@@ -262,6 +263,13 @@ def test_hashing_an_unhashable_value_names_its_path(value: Any) -> None:
     ):
         with pytest.raises(TypeError, match=rf"^unhashable type '\w+': {place} is .*every child must be hashable"):
             hash(node)
+
+
+def test_a_node_with_a_partial_as_a_child_has_a_hash() -> None:
+    first, second = (Layer(functools.partial(max, 1)) for _ in range(2))
+
+    assert first == second
+    assert hash(first) == hash(second)
 
 
 def test_hashing_takes_linear_time_in_depth() -> None:

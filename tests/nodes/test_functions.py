@@ -19,16 +19,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.io
 from jax.nn import relu
 from jax.sharding import PartitionSpec
 
+from tests.conftest import importorskip
 from tests.conftest import trace_counts as trace_counts_of
 from treewright import Module, TrainState, static
 from treewright._base.functions import LIBRARIES, STANDARD
+from treewright._core import how_compared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+linen: Any = importorskip("flax", "flax.linen").linen
 DOCS = Path(__file__).parents[2] / "docs" / "statics.md"
 RATE = 2
 TABLE = {"rate": 2}
@@ -156,6 +160,9 @@ def local_class(rate: Any) -> Any:
 CLOSED: dict[str, Callable[[], Any]] = {
     "libraries and built-ins": lambda: lambda x: jnp.tanh(abs(x)) * math.pi + jnp.float32(np.add(x, 1)),
     "a library's function by its own name": lambda: lambda x: relu(x),
+    "numbers, ufuncs and scalar types of numpy": lambda: lambda x: np.float32(np.sqrt(x)) * np.pi,
+    "a library's name for a function of jax": lambda: lambda x: linen.relu(x),
+    "a partial of a ufunc": lambda: PARTIAL(np.add, 1),
     "a function in a function": lambda: lambda x: [(lambda y: jnp.sin(y))][0](x),
     "a text's method": lambda: PARTIAL("a".join, ("b",)),
     "a method that a class has": lambda: PARTIAL(str.upper),
@@ -201,6 +208,10 @@ OPEN: dict[str, Callable[[], Any]] = {
     "settings of a library": lambda: lambda x: x if jax.config.values else -x,
     "a random number": lambda: lambda x: x * np.random.rand(),  # noqa: NPY002
     "a file": lambda: lambda x: np.load(x),
+    "a library's function that reads files": lambda: PARTIAL(np.load, "x"),
+    "an argument that reads files": lambda: PARTIAL(lambda read: read("x"), scipy.io.loadmat),
+    "a file by jax": lambda: lambda x: jnp.load(x),
+    "a file by a library that reads files": lambda: lambda x: scipy.io.loadmat(x),
     "a shadowed built-in": in_module("shadowing", "def make(): return lambda x: abs(x)\nabs = len").make,
     "a replaced built-in": in_module("changed", "def make(): return lambda x: abs(x)", __builtins__={"abs": len}).make,
     "an attribute": lambda: with_note(lambda x: x),
@@ -208,6 +219,7 @@ OPEN: dict[str, Callable[[], Any]] = {
     "a jitted function with an attribute": lambda: with_note(jax.jit(lambda x: x)),
     "an annotation that can't be hashed": lambda: annotated([1]),
     "a function of a module that reads a global": lambda: PARTIAL(nested),
+    "a function of a module that reads a global, in a frozenset": lambda: PARTIAL(max, frozenset({nested})),
     "a module": lambda: PARTIAL(max, math),
     "a method that reads a global": lambda: Reading().scale,
     "a method that captures": lambda: local_class(1).closed,
@@ -230,6 +242,15 @@ def test_functions_that_depend_on_mutable_state_compare_by_identity(make: Callab
     assert Layer(1.0, function).setting is function
 
 
+@pytest.mark.parametrize("make", [*CLOSED.values(), *OPEN.values()], ids=[*CLOSED, *OPEN])
+def test_the_decision_for_reports_agrees_with_the_key(make: Callable[[], Any]) -> None:
+    function = make()
+    how = how_compared(function)
+
+    assert how.by == ("identity" if make in OPEN.values() else "parts")
+    assert bool(how.reason) == (make in OPEN.values())
+
+
 @dataclasses.dataclass(unsafe_hash=True)
 class Trainer:
     act: Any
@@ -239,6 +260,7 @@ class Trainer:
         return self.act(x)
 
 
+@pytest.mark.filterwarnings("ignore::treewright.errors.StaticWarning")
 def test_a_repeated_static_is_the_object_that_was_passed() -> None:
     trainer = Trainer(lambda x: x * 2, object.__new__(Own))
     layer = Layer(1.0, (trainer.forward, trainer.act))

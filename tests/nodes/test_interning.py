@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from treewright import Module, static
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class Running:
         return 1
 
 
+@pytest.mark.filterwarnings("ignore::treewright.errors.StaticWarning")  # their attributes can be assigned
 def test_interning_does_not_deadlock_on_nested_statics() -> None:
     First, Second = two_classes()  # noqa: N806
     barrier = threading.Barrier(2, timeout=10)
@@ -66,6 +69,7 @@ def test_interning_does_not_deadlock_on_nested_statics() -> None:
     assert first.setting.number == second.setting.number == 3
 
 
+@pytest.mark.filterwarnings("ignore::treewright.errors.StaticWarning")  # their attributes can be assigned
 def test_interning_finds_a_value_added_during_a_comparison() -> None:
     First, _ = two_classes()  # noqa: N806
     meanwhile: list[Any] = []

@@ -193,6 +193,7 @@ class Slow:
         return hash(self.number % 3)
 
 
+@pytest.mark.filterwarnings("ignore::treewright.errors.StaticWarning")  # their attributes can be assigned
 @pytest.mark.usefixtures("quick_switches")
 @pytest.mark.parametrize("make", [int, lambda n: (n, -0.0), Slow], ids=["by value", "by key", "slow"])
 def test_sixteen_threads_get_one_object_for_equal_statics(make: Callable[[int], Any]) -> None:

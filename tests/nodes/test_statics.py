@@ -287,6 +287,7 @@ class Picky:
         return 1
 
 
+@pytest.mark.filterwarnings("ignore::treewright.errors.StaticWarning")  # their attributes can be assigned
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -314,6 +315,7 @@ def test_a_static_comparison_that_raises_keeps_its_error() -> None:
     assert Layer(jnp.ones(2), first.setting) == first
 
 
+@pytest.mark.filterwarnings("ignore::treewright.errors.StaticWarning")  # their attributes can be assigned
 def test_a_cached_call_runs_no_code_of_the_static() -> None:
     calls: list[str] = []
     jitted = jax.jit(counted := count_traces(lambda layer: layer.x))

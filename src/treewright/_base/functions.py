@@ -16,6 +16,8 @@ import types
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, TypeVar
 
+import numpy as np
+
 from treewright._base.jax_private import JIT_ATTRIBUTES, options_of
 
 # Packages whose modules and functions users don't modify, and whose factories capture only constants. More packages
@@ -38,25 +40,37 @@ OWN_MARK = "__treewright_library__"
 _RANDOM = "numpy.random"  # It has mutable state.
 _STANDARD_FOLDER = os.__file__.removesuffix("os.py")
 
-# Names through which code reads variables, attributes, files or settings that it does not name.
+# Packages whose functions read no files or settings, except those in the next list. So do packages with the mark.
+_SAFE = frozenset({"jax", "math", "operator", "_operator", "functools", "_functools", "einops", "optax", "builtins"})
+# Names of Python, `operator` and `jax.numpy` by which code reads variables, attributes, files or settings.
 _DYNAMIC = frozenset(
     {
         *("__import__", "breakpoint", "compile", "eval", "exec", "getattr", "globals", "input", "locals", "open"),
-        *("vars", "attrgetter", "methodcaller", "get_type_hints", "__getattribute__", "__dict__", "__closure__"),
-        *("__builtins__", "__globals__", "f_back", "f_globals", "f_locals", "get_printoptions", "geterr"),
-        *("fromfile", "genfromtxt", "load", "loadtxt", "memmap", "open_memmap"),
+        *("vars", "attrgetter", "methodcaller", "__getattribute__", "__dict__", "__closure__", "__builtins__"),
+        *("__globals__", "f_back", "f_globals", "f_locals", "load", "fromfile", "get_printoptions"),
     }
 )
 _READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
-READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
-_OPENS = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"})
+_READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_OPENS = types.MappingProxyType({"STORE_GLOBAL": "assigns", "DELETE_GLOBAL": "deletes", "IMPORT_NAME": "imports"})
 _CODE: Callable[[types.CodeType], tuple[Any, ...]] = operator.attrgetter(
     *("co_code", "co_exceptiontable", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_name"),
     *("co_qualname", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags", "co_stacksize"),
     *("co_filename", "co_firstlineno", "co_linetable"),
 )
-BY_EQUALITY = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType})  # constants whose == is exact
-CONSTANTS = BY_EQUALITY | {float, complex}
+# Other libraries' layers, variables and metaclasses: by name, the package and the library.
+_LAYERS = types.MappingProxyType(
+    {
+        "Module": (("equinox.", "equinox"), ("flax.linen.", "linen"), ("flax.nnx.", "nnx")),
+        "_ModuleMeta": (("equinox.", "equinox"),),
+        "Pytree": (("flax.nnx.", "nnx"),),
+        "Variable": (("flax.nnx.", "nnx"),),
+    }
+)
+_PLACEHOLDER = type(getattr(functools, "Placeholder", None))  # a partial's, from Python 3.14 on
+# Constants whose == is exact.
+BY_VALUE = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType, _PLACEHOLDER})
+CONSTANTS = BY_VALUE | {float, complex}
 MISSING: Any = dataclasses.MISSING
 C = TypeVar("C", bound=type[Any])
 
@@ -87,9 +101,13 @@ def is_cached_property(cls: type[Any], name: str) -> bool:
     return isinstance(getattr(cls, name, None), functools.cached_property)
 
 
-def is_linen(cls: type[Any]) -> bool:
-    """Whether a class is a Module of flax.linen, whose instances store internal state in private attributes."""
-    return any((base.__module__, base.__name__) == ("flax.linen.module", "Module") for base in cls.__mro__)
+def foreign_library(cls: type[Any]) -> str | None:
+    """`equinox`, `linen` or `nnx` if a class is one of its layers, variables or metaclasses; None for other classes."""
+    for base in cls.__mro__:
+        for package, library in _LAYERS.get(base.__name__, ()):
+            if base.__module__.startswith(package):
+                return library
+    return None
 
 
 def native_base(cls: type[Any]) -> type[Any] | None:
@@ -149,7 +167,7 @@ def uncached_attributes(value: Any) -> dict[str, Any]:
     return {
         name: part
         for name, part in instance_attributes(value).items()
-        if not is_cached_property(cls, name) and not (name.startswith("_") and is_linen(cls))
+        if not is_cached_property(cls, name) and not (name.startswith("_") and foreign_library(cls) == "linen")
     }
 
 
@@ -231,8 +249,13 @@ def is_library_function(function: types.FunctionType) -> bool:
     return is_library(function.__globals__.get("__name__"))
 
 
-def is_library_object(value: Any) -> bool:
-    """Whether a value is a library's function or class that can be imported from the library.
+def is_installed(module: str) -> bool:
+    """Whether a module belongs to a library or an installed package, whose classes users can't edit."""
+    return is_library(module) or "-packages" in (getattr(sys.modules.get(module), "__file__", None) or "")
+
+
+def library_of(value: Any) -> str:
+    """The module of a library's function or class that can be imported from there; empty for any other value.
 
     A user's function that a library wrapped is imported from the user's module. So is a class that a library created
     for the user, for example with `make_dataclass`.
@@ -240,49 +263,92 @@ def is_library_object(value: Any) -> bool:
     if isinstance(value, types.MethodDescriptorType | types.WrapperDescriptorType):  # str.upper
         value = value.__objclass__
     path = import_path(value) if callable(value) else None
-    return path is not None and is_library(path[0]) and path[1] not in _DYNAMIC
+    return path[0] if path is not None and is_library(path[0]) and path[1] not in _DYNAMIC else ""
 
 
 # Names that code reads and writes
 
 
 @functools.lru_cache(maxsize=4096)
-def code_reads(code: types.CodeType) -> tuple[tuple[tuple[str, str], ...], bool]:
-    """The globals that code reads, each with the attribute that follows; and whether it reads nothing else."""
+def code_reads(code: types.CodeType) -> tuple[tuple[tuple[str, str], ...], str]:
+    """The globals that code reads, each with the attribute that follows; and how it reads more, if it does."""
     reads: dict[tuple[str, str], None] = {}
-    is_all = True
+    more = ""
     for here, after in itertools.pairwise(dis.get_instructions(code)):
         if here.opname in _READS_GLOBAL:
-            reads[here.argval, after.argval if after.opname in READS_ATTRIBUTE else ""] = None
-        dynamic = here.opname in _READS_GLOBAL | READS_ATTRIBUTE and here.argval in _DYNAMIC
-        is_all = is_all and not dynamic and here.opname not in _OPENS
+            reads[here.argval, after.argval if after.opname in _READS_ATTRIBUTE else ""] = None
+        if here.opname in _READS_GLOBAL | _READS_ATTRIBUTE and here.argval in _DYNAMIC:
+            more = more or f"uses {here.argval}"
+        if here.opname in _OPENS:
+            more = more or f"{_OPENS[here.opname]} {here.argval}"
     for nested in code.co_consts:
         if isinstance(nested, types.CodeType):
-            inner, are_all = code_reads(nested)
+            inner, inner_more = code_reads(nested)
             reads |= dict.fromkeys(inner)
-            is_all = is_all and are_all
-    return tuple(reads), is_all
+            more = more or inner_more
+    return tuple(reads), more
 
 
-def reads_of(function: Any) -> Iterator[tuple[str, Any, bool]]:
-    """The globals that a function reads: the name, such as `settings.RATE`, the value, and whether it is constant.
+def reads_of(function: Any) -> Iterator[tuple[str, Any, str]]:
+    """The globals that a function reads: the name, such as `settings.RATE`, the value, and its library's module.
 
-    A global is constant if it belongs to Python or a library and is read under its original name.
+    The module is empty if the global is not constant: it is not Python's or a library's, or has a new name.
     """
     for name, attribute in code_reads(function.__code__)[0]:
         value = function.__globals__.get(name, MISSING)
         if value is MISSING:
             value = function.__builtins__.get(name, MISSING)
-            yield name, value, value is not MISSING and value is getattr(builtins, name, None)
+            is_constant = value is not MISSING and value is getattr(builtins, name, None)
+            yield name, value, "builtins" if is_constant else ""
         elif not isinstance(value, types.ModuleType):
-            yield name, value, getattr(value, "__name__", None) == name and is_library_object(value)
+            yield name, value, library_of(value) if getattr(value, "__name__", None) == name else ""
         elif attribute in vars(value):
             member = vars(value)[attribute]
             is_module = isinstance(member, types.ModuleType)
             is_constant = is_library(member.__name__) if is_module else callable(member) or type(member) in CONSTANTS
-            yield f"{name}.{attribute}", member, is_constant and is_library(value.__name__)
+            is_constant = is_constant and is_library(value.__name__)
+            yield f"{name}.{attribute}", member, value.__name__ if is_constant else ""
         else:
-            yield name, value, is_library(value.__name__)
+            yield name, value, value.__name__ if is_library(value.__name__) else ""
+
+
+def is_safe(value: Any, module: str) -> bool:
+    """Whether a value of a library reads no files or settings: by its package, or because it is a number or a ufunc."""
+    package = module.partition(".")[0]
+    if package in _SAFE or package.removeprefix("_") not in LIBRARIES | STANDARD:  # the latter has the mark
+        return bool(package)
+    home = library_of(value)  # flax.linen.relu is JAX's
+    if home.partition(".")[0] not in {"", package}:
+        return is_safe(value, home)
+    is_scalar_type = isinstance(value, type) and issubclass(value, np.generic)
+    return is_scalar_type or type(value) in CONSTANTS or isinstance(value, np.ufunc)
+
+
+def may_read_files(value: Any) -> bool:
+    """Whether a library's function that can be imported may read a file: `numpy.load`, `scipy.io.loadmat`."""
+    package = str(attribute_of(value, "__module__")).partition(".")[0]
+    return package in {"numpy", "scipy"} and not isinstance(value, np.ufunc)
+
+
+def why_open(function: types.FunctionType) -> tuple[str, list[Any]]:
+    """How a user's function can change, or an empty text if it is closed; and the globals that it reads.
+
+    A closed function captures nothing, has no attributes, and reads only constant globals.
+    """
+    code, attributes = function.__code__, function.__dict__
+    if attributes:
+        return f"has the attribute {next(iter(attributes))}", []
+    if code.co_freevars and code.co_freevars != ("__class__",):
+        return f"captures {code.co_freevars[0]}", []
+    more = code_reads(code)[1]
+    if more:
+        return more, []
+    reads: list[Any] = []
+    for name, value, module in reads_of(function):
+        if not is_safe(value, module):
+            return f"reads the global {name}", []
+        reads.append(value)
+    return "", reads
 
 
 # Code and captured variables
@@ -309,8 +375,10 @@ def captured(function: types.FunctionType) -> dict[str, Any]:
     """The captured variables of a function by name, without those that are not bound yet."""
     variables: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # not bound yet
+        try:  # half the time of contextlib.suppress
             variables[name] = cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
     return variables
 
 

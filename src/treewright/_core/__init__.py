@@ -14,8 +14,8 @@ from treewright._core.instance import (
     replace,
     with_fields,
 )
-from treewright._core.keys import exact_key
-from treewright._core.kinds import Kind, kind_of, with_parts
+from treewright._core.keys import exact_key, how_compared
+from treewright._core.kinds import JSON_TYPES, Kind, kind_of, with_parts
 from treewright._core.methods import METHODS, leaves_equal, replace_method
 from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics

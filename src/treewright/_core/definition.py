@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import typing_extensions
 
-from treewright._base.functions import FrozenValue, is_generated, native_base, slots_of
+from treewright._base.functions import FrozenValue, foreign_library, is_generated, native_base, slots_of
 from treewright._base.text import annotation_text, short_text, with_article
-from treewright._core.field_checks import LAYERS, specifier_text
+from treewright._core.field_checks import specifier_text
 from treewright._core.field_views import FieldView, as_view, field_view
 from treewright._core.fields import MISSING, options_of, specifier_in, specifier_in_annotation
 from treewright._core.init import Docstring, make_init
@@ -110,14 +110,14 @@ def _reject_class(cls: type[Any], options: Mapping[str, bool]) -> None:
             f"into its fields and rebuilds it from them, so all other contents of {with_article(native.__qualname__)} "
             f"would be lost. Remove the base class, and store its contents in a field."
         )
-    for base in (*cls.__mro__[:-1], *inspect.getmro(type(cls))[:-1]):
-        package = base.__module__.partition(".")[0]
-        if (package, base.__name__) in LAYERS or (package == "equinox" and issubclass(base, type)):
-            raise NodeDefinitionError(
-                f"{cls.__qualname__} is a node class, but {package}'s {base.__qualname__} registers each subclass as a "
-                f"different kind of pytree. Choose one of the two bases: class {cls.__name__}(treewright.Module). The "
-                f"fields of a node may contain layers of {package}."
-            )
+    library = foreign_library(cls) or foreign_library(type(cls))
+    if library is not None:
+        package = "equinox" if library == "equinox" else "flax"
+        raise NodeDefinitionError(
+            f"{cls.__qualname__} is a node class, but {package}'s Module registers each subclass as a different kind "
+            f"of pytree. Choose one of the two bases: class {cls.__name__}(treewright.Module). The fields of a node "
+            f"may contain layers of {package}."
+        )
     if "__dataclass_params__" in vars(cls):
         raise NodeDefinitionError(
             f"{cls.__qualname__} is already a dataclass, as every node class is. Remove the extra decorator: another "

@@ -1,12 +1,12 @@
 """Detect wrong field values: values that can't be static, and settings in child fields; each with a fix."""
 
+import argparse
 import collections.abc
 import dataclasses
 import enum
 import random
-import sys
 import types
-from collections.abc import Mapping, MutableMapping, MutableSequence, MutableSet
+from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, MutableSet
 from typing import Any
 
 import jax
@@ -16,10 +16,12 @@ from jax.core import Tracer
 from treewright._base.functions import (
     METHODS,
     FrozenValue,
+    foreign_library,
     has_author,
     instance_attributes,
-    is_library,
+    is_installed,
     is_standard_class,
+    slots_of,
 )
 from treewright._base.jax_private import jax_trees
 from treewright._base.text import annotation_text, function_text, short_text, text, text_with_class, with_article
@@ -32,7 +34,8 @@ _GENERATORS: tuple[type[Any], ...] = (
     *(random.Random, np.random.Generator, np.random.BitGenerator, np.random.RandomState),
 )
 MUTABLE: tuple[type[Any], ...] = (
-    *(list, dict, set, bytearray, MutableMapping, MutableSequence, MutableSet),
+    *(list, dict, set, bytearray, MutableMapping, MutableSequence, MutableSet, collections.abc.MappingView),
+    *(types.SimpleNamespace, argparse.Namespace),
     *(np.ndarray, np.void, jax.Array, jax.Ref),  # a row of a structured array is a view of it
     *_GENERATORS,
 )
@@ -41,26 +44,30 @@ _OWN_HASH = (
     "a hashable value, such as a tuple, or define __hash__ and __eq__ on its class (@dataclass(frozen=True) does)"
 )
 _AS_ARRAY = "treewright.freeze(numpy.asarray(...)), for a constant table"
-# The value to pass instead, by the class of the wrong value; and whether `freeze` returns it.
-_FIXES = types.MappingProxyType(
+# What `freeze` returns for a mutable value.
+_FROZEN: Mapping[type[Any], str] = types.MappingProxyType(
     {
-        ("builtins", "bytearray"): ("bytes", True),
-        ("argparse", "Namespace"): ("treewright.freeze(args)", True),
-        ("types", "SimpleNamespace"): ("treewright.freeze(config)", True),
-        ("omegaconf", "DictConfig"): ("treewright.freeze(config)", True),
-        ("omegaconf", "ListConfig"): ("treewright.freeze(OmegaConf.to_container(config, resolve=True))", False),
-        ("pydantic", "BaseModel"): (
-            "treewright.freeze(config.model_dump()), or set model_config = ConfigDict(frozen=True) on its class",
-            False,
-        ),
-        ("numpy", "MaskedArray"): ("treewright.freeze((array.data, array.mask)), for a constant table", False),
-        ("numpy", "matrix"): (_AS_ARRAY, False),
-        ("numpy", "recarray"): (_AS_ARRAY, False),
-        ("numpy", "ndarray"): ("treewright.freeze(table), for a constant table", True),
+        bytearray: "bytes",
+        types.SimpleNamespace: "treewright.freeze(config)",
+        argparse.Namespace: "treewright.freeze(args)",
+        np.ndarray: "treewright.freeze(table), for a constant table",
+        MutableSequence: "a tuple",
+        MutableSet: "a frozenset",
+        dict: "treewright.freeze(the_dict)",
+        Mapping: "treewright.freeze(config)",
     }
 )
-_FIXES_BY_KIND: Mapping[type[Any], str] = types.MappingProxyType(
-    {MutableSequence: "a tuple", MutableSet: "a frozenset", Mapping: "treewright.freeze(the_dict)"}
+# The value to pass instead of one that `freeze` does not accept or freezes differently, by package and class.
+_FIXES = types.MappingProxyType(
+    {
+        ("omegaconf", "ListConfig"): "treewright.freeze(OmegaConf.to_container(config, resolve=True))",
+        ("pydantic", "BaseModel"): (
+            "treewright.freeze(config.model_dump()), or set model_config = ConfigDict(frozen=True) on its class"
+        ),
+        ("numpy", "MaskedArray"): "treewright.freeze((array.data, array.mask)), for a constant table",
+        ("numpy", "matrix"): _AS_ARRAY,
+        ("numpy", "recarray"): _AS_ARRAY,
+    }
 )
 
 
@@ -95,8 +102,8 @@ def problem_of(value: Any) -> NoExactKeyError:
         consequence = (
             "jit compares statics with ==, which returns an array, and a change in place would give stale results."
         )
-    elif isinstance(value, _GENERATORS) or is_nnx(type(value)):
-        fix, can_be_child = IDENTITY, False
+    elif isinstance(value, _GENERATORS) or foreign_library(type(value)) == "nnx":
+        fix, can_freeze, can_be_child = IDENTITY, False, False
         consequence = "It changes when it is used, but a compiled program keeps the state that it had during the trace."
     elif isinstance(value, MUTABLE):
         consequence = "jit compares statics and never copies them, so a change in place would give stale results."
@@ -108,13 +115,13 @@ def _fix(value: Any) -> tuple[str, bool]:
     cls: Any = type(value)
     if isinstance(value, np.ndarray) and value.dtype.hasobject:
         return "treewright.freeze(array.tolist()), for a constant table", False
-    for base in cls.__mro__:
-        name = (str(base.__module__).partition(".")[0], base.__name__)
-        if name in _FIXES:
-            return _FIXES[name]
-    for kind, fix in _FIXES_BY_KIND.items():
-        if isinstance(value, kind):
-            return fix, True
+    names = [(str(base.__module__).partition(".")[0], base.__name__) for base in cls.__mro__]
+    known = [_FIXES[name] for name in names if name in _FIXES]
+    if known:
+        return known[0], False
+    frozen = [fix for kind, fix in _FROZEN.items() if isinstance(value, kind)]
+    if frozen:
+        return frozen[0], True
     if hasattr(cls, "__attrs_attrs__"):
         return "treewright.freeze(attrs.asdict(config)), or decorate its class with @attrs.frozen", False
     if cls.__hash__ is None and dataclasses.is_dataclass(cls):
@@ -133,6 +140,12 @@ def arrays_reached(node: Any, *, is_built: bool = True) -> ArraysReachedError:
         "",
         can_be_child=is_built,
     )
+
+
+def nested_too_deeply(value: Any) -> NoExactKeyError:
+    """Why a value that is nested more deeply than Python's stack can't be static."""
+    description = f"{with_article(type(value).__qualname__)} that is nested too deeply"
+    return NoExactKeyError(value, description, "Its parts are compared one inside the other, up to a few hundred.", "")
 
 
 def comparison_problem(value: Any, *, with_equality: bool) -> NoExactKeyError | None:
@@ -154,13 +167,6 @@ def comparison_problem(value: Any, *, with_equality: bool) -> NoExactKeyError | 
     return NoExactKeyError(value, text_with_class(value), consequence, _OWN_HASH)
 
 
-def is_nnx(cls: type[Any]) -> bool:
-    """Whether instances of a class are modules or variables of flax.nnx, which change in place."""
-    return any(
-        base.__module__.startswith("flax.nnx.") and base.__name__ in {"Pytree", "Variable"} for base in cls.__mro__
-    )
-
-
 def has_arrays(value: Any) -> bool:
     """Whether an object is a pytree with arrays among its leaves, but not a mapping."""
     try:
@@ -175,48 +181,101 @@ def has_arrays(value: Any) -> bool:
 def rejection(cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, NoExactKeyError]) -> StaticFieldError:
     """The error for the static fields of a new node that have a problem: the first in full, the others by name."""
     (name, problem), *others = problems.items()
-    value = values[name]
     if hasattr(type(problem.value), "reject_use"):  # a field that was read on its class
         problem.value.reject_use()
-    is_value, line, verb = problem.value is value, f"  {name}: ... = static(", "holds"
-    inside = "" if is_value else f", inside {text_with_class(value)}"
-    fixes, can_be_child = [f"Pass {problem.fix}."] if problem.fix else [], problem.can_be_child
-    if isinstance(problem, ArraysReachedError) and not is_value:
-        verb, inside, is_method = "reaches", f", through {text_with_class(value)}", isinstance(value, METHODS)
-        fixes, can_be_child = ["Pass the node as an argument."], can_be_child and is_method
-        if is_method:
-            fixes = [f"Pass {value.__func__.__qualname__}, and pass the node as its first argument."]
-        elif not problem.can_be_child:
-            fixes = ["Write a method, and look it up where you call it."]
-    elif problem.fix is IDENTITY:
-        fixes = [f"Pass the values that it returns as arguments. Or, to keep this object:\n{line}identity=True)"]
-    if cls.__module__.partition(".")[0] != "treewright":  # Users can't change our own fields.
-        if problem.can_freeze and (is_value or isinstance(value, tuple | frozenset)):
-            fixes = [f"Pass {problem.fix}, or let the field freeze it:\n{line}converter=treewright.freeze)"]
-        if can_be_child:
-            fixes.append(f"{'Or make' if fixes else 'Make'} {name} a child: remove static().")
-    first = f"{cls.__qualname__}.{name} is static but {verb} {problem.description}{inside}."
-    fixes = fixes or ["Store it outside the node, and pass it as an argument."]
+    lines = [
+        _found(f"{cls.__qualname__}.{name}", values[name], problem),
+        problem.consequence,
+        *(_fixes(cls, name, values[name], problem) or ["Store it outside the node, and pass it as an argument."]),
+    ]
     if others:
-        fixes.append(f"Other static fields of {cls.__qualname__} that must change:")
-        fixes += [f"  {other}: {each.description}" for other, each in others]
-    return StaticFieldError("\n".join([first, problem.consequence, *fixes]))
+        lines.append(f"Other static fields of {cls.__qualname__} that must change:")
+        lines += [f"  {other}: {each.description}" for other, each in others]
+    return StaticFieldError("\n".join(lines))
+
+
+def _found(place: str, value: Any, problem: NoExactKeyError) -> str:
+    """The value with the problem, and the value of the static field that contains it."""
+    if problem.value is value:
+        return f"{place} is static but holds {problem.description}."
+    if isinstance(problem, ArraysReachedError):
+        return f"{place} is static but reaches {problem.description}, through {text_with_class(value)}."
+    return f"{place} is static but holds {problem.description}, inside {text_with_class(value)}."
+
+
+def _fixes(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> list[str]:
+    """The fixes; empty if there is none. Fields of our own classes can't be declared differently."""
+    is_own, can_be_child = cls.__module__.partition(".")[0] == "treewright", problem.can_be_child
+    declared = f"  {name}: ... = static("
+    if isinstance(problem, ArraysReachedError) and problem.value is not value:
+        fixes, can_be_child = [_fix_for_reached(value, problem)], can_be_child and isinstance(value, METHODS)
+    elif problem.fix is IDENTITY:
+        fixes = [f"Pass the values that it returns as arguments. Or, to keep this object:\n{declared}identity=True)"]
+    elif problem.can_freeze and not is_own and (problem.value is value or isinstance(value, tuple | frozenset)):
+        fixes = [f"Pass {problem.fix}, or let the field freeze it:\n{declared}converter=treewright.freeze)"]
+    else:
+        fixes = [f"Pass {problem.fix}."] if problem.fix else []
+    if can_be_child and not is_own:
+        fixes.append(f"{'Or make' if fixes else 'Make'} {name} a child: remove static().")
+    return fixes
+
+
+def _fix_for_reached(value: Any, problem: ArraysReachedError) -> str:
+    """The value to pass instead of a method or function that reaches a node."""
+    if isinstance(value, METHODS):
+        return f"Pass {value.__func__.__qualname__}, and pass the node as its first argument."
+    if problem.can_be_child:
+        return "Pass the node as an argument."
+    return "Write a method, and look it up where you call it."
 
 
 def is_assignable(value: Any) -> bool:
-    """Whether an object has public attributes that can be assigned, and a class that users can edit."""
+    """Whether public attributes of an object can be assigned, and users can edit its class."""
     cls: Any = type(value)
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
-    is_frozen = cls.__setattr__ is not object.__setattr__
-    if is_frozen or is_standard_class(cls) or is_library(cls.__module__) or "-packages" in file:  # an installed package
+    if cls.__setattr__ is not object.__setattr__ or is_standard_class(cls) or is_installed(cls.__module__):
         return False
-    return any(not name.startswith("_") for name in instance_attributes(value))
+    return any(not name.startswith("_") for name in (*instance_attributes(value), *_settable_names(cls)))
+
+
+def _settable_names(cls: type[Any]) -> Iterator[str]:
+    """The slots and properties of a class that can be assigned, and its values that an instance can replace."""
+    yield from slots_of(cls)
+    for base in cls.__mro__:
+        for name, member in () if is_standard_class(base) else vars(base).items():
+            is_value = cls.__dictoffset__ != 0 and not callable(member) and not hasattr(type(member), "__get__")
+            if is_value or getattr(member, "fset", None) is not None:
+                yield name
+
+
+def can_change_in_place(value: Any, owner: str | None) -> bool:
+    """Whether an object that no key follows can change: a container of a user's function, or an assignable object."""
+    if not isinstance(value, MUTABLE):
+        return is_assignable(value)
+    is_frozen = isinstance(value, np.ndarray) and not value.flags.writeable
+    return owner == "user" and not is_frozen and not isinstance(value, (jax.Array, jax.Ref, *_GENERATORS))
+
+
+def doubt_text(place: str, value: Any, changing: Any) -> str:
+    """The warning for a static that holds an object or a container that can change without a retrace."""
+    inside = "" if changing is value else f", inside {text_with_class(value)}"
+    declared = f"If it is meant to change, declare:\n  {place.rpartition('.')[2]}: ... = static(identity=True)"
+    if isinstance(changing, MUTABLE):
+        return (
+            f"{place} is static and holds {text_with_class(changing)}{inside}, which can change in place. jit compares "
+            f"it by identity: it ignores later changes.\nIf it is constant, use {_fix(changing)[0]}.\n{declared}"
+        )
+    cls = type(changing).__name__
+    return (
+        f"{place} is static and holds {text_with_class(changing)}{inside}, whose attributes can be assigned. jit "
+        f"ignores later assignments, and {'may retrace' if has_author(type(changing)) else 'retraces'} for a different "
+        f"{cls}.\nIf it contains settings, freeze its class:\n  @dataclass(frozen=True)\n  class {cls}: ...\n{declared}"
+    )
 
 
 def why_it_can_change(value: Any) -> str:
     """Why an object can't be frozen, with the fix; empty if it is immutable."""
     cls: Any = type(value)
-    if isinstance(value, MUTABLE) or cls.__hash__ is None or is_nnx(cls):
+    if isinstance(value, MUTABLE) or cls.__hash__ is None or foreign_library(cls) == "nnx":
         problem = problem_of(value)
         fix = "Pass the values that it returns as arguments" if problem.fix is IDENTITY else f"Use {problem.fix}"
         return f"{problem.description}. {fix}."
@@ -237,7 +296,6 @@ _NUMBERS = (int, float, complex)
 _SETTINGS = (str, bytes, enum.Enum, type, np.dtype)
 # Iterables such as `map` and `dict.values()`, which JAX treats as leaves.
 _ITERABLES = (collections.abc.Iterator, collections.abc.Set, collections.abc.MappingView, range)
-LAYERS = frozenset({("equinox", "Module"), ("flax", "Module")})  # flax.linen's and flax.nnx's
 
 
 def check_fields(node: Any) -> None:
@@ -266,7 +324,7 @@ def check_fields(node: Any) -> None:
 def _child_problem(cls: type[Any], field: Any, value: Any) -> str | None:
     """The warning for a child; None if it is fine."""
     place, value_cls = f"{cls.__qualname__}.{field.name}", type(value)
-    if any((base.__module__.partition(".")[0], base.__name__) in LAYERS for base in value_cls.__mro__):
+    if foreign_library(value_cls) is not None:
         leaves = jax.tree.leaves(value)  # The layer itself is a leaf if its library has not registered it.
         if all(leaf is not value and (hasattr(leaf, "dtype") or isinstance(leaf, _NUMBERS)) for leaf in leaves):
             return None

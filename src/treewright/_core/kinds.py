@@ -47,8 +47,8 @@ class Kind(NamedTuple):
     make: Callable[..., Any] | None = None
 
 
-def _same(value: Hashable) -> Hashable:
-    """The key of values whose `==` is exact."""
+def _same(value: Any) -> Any:
+    """The key of values whose `==` is exact; the parts of a tuple."""
     return value
 
 
@@ -105,6 +105,7 @@ def _mesh_parts(mesh: Any) -> tuple[Any, ...]:
     return (mesh.axis_sizes, mesh.axis_names, tuple(kind.name for kind in mesh.axis_types))
 
 
+JSON_TYPES = frozenset({str, int, float, bool, types.NoneType})  # JSON keeps their type and value.
 _UNIONS: tuple[Any, ...] = (type(typing.Optional[int]), types.UnionType)  # noqa: UP045  one class from Python 3.14 on
 
 # By exact class, because a subclass may have a different meaning.
@@ -115,7 +116,7 @@ KINDS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
         str: _by_text(str),
         int: _by_text(int, lambda value: hex(int.__int__(value))),
         bytes: _by_text(bytes, bytes.hex),
-        tuple: Kind("tuple", tuple.__iter__, make=lambda *items: items),
+        tuple: Kind("tuple", _same, make=lambda *items: items),
         frozenset: Kind("frozenset", frozenset.__iter__, make=lambda *items: frozenset(items)),
         functools.partial: Kind("partial", partial_parts),
         **{cls: _by_arguments(cls) for cls in (slice, range, dt.time, dt.datetime, dt.timedelta)},

@@ -5,7 +5,6 @@ import enum
 import itertools
 import json
 import operator
-import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,14 +14,13 @@ from treewright._base.functions import import_path, lookup_imported
 from treewright._base.jax_private import jax_trees
 from treewright._base.text import short_text
 from treewright._core.instance import FLAT_FORM, from_flat_form
-from treewright._core.kinds import kind_of
+from treewright._core.kinds import JSON_TYPES, kind_of
 from treewright._core.spec import spec_of
 from treewright._core.statics import Recipe, Statics
 from treewright.errors import NodeDefinitionError, StaticSerializationError
 
 _new: Any = object.__new__
 _store: Any = object.__setattr__
-_PLAIN = frozenset({str, int, float, bool, types.NoneType})  # JSON keeps their type and value.
 _REDEFINED = itertools.count(2)  # One counter for all names: trying each name's numbers took 10 ms for the 1,600th.
 
 
@@ -125,7 +123,7 @@ def _statics_from_json(cls: type[Any], data: bytes) -> Statics:
 def _encode(value: Any, place: str) -> Any:
     """A static as JSON: by the name of an importable object, or by the class and parts of a container."""
     cls = type(value)
-    if cls in _PLAIN:
+    if cls in JSON_TYPES:
         return value
     path = (cls.__module__, f"{cls.__qualname__}.{value.name}") if isinstance(value, enum.Enum) else import_path(value)
     if path is not None and lookup_imported(*path) is value:

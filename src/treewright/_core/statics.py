@@ -7,6 +7,8 @@ Python code.
 import dataclasses
 import enum
 import functools
+import itertools
+import operator
 import pickle
 import pkgutil
 import threading
@@ -17,9 +19,17 @@ from typing import Any
 
 from treewright._base.functions import CONSTANTS, import_path, is_pickled_by
 from treewright._base.jax_private import GetAttrKey
-from treewright._base.text import short_text, text, text_with_class
-from treewright._core.field_checks import MAX_CHECKED_NODES, NoExactKeyError, is_assignable, rejection
-from treewright._core.keys import KeyBuilder, compared_by_itself, identity_key
+from treewright._base.text import short_text, text
+from treewright._core.comparison import Owner, Scope, Unchanged
+from treewright._core.field_checks import (
+    MAX_CHECKED_NODES,
+    NoExactKeyError,
+    can_change_in_place,
+    doubt_text,
+    nested_too_deeply,
+    rejection,
+)
+from treewright._core.keys import compared_by_itself, identity_key, key_in, watched_below
 from treewright._core.kinds import kind_of, partial_parts, with_parts
 from treewright.errors import StaticWarning, warn_user
 
@@ -49,13 +59,15 @@ class Statics:
         values: The values in the order of the fields.
         keys: Their exact keys.
         combination: The entry in the table, which lives as long as this object.
+        watched: The containers in the values that must be unchanged when the same objects come again; None until then.
     """
 
-    __slots__ = ("__weakref__", "combination", "keys", "table", "values")
+    __slots__ = ("__weakref__", "combination", "keys", "table", "values", "watched")
     table: "StaticTable"
     values: tuple[Any, ...]
     keys: tuple[Hashable, ...]
     combination: _Combination
+    watched: tuple[Unchanged, ...] | None
 
     def __repr__(self) -> str:
         """The fields and values, which JAX prints in its messages.
@@ -83,7 +95,8 @@ class StaticTable:
     """Weak references to the statics of one class that are in use.
 
     `by_value` finds most of them without computing a key: it maps `(*types, *values)` to a weak reference, for
-    combinations in which type and `==` are exact. The generated `__init__` reads it directly.
+    combinations in which type and `==` are exact. The generated `__init__` reads it directly. `by_id` finds objects
+    that came twice, unless their keys may change.
     """
 
     owner: type[Any]
@@ -95,6 +108,7 @@ class StaticTable:
         self.keys: tuple[Any, ...] = tuple(map(GetAttrKey, self.children))
         self.to_check = MAX_CHECKED_NODES  # how many more nodes of the class are checked closely
         self.by_value: dict[Hashable, weakref.ref[Statics]] = {}
+        self.by_id: dict[Hashable, weakref.ref[Statics]] = {}
         self.in_use: weakref.WeakKeyDictionary[_Combination, weakref.ref[Statics]] = weakref.WeakKeyDictionary()
         self._doubted: weakref.WeakSet[type[Any]] = weakref.WeakSet()  # classes of values with a warning
         # Reentrant, because the garbage collector or a user's `__eq__` may run while it is locked.
@@ -114,58 +128,67 @@ class StaticTable:
 
     def intern(self, values: tuple[Any, ...]) -> Statics:
         """The unique `Statics` for these values, which are in the order of the fields."""
+        repeated = self._find_by_id(values) if self.by_id else None
+        if repeated is not None:
+            return repeated
         keys = _Combination(self._keys_of(values))
         with self._lock:
             reference = self.in_use.get(keys)
             statics = None if reference is None else reference()
             if statics is None:
                 self.in_use.pop(keys, None)  # A dying entry with equal keys would otherwise remove the new one.
-                statics = Statics(self, values, keys.keys, keys)
+                statics = Statics(self, values, keys.keys, keys, None)
                 self.in_use[keys] = weakref.ref(statics)
                 if all(map(_can_find_by_value, values, keys.keys)):
-                    self._remember(statics)
+                    self._remember(self.by_value, (*map(type, values), *values), statics)
+            elif statics.watched is None and all(map(operator.is_, values, statics.values)):
+                watched = list(map(watched_below, values, keys.keys))
+                statics.watched = tuple(itertools.chain(*filter(None, watched)))
+                if None not in watched:
+                    self._remember(self.by_id, tuple(map(id, values)), statics)
         return statics
+
+    def _find_by_id(self, values: tuple[Any, ...]) -> Statics | None:
+        """The statics of the same objects, if nothing in them has changed."""
+        reference = self.by_id.get(tuple(map(id, values)))
+        statics = None if reference is None else reference()
+        is_unchanged = statics is not None and all(each.is_unchanged() for each in statics.watched or ())
+        return statics if is_unchanged else None
 
     def _keys_of(self, values: tuple[Any, ...]) -> tuple[Hashable, ...]:
         """The exact key of each value. Warns for each mutable object that may be meant as a constant."""
         keys: list[Hashable] = []
         problems: dict[str, NoExactKeyError] = {}
-        builder = KeyBuilder([])
+        doubts: list[tuple[Any, Owner]] = []
+        scope = Scope(None, None, doubts)
         for name, value, by_identity in zip(self.names, values, self.identity, strict=True):
             try:
-                keys.append(identity_key(value) if by_identity else builder.key(value))
+                keys.append(identity_key(value) if by_identity else key_in(value, scope))
             except NoExactKeyError as problem:
-                problems[name], builder = problem, KeyBuilder(builder.doubts)
-            while builder.doubts and not problems:
-                self._doubt(name, builder.doubts.pop())
+                problems[name] = problem
+            except RecursionError:
+                problems[name] = nested_too_deeply(value)
+            while doubts and not problems:
+                self._doubt(name, value, *doubts.pop())
         if problems:
             raise rejection(self.owner, dict(zip(self.names, values, strict=True)), problems)
         return tuple(keys)
 
-    def _doubt(self, name: str, value: Any) -> None:
+    def _doubt(self, name: str, value: Any, changing: Any, owner: Owner) -> None:
         """Warn about a mutable object that may be meant as a constant, once for each class."""
-        cls = type(value)
-        if cls not in self._doubted and is_assignable(value):
-            self._doubted.add(cls)
-            message = (
-                f"{self.owner.__qualname__}.{name} is static and holds {text_with_class(value)}, whose attributes can "
-                f"be assigned. jit compares it by identity: it ignores later assignments, and a different "
-                f"{cls.__name__} retraces.\n"
-                "If it contains settings, freeze its class:\n  @dataclass(frozen=True)\n"
-                f"  class {cls.__name__}: ...\n"
-                f"If it is meant to change, declare:\n  {name}: ... = static(identity=True)"
-            )
-            warn_user(message, StaticWarning)
+        if type(changing) not in self._doubted and can_change_in_place(changing, owner):
+            self._doubted.add(type(changing))
+            warn_user(doubt_text(f"{self.owner.__qualname__}.{name}", value, changing), StaticWarning)
 
-    def _remember(self, statics: Statics) -> None:
-        key = (*map(type, statics.values), *statics.values)
+    def _remember(self, table: dict[Hashable, weakref.ref[Statics]], key: Hashable, statics: Statics) -> None:
+        """Add an entry that lives as long as the statics."""
 
         def forget(reference: "weakref.ref[Statics]") -> None:
             with self._lock:
-                if self.by_value.get(key) is reference:
-                    del self.by_value[key]
+                if table.get(key) is reference:
+                    del table[key]
 
-        self.by_value[key] = weakref.ref(statics, forget)
+        table[key] = weakref.ref(statics, forget)
 
 
 def _can_find_by_value(value: Any, key: Hashable) -> bool:

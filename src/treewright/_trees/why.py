@@ -1,7 +1,6 @@
 """Explain why two similar-looking statics differ: snapshots, nested differences, causes."""
 
 import dataclasses
-import dis
 import enum
 import functools
 import types
@@ -12,18 +11,11 @@ from typing import Any, Literal, NamedTuple, Self
 import jax
 import numpy as np
 
-from treewright._base.functions import (
-    READS_ATTRIBUTE,
-    captured,
-    is_generated,
-    is_library,
-    is_library_function,
-    is_standard_class,
-)
+from treewright._base.functions import is_generated, is_library, is_library_function, is_standard_class
 from treewright._base.jax_private import Path, path_text
 from treewright._base.text import first_names, short_text
 from treewright._contents import Part, contents, is_method, unwrap_api_boundary
-from treewright._core import NoExactKeyError, exact_key, is_node
+from treewright._core import how_compared, is_node
 from treewright._freeze import FrozenArray
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, same_exactly, same_to_jit
 
@@ -37,8 +29,6 @@ _CONSTANTS: tuple[Any, ...] = (
 _MUTABLE = (list, dict, set, bytearray)
 _ARRAYS = (jax.Array, np.ndarray)
 _IN_PLACE = " (changed in place)"
-_CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "setup"})  # run when an object is created
-_CHANGES_ITEMS = frozenset({"update", "setdefault", "pop", "popitem", "clear", "append", "extend"})
 # How a report introduces the parts of a function, by role.
 _VERBS = (("which captured", "captured"), ("which reads the global", "global"), ("with", "attribute"))
 
@@ -88,10 +78,10 @@ class Snapshot:
         text: The value in one line.
         parts: Snapshots of its `contents`.
         compared: How `jit` compares it as a static of a foreign class.
-        exactly: How nodes compare it as a static: a closed function by its parts, any other by identity.
+        exactly: How nodes compare it as a static.
+        reason: Why nodes compare it by identity.
         kept: The value itself, if its class defines `==` and allows no weak reference.
         code: The code of a Python function.
-        assigned: The variables that a Python function itself assigns, such as a counter of its traces.
     """
 
     kind: type[Any]
@@ -99,9 +89,9 @@ class Snapshot:
     parts: Mapping[Any, Any]
     compared: Compared
     exactly: Compared
+    reason: str
     kept: Any
     code: Code | None
-    assigned: Mapping[str, Any]
     address: int
     reference: weakref.ref[Any] | None
 
@@ -123,24 +113,6 @@ class Snapshot:
         """The function that a partial or a decorated function calls; any other value itself."""
         return next((part for key, part in self.parts.items() if getattr(key, "role", "") == "function"), self)
 
-    def assigns_with(self, other: "Snapshot", name: str) -> bool:
-        """Whether two functions assign the same variable: its value then depends on the number of traces."""
-        variable = self.assigned.get(name)
-        return variable is not None and variable is other.assigned.get(name)
-
-    def is_object_of(self, other: Any) -> bool:
-        """Whether both snapshots were taken from the same object.
-
-        An object without weak references is identified by its `id`, which may be reused. So the contents must be equal
-        too, unless it is a list, a dict or the like, which may have changed.
-        """
-        if not isinstance(other, Snapshot) or self.kind is not other.kind:
-            return False
-        if self.reference is None or other.reference is None:
-            is_same_id = self.reference is other.reference and self.address == other.address
-            return is_same_id and (self.kind in _MUTABLE or _have_same_parts(self, other, alike))
-        return self.is_alive and self.reference() is other.reference()
-
 
 def snapshot(value: Any) -> Any:
     """A snapshot of a value; a plain value itself."""
@@ -148,7 +120,7 @@ def snapshot(value: Any) -> Any:
     visited: dict[int, tuple[Any, Any]] = {}  # id -> the value, to keep the id in use, and its snapshot
 
     def snapshot_of(value: Any, depth: int) -> Any:
-        if isinstance(value, _CONSTANTS):
+        if isinstance(value, _CONSTANTS) and not contents(value):
             return value
         if id(value) in visited:
             return visited[id(value)][1]
@@ -184,60 +156,25 @@ def _snapshot_with(value: Any, parts: Mapping[Any, Any]) -> Snapshot:
         compared = "parts"
     function = unwrap_api_boundary(value)
     code: Code | None = None
-    assigned: Mapping[str, Any] = {}
     if isinstance(function, types.FunctionType):
         code = Code(function.__code__, function.__code__.co_filename, is_library_function(function))
-        assigned = variables_assigned(function)
     try:
         reference = None if kind in _MUTABLE else weakref.ref(value)
     except TypeError:
         reference = None
-    is_function = code is not None or any(getattr(key, "role", "") == "function" for key in parts)
-    exactly: Compared = ("parts" if _is_closed(value) else "object") if is_function else compared
     kept = value if compared == "value" and reference is None else None
-    return Snapshot(kind, short_text(value), parts, compared, exactly, kept, code, assigned, id(value), reference)
+    exactly, reason = _exactly(value, parts, compared)
+    return Snapshot(kind, short_text(value), parts, compared, exactly, reason, kept, code, id(value), reference)
 
 
-def _is_closed(function: Any) -> bool:
-    """Whether the exact key of a function depends on its contents, not on its identity."""
-    try:
-        key: Any = exact_key(function)
-    except NoExactKeyError:
-        return False
-    return not (isinstance(key, tuple) and key[0] == "identity")
-
-
-class Effects(NamedTuple):
-    """The names that code may change, and those that it reads."""
-
-    variables: frozenset[str]  # assigned captured variables and globals
-    assigned: frozenset[str]  # assigned attributes, and "[]" if it may change the items of a container
-    attributes: frozenset[str]  # attributes that it reads
-    strings: frozenset[str]  # string constants, which may be keys of items that it reads
-
-
-@functools.lru_cache(maxsize=4096)
-def code_effects(code: types.CodeType) -> Effects:
-    """The effects of code, and of the code nested in it."""
-    by_name: dict[str, set[str]] = {}
-    for instruction in dis.get_instructions(code):
-        by_name.setdefault(instruction.opname, set()).add(str(instruction.argval))
-    variables = by_name.get("STORE_GLOBAL", set()) | (by_name.get("STORE_DEREF", set()) & {*code.co_freevars})
-    assigned = by_name.get("STORE_ATTR", set())
-    read = set[str]().union(*(by_name.get(name, set()) for name in READS_ATTRIBUTE))
-    changes_items = "STORE_SUBSCR" in by_name or not read.isdisjoint(_CHANGES_ITEMS)
-    strings = {each for each in code.co_consts if isinstance(each, str)}
-    own = Effects(*map(frozenset, (variables, assigned | {"[]"} if changes_items else assigned, read, strings)))
-    nested = [code_effects(each) for each in code.co_consts if isinstance(each, types.CodeType)]
-    every = Effects(*(frozenset().union(*names) for names in zip(own, *nested, strict=True)))
-    return every._replace(variables=every.variables.difference(code.co_cellvars))
-
-
-def variables_assigned(function: types.FunctionType) -> dict[str, Any]:
-    """The variables that a function, or a function that it captured, assigns when it runs: cells; for globals True."""
-    functions = [function, *(each for each in captured(function).values() if isinstance(each, types.FunctionType))]
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    return {name: cells.get(name, True) for each in functions for name in code_effects(each.__code__).variables}
+def _exactly(value: Any, parts: Mapping[Any, Any], compared: Compared) -> tuple[Compared, str]:
+    """How nodes compare a value, and the reason why by identity."""
+    how = how_compared(value)
+    if how.problem is not None:
+        return compared, ""
+    if how.by == "identity":
+        return "object", how.reason
+    return "parts" if how.by == "parts" and parts else "value", ""
 
 
 # Differences
@@ -251,116 +188,97 @@ def same(left: Any, right: Any, *, exactly: bool = False) -> bool:
         return same_exactly(left, right) if exactly else same_to_jit(left, right)
     how = left.exactly if exactly else left.compared
     if how == "object":
-        return left.is_object_of(right)
+        return is_same_object(left, right)
     if not exactly and left.kind is right.kind is types.MethodType:
-        return same(left.parts[_FUNCTION], right.parts[_FUNCTION]) and _are_one(left.parts[_SELF], right.parts[_SELF])
+        return same(left.parts[_FUNCTION], right.parts[_FUNCTION]) and is_same_object(
+            left.parts[_SELF], right.parts[_SELF]
+        )
     old, new = left.value, right.value
     if how == "value" and old is not None and new is not None:
         equal = (same_exactly if exactly else same_to_jit)(old, new)
-        return equal and not (exactly and left.is_object_of(right) and not _have_same_parts(left, right, alike))
-    return _is_of_one_kind(left, right) and _have_same_parts(left, right, alike if exactly else same)
+        return equal and not (exactly and is_same_object(left, right) and not _same_parts(left, right, alike))
+    return _same_definition(left, right) and _same_parts(left, right, alike if exactly else same)
 
 
 alike: Callable[[Any, Any], bool] = functools.partial(same, exactly=True)
 
 
-def _are_one(left: Any, right: Any) -> bool:
-    return left is right or (isinstance(left, Snapshot) and left.is_object_of(right))
+def is_same_object(left: Any, right: Any) -> bool:
+    """Whether two values, or what two snapshots were taken from, are the same object.
+
+    An object without weak references is identified by its `id`, which may be reused. So the contents must be equal
+    too, unless it is a list, a dict or the like, which may have changed.
+    """
+    if not isinstance(left, Snapshot) or not isinstance(right, Snapshot):
+        return left is right
+    if left.reference is None or right.reference is None:
+        is_same_id = left.kind is right.kind and left.reference is right.reference and left.address == right.address
+        return is_same_id and (left.kind in _MUTABLE or _same_parts(left, right, alike))
+    return left.is_alive and left.reference() is right.reference()
 
 
-def _have_same_parts(left: Snapshot, right: Snapshot, compare: Callable[[Any, Any], bool]) -> bool:
+def _same_parts(left: Snapshot, right: Snapshot, compare: Callable[[Any, Any], bool]) -> bool:
     ours, theirs = left.parts, right.parts
-    return ours.keys() == theirs.keys() and all(compare(ours[key], theirs[key]) for key in ours)
+    in_order = compare is not alike or [*ours] == [*theirs]  # A program can read the order of keywords and items.
+    return in_order and ours.keys() == theirs.keys() and all(compare(ours[key], theirs[key]) for key in ours)
 
 
-def changes(left: Any, right: Any, read: frozenset[str] | None = None) -> list[Difference]:
+def _same_definition(left: Any, right: Any) -> bool:
+    """Whether two values have the same class, and two functions the same code."""
+    both = isinstance(left, Snapshot) and isinstance(right, Snapshot)
+    return both and left.kind is right.kind and left.code == right.code
+
+
+def changes(left: Any, right: Any) -> list[Difference]:
     """The innermost differences between two values. Those in an object changed in place come last.
 
     A new object with the same contents is listed only if nothing else differs.
+    """
+    differences = sorted(_innermost(left, right, (), set()), key=lambda change: change.reason)
+    return [change for change in differences if not _is_bare(change)] or differences
+
+
+def _innermost(
+    left: Any, right: Any, path: Path, entered: set[tuple[int, int]], *, explains: bool = False, alive: bool = False
+) -> list[Difference]:
+    """The innermost differences, from one comparison of each pair of parts.
 
     Args:
         left: A snapshot.
         right: A later one.
-        read: If both were taken from the same object, the names that count: a function reads and does not assign them.
+        path: Where they are.
+        entered: The pairs that were compared already.
+        explains: Whether a value around them is compared by identity. Then changes in place explain the difference.
+        alive: Whether a value around them is known to be alive.
     """
-    differences = _Changes().of(left, right, (), read, is_one=read is not None)
-    differences = differences if read is None else [dataclasses.replace(each, reason=_IN_PLACE) for each in differences]
-    differences.sort(key=lambda change: change.reason)
-    return [change for change in differences if not _is_bare(change)] or differences
-
-
-class _Changes:
-    """One comparison of two values. Each pair of parts is compared once.
-
-    The trace itself may have changed an object in both values. So the contents of such an object count only if `jit`
-    compares it by its parts, or if a function reads a name in it and no known code assigns that name.
-    """
-
-    def __init__(self) -> None:
-        self.entered: set[tuple[int, int]] = set()
-
-    def of(
-        self, left: Any, right: Any, path: Path, read: frozenset[str] | None, *, is_one: bool, alive: bool = False
-    ) -> list[Difference]:
-        """The differences. `read` has the names that count inside an object that both share; all if it is None."""
-        if not (_is_of_one_kind(left, right) and (left.parts or right.parts)):
-            return []
-        self.entered.add((id(left), id(right)))
-        alive = alive or left.is_alive
-        if left.exactly == "object" and (read is None or left.code is not None):
-            read = names_read(left)
-        differences: list[Difference] = []
-        for key in dict.fromkeys((*left.parts, *right.parts)):
-            old, new = left.parts.get(key, ABSENT), right.parts.get(key, ABSENT)
-            name = str(getattr(key, "name", getattr(key, "key", None)))
-            counts = not is_one or read is None or name in read
-            if counts and not left.assigns_with(right, name) and (id(old), id(new)) not in self.entered:
-                differences += self._at((*path, key), old, new, read, alive=alive)
-        return differences
-
-    def _at(self, path: Path, old: Any, new: Any, read: frozenset[str] | None, *, alive: bool) -> list[Difference]:
-        is_one = isinstance(old, Snapshot) and old.is_object_of(new)
-        # The id of a list, dict or set may be reused once its owner is deleted.
-        is_sure = is_one and (alive or old.reference is not None)
-        if is_one and not (is_sure and read is None):
-            names = (read or frozenset[str]()) - _assigned_by_methods(old.kind)
-            differences = self.of(old, new, path, names, is_one=True, alive=alive)
-        elif alike(old, new):
-            return []
-        else:
+    if not (_same_definition(left, right) and (left.parts or right.parts)):
+        return []
+    entered.add((id(left), id(right)))
+    explains, alive = explains or left.exactly == "object", alive or left.is_alive
+    differences: list[Difference] = []
+    for key in dict.fromkeys((*left.parts, *right.parts)):
+        old, new = left.parts.get(key, ABSENT), right.parts.get(key, ABSENT)
+        is_one = isinstance(old, Snapshot) and is_same_object(old, new)
+        if (id(old), id(new)) in entered or (alike(old, new) and not (is_one and explains)):
+            continue
+        inner = _innermost(old, new, (*path, key), entered, explains=explains, alive=alive)
+        if not inner and not is_one:
             kind: DifferenceKind = "added" if old is ABSENT else "removed" if new is ABSENT else "static"
-            differences = self.of(old, new, path, read, is_one=False, alive=alive) or [Difference(path, old, new, kind)]
-        return [dataclasses.replace(each, reason=_IN_PLACE) for each in differences] if is_sure else differences
+            inner = [Difference((*path, key), old, new, kind)]
+        # The id of a list, dict or set may be reused once its owner is deleted.
+        is_sure = is_one and (alive or getattr(old, "reference", None) is not None)
+        differences += map(_in_place, inner) if is_sure else inner
+    return differences
 
 
-def names_read(function: Any) -> frozenset[str]:
-    """The attributes and items that a function reads, unless it or a function in its parts assigns them."""
-    if not isinstance(function, Snapshot) or function.code is None:
-        return frozenset()
-    values = [function, *function.parts.values()]
-    codes = [value.code.code for value in values if isinstance(value, Snapshot) and value.code is not None]
-    assigned = frozenset[str]().union(*(code_effects(code).assigned for code in codes))
-    own = code_effects(codes[0])
-    return (own.attributes - assigned) | (frozenset() if "[]" in assigned else own.strings)
-
-
-def _assigned_by_methods(kind: type[Any]) -> frozenset[str]:
-    """The attributes assigned by methods of a class, which the trace may have called."""
-    methods = [each for base in kind.__mro__ for name, each in vars(base).items() if name not in _CONSTRUCTORS]
-    codes = [each.__code__ for each in methods if isinstance(each, types.FunctionType)]
-    return frozenset().union(*(code_effects(code).assigned for code in codes))
-
-
-def _is_of_one_kind(left: Any, right: Any) -> bool:
-    """Whether two values have the same class, and two functions the same definition."""
-    both = isinstance(left, Snapshot) and isinstance(right, Snapshot)
-    return both and left.kind is right.kind and left.code == right.code
+def _in_place(change: Difference) -> Difference:
+    return dataclasses.replace(change, reason=_IN_PLACE)
 
 
 def _is_bare(change: Difference) -> bool:
     """Whether two objects differ only in their identity."""
     old, new = change.left, change.right
-    return _is_of_one_kind(old, new) and not issubclass(old.kind, _ARRAYS) and old.parts.keys() == new.parts.keys()
+    return _same_definition(old, new) and not issubclass(old.kind, _ARRAYS) and old.parts.keys() == new.parts.keys()
 
 
 def _listed(differences: Iterable[Difference], below: int = 0) -> str:
@@ -413,7 +331,7 @@ def _of_wrappers(old: Any, new: Any) -> Cause | None:
     (outer, function), (others, other) = _unwrapped(old), _unwrapped(new)
     is_one = same(function, other)
     differences = changes(function, other)
-    if not is_one and not (_is_of_one_kind(function, other) and all(map(_is_bare, differences))):
+    if not is_one and not (_same_definition(function, other) and all(map(_is_bare, differences))):
         return cause_of(function, other) or (
             Cause("other attributes", f"these differ: {_listed(differences)}") if differences else None
         )
@@ -471,15 +389,19 @@ def _of_functions(old: Snapshot, new: Snapshot, before: Code, after: Code) -> Ca
         of_verb = [change for change in differences if change.path[0].role == role]
         texts += [f"{verb} {_listed(of_verb)}"] if of_verb else []
     if not differences:
-        inputs = [key for key in new.parts if not old.assigns_with(new, key.name)]
-        captured, read = ([key for key in inputs if key.role == role] for role in ("captured", "global"))
-        same = "the same " if all(alike(old.parts.get(key), new.parts[key]) for key in captured) else ""
-        names = ", ".join(key.name for key in captured or read)
-        is_plain = not after.code.co_freevars and not code_effects(after.code).variables
-        nothing = f"which reads the global {names}" if read else "which captures nothing" if is_plain else ""
-        texts = [f"which captured {same}{names}" if captured else nothing]
+        captured = [key for key in new.parts if key.role == "captured"]
+        is_same = all(_is_known_same(old.parts.get(key), new.parts[key]) for key in captured)
+        names = ", ".join(key.name for key in captured)
+        nothing = f"which {new.reason}" if new.reason else "which captures nothing"
+        texts = [f"which captured {'the same ' * is_same}{names}" if captured else nothing]
     about = ", ".join(filter(None, (f"recreated by the same code ({after.place})", " and ".join(texts))))
     return Cause(name, about, is_bare=is_bare)
+
+
+def _is_known_same(left: Any, right: Any) -> bool:
+    """Whether two values are equal statics and no list or the like, which could differ later."""
+    can_differ = isinstance(right, Snapshot) and right.kind in _MUTABLE
+    return is_same_object(left, right) or (not can_differ and alike(left, right))
 
 
 def _cause_in_user_part(old: Snapshot, new: Snapshot, differences: Iterable[Difference]) -> str:
@@ -505,9 +427,9 @@ def _of_methods(old: Snapshot, new: Snapshot) -> Cause | None:
     functions, owners = ([each.parts[key] for each in (old, new)] for key in (_FUNCTION, _SELF))
     if not alike(*functions):
         return cause_of(*functions)
-    is_one = _are_one(*owners)
-    read = names_read(functions[0]) - _assigned_by_methods(kind_of(owners[0])) if is_one else None
-    differences = [change for change in changes(owners[0], owners[1], read) if not _is_bare(change)]
+    is_one = is_same_object(*owners)
+    differences = [change for change in changes(*owners) if not _is_bare(change)]
+    differences = [_in_place(change) for change in differences] if is_one else differences
     about = f", with {_listed(differences)}" if differences else ""
     if is_one:
         text = "the same method of the same object, looked up again"
@@ -519,14 +441,15 @@ def _of_objects(old: Snapshot, new: Snapshot) -> Cause | None:
     kind: Any = old.kind
     a, b = old.value, new.value
     changed = changes(old, new)
-    if changed and old.is_object_of(new) and new.is_alive:
+    if changed and is_same_object(old, new) and new.is_alive:
         return Cause("changed in place", f"the same object, changed in place: {_listed(changed)}")
     if old.compared == "value" and a is not None and b is not None and same(old, new) and hash(a) != hash(b):
         return Cause("unequal hashes", f"{kind.__qualname__}.__eq__ returns True, but the hashes differ")
     changed = [change for change in changed if not _is_bare(change)]
     # A class with a custom way to create instances may keep one per value.
     is_default_new = kind.__new__ is object.__new__ and type(kind).__call__ is type.__call__
-    if old.compared == "object" and is_default_new and not (old.is_object_of(new) or kind.__module__.startswith("jax")):
+    by_identity = old.compared == old.exactly == "object"
+    if by_identity and is_default_new and not (is_same_object(old, new) or kind.__module__.startswith("jax")):
         nothing = "; these two have equal attributes" if old.parts else ""
         about = f"; these differ: {_listed(changed)}" if changed else nothing
         return Cause("identity", f"{kind.__qualname__} has no __eq__, so instances are compared by identity{about}")

@@ -19,7 +19,7 @@ from treewright._contents import Part
 from treewright._loop import FlatTree
 from treewright._trees.diff import ABSENT, Comparison, Difference, DifferenceKind, differences, static_difference
 from treewright._trees.level import LeafType, Level, leaf_type_of, level_of
-from treewright._trees.why import Cause, Snapshot, alike, cause_of, kind_of, same, snapshot
+from treewright._trees.why import Cause, Snapshot, alike, cause_of, is_same_object, kind_of, same, snapshot
 from treewright.retrace.jax_private import FLAX_NODES, UNNAMED_SETTINGS, Call, trace_settings
 
 _MAX_DEPTH = 200  # levels of a tree in its snapshot; Python's stack ends at a few hundred
@@ -179,7 +179,7 @@ def _parts_of_both(left: Any, right: Any) -> tuple[Mapping[Key, Any], Mapping[Ke
     """The parts of two containers; empty for callables and for one changed object, which the reason describes."""
     if not isinstance(left, Snapshot) or not isinstance(right, Snapshot) or left.kind is not right.kind:
         return {}, {}
-    is_explained = any(isinstance(key, Part) for key in left.parts) or (left.is_alive and left.is_object_of(right))
+    is_explained = any(isinstance(key, Part) for key in left.parts) or (left.is_alive and is_same_object(left, right))
     return ({}, {}) if is_explained else (left.parts, right.parts)
 
 
