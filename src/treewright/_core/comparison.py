@@ -297,8 +297,8 @@ def _of_function(value: types.FunctionType, scope: Scope) -> Comparison:
     if is_importable and scope.visited is None:
         return Comparison("identity", (), parts, "user") if parts else IDENTITY
     if from_library:  # == of code ignores the place; cloudpickle drops the file. The other globals are constant.
-        own = (module, value.__qualname__, value.__name__, code)
-        return Comparison("parts", own, parts, "library", is_callable=True)
+        named: tuple[Hashable, ...] = (module, value.__qualname__, value.__name__, code)
+        return Comparison("parts", named, parts, "library", is_callable=True)
     owner: Owner = "package" if "-packages" in code.co_filename else "user"
     reason, reads = why_open(value)
     if reason:
