@@ -24,13 +24,16 @@ FILES_THAT_IMPORT_PRIVATE_MODULES = 12
 
 # Mutable names at module level that are allowed, as "module.name"
 MUTABLE_STATE = {
-    # Caches: code never changes, and neither do the contents of a JAX version.
+    # Caches: code never changes, and neither do shardings and the contents of a JAX version.
     *(
         "_base.functions.code_key",
         "_base.functions.code_reads",
         "_trees.why.code_effects",
         "retrace.jax_private._names_of_settings",
     ),
+    "checkpoint.host._pinned",
+    # Managers, for the exit of the program
+    *("checkpoint.steps._OPEN", "checkpoint.steps._PENDING"),
     "retrace.jax_private.can_read_calls",
     "retrace.jax_private.can_observe_compilations",
 }

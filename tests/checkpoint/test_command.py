@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -142,3 +142,20 @@ def test_orbax_is_imported_on_first_use_and_its_absence_is_explained() -> None:
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "ImportError: CheckpointManager needs orbax-checkpoint. Install it with" in run.stderr
+
+
+def test_verify_reads_many_small_arrays_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from treewright.checkpoint import items
+
+    reads: list[int] = []
+    plain = items._read
+
+    def counted_read(folder: Any, requests: Any, limit: int) -> Any:
+        reads.append(len(requests))
+        return plain(folder, requests, limit)
+
+    monkeypatch.setattr(items, "_read", counted_read)
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {f"{index}": jnp.full(3, index) for index in range(300)})
+    assert main(["checkpoint", str(tmp_path), "--verify"]) == 0
+    assert reads == [300]

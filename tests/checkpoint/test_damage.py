@@ -216,3 +216,35 @@ def test_the_docs_show_the_output_of_the_fault_benchmark() -> None:
         [sys.executable, str(root / "benchmarks" / "faults.py")], capture_output=True, text=True, check=True
     )
     assert run.stdout in (root / "docs" / "checkpoints.md").read_text()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), ImportError("no package")])
+def test_what_the_machine_lacks_is_not_damage(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    manager = saved(tmp_path, 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(ocp.PyTreeCheckpointHandler, "restore", fail)
+        with pytest.raises(type(error), match=str(error)):
+            manager.restore_latest_valid(like=LIKE)
+    assert manager.all_steps() == (1, 2)
+    found = manager.restore_latest_valid(like=LIKE)
+    assert found is not None
+    assert found.step == 2
+
+
+def test_a_step_of_64_bits_is_not_damage_without_them(tmp_path: Path) -> None:
+    untyped: Any = jax
+    x = untyped.device_put(jnp.arange(4.0), NamedSharding(Mesh(np.array(jax.devices()[:2]), ("a",)), spec("a")))
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"x": x})
+        with untyped.enable_x64(True):
+            manager.save(2, {"x": jnp.arange(4.0)})
+        for restore in (manager.restore, manager.restore_latest_valid):
+            with pytest.raises(CheckpointError, match=r"\['x'\] is float64, .*jax_enable_x64") as seen:
+                restore(like={"x": x}, allow_cast=True)
+            assert not isinstance(seen.value, CheckpointDamagedError)
+        assert manager.all_steps() == (1, 2)

@@ -109,13 +109,13 @@ def test_save_flushes_the_file_before_renaming_it(tmp_path: Path, monkeypatch: p
 
     def watched(descriptor: int) -> None:
         target = Path(f"/proc/self/fd/{descriptor}").readlink()
-        steps.append((target.name, stat.S_ISDIR(os.fstat(descriptor).st_mode), path.exists()))
+        steps.append((target.name[:13], stat.S_ISDIR(os.fstat(descriptor).st_mode), path.exists()))
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", watched)
     save(path, {"a": jnp.ones(5)})
 
-    assert steps == [("file", False, False), (tmp_path.name, True, True)]
+    assert steps == [(".x.unfinished", False, False), (tmp_path.name[:13], True, True)]
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])

@@ -18,6 +18,7 @@ from treewright._base.jax_private import is_key_dtype, is_ref, untyped_jax
 from treewright._base.text import cut_text, text
 from treewright._freeze import FrozenArray
 from treewright._processes import process_index
+from treewright.checkpoint.host import on_threads
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
 LeafKind = Literal["array", "numpy", "numpy scalar", "bool", "int", "float", "complex", "key"]
@@ -153,8 +154,8 @@ def keeps_kind(saved: str, wanted: str) -> bool:
     return ranks[0] <= ranks[1]
 
 
-def cast(array: Any, dtype: str, path: str) -> Any:
-    """Convert an array to a dtype. Floats may be rounded, ints may not.
+def check_fits(array: Any, dtype: str, path: str) -> None:
+    """Check the values of an array before a cast. Floats may be rounded, ints may not.
 
     Raises:
         CheckpointError: If a value does not fit; only in the process that has the value.
@@ -176,7 +177,20 @@ def cast(array: Any, dtype: str, path: str) -> Any:
                     f"{path} was saved as {array.dtype} and contains {value}, which does not fit into {dtype}. Convert "
                     f"it in migrate=."
                 )
-    return array.astype(wanted)
+
+
+def check_width(dtype: str, path: str) -> None:
+    """Raise if JAX would narrow arrays of this dtype.
+
+    Raises:
+        CheckpointError: If it needs jax_enable_x64.
+    """
+    narrow = untyped_jax.dtypes.canonicalize_dtype(DTYPES[dtype]).name
+    if narrow != dtype:
+        raise CheckpointError(
+            f"{path} is {dtype}, but JAX would convert it to {narrow}. Load it with "
+            f"jax.config.update('jax_enable_x64', True)."
+        )
 
 
 def _range(dtype: Any, *, of_ints: bool) -> tuple[Any, Any]:
@@ -267,7 +281,15 @@ def local_blocks(array: Any, grid: Sequence[int]) -> Iterator[tuple[int, Any]]:
             yield int(np.ravel_multi_index(place, grid)), np.asarray(values)[part]
 
 
-def verify(array: Any, grid: Sequence[int], digest_at: Callable[[int], str], path: str) -> None:
+class Saved(NamedTuple):
+    """What is known of a saved array: its grid of blocks, the digest of each, and its path for messages."""
+
+    grid: Sequence[int]
+    digest_at: Callable[[int], str]
+    path: str
+
+
+def verify(arrays: Sequence[Any], saved: Sequence[Saved]) -> None:
     """Compare saved blocks with their digests, if they are entirely inside one of this process's blocks.
 
     Blocks that the new sharding splits are not verified: that would need communication.
@@ -275,13 +297,20 @@ def verify(array: Any, grid: Sequence[int], digest_at: Callable[[int], str], pat
     Raises:
         CheckpointDamagedError: If a block differs from the saved one.
     """
-    for number, values in local_blocks(array, grid) if array.size else ():
-        now, saved = digest_of(values), digest_at(number)
-        if now != saved:
-            starts = [int(at) * size for at, size in zip(np.unravel_index(number, grid), values.shape, strict=True)]
-            place = ",".join(f"{start}:{start + size}" for start, size in zip(starts, values.shape, strict=True))
-            where = path if math.prod(grid) == 1 else f"{path}[{place}]"
+    blocks = [
+        (each, number, values)
+        for array, each in zip(arrays, saved, strict=True)
+        for number, values in (local_blocks(array, each.grid) if array.size else ())
+    ]
+    views = [values for _, _, values in blocks]
+    digests = on_threads(digest_of, views, sum(values.nbytes for values in views))
+    for (each, number, values), now in zip(blocks, digests, strict=True):
+        if now != (digest := each.digest_at(number)):
+            places = zip(np.unravel_index(number, each.grid), values.shape, strict=True)
+            starts = [(int(at) * size, size) for at, size in places]
+            place = ",".join(f"{start}:{start + size}" for start, size in starts)
+            where = each.path if math.prod(each.grid) == 1 else f"{each.path}[{place}]"
             raise CheckpointDamagedError(
-                f"{where} is damaged: the digest of its bytes is {now}, but {saved} was saved. Load an earlier "
+                f"{where} is damaged: the digest of its bytes is {now}, but {digest} was saved. Load an earlier "
                 f"checkpoint."
             )
