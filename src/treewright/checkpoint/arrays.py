@@ -309,7 +309,8 @@ def verify(arrays: Sequence[Any], saved: Sequence[Saved]) -> None:
             places = zip(np.unravel_index(number, each.grid), values.shape, strict=True)
             starts = [(int(at) * size, size) for at, size in places]
             place = ",".join(f"{start}:{start + size}" for start, size in starts)
-            where = each.path if math.prod(each.grid) == 1 else f"{each.path}[{place}]"
+            path = cut_text(each.path, 200)
+            where = path if math.prod(each.grid) == 1 else f"{path}[{place}]"
             raise CheckpointDamagedError(
                 f"{where} is damaged: the digest of its bytes is {now}, but {digest} was saved. Load an earlier "
                 f"checkpoint."

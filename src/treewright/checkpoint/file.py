@@ -24,7 +24,7 @@ from treewright._processes import process_count
 from treewright.checkpoint.arrays import DTYPES, Saved, array_to_save, digest_of, verify
 from treewright.checkpoint.fit import MISSING, LeafRequest, LoadOptions, Read, check_options, plan_of
 from treewright.checkpoint.host import copied_to_host
-from treewright.checkpoint.manifest import MAX_BYTES, TEXT, LeafRecord, Manifest, from_metadata
+from treewright.checkpoint.manifest import DIGEST, MAX_BYTES, TEXT, LeafRecord, Manifest, from_metadata
 from treewright.checkpoint.tree import parts_to_save
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
@@ -40,6 +40,8 @@ _ALIGNED = 64  # bytes; XLA copies arrays on a CPU that begin elsewhere
 _LOCK = ".lock"  # locked while its writer lives
 # Errors that describe the disk's content; all others may be temporary.
 _LASTING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO})
+# TensorStore's codes for a bucket that does not answer, or not to this user.
+_TEMPORARY = re.compile("(UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|CANCELLED|PERMISSION_DENIED|UNAUTH)")
 # Our names of safetensors' dtypes.
 _CODES = MappingProxyType(
     {"BOOL": "bool", "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64", "C64": "complex64"}
@@ -213,6 +215,8 @@ def open_saved(path: Path) -> Generator[tuple[Manifest, Read]]:
         CheckpointError: If it is not a file, lacks a manifest, or has a different format version.
     """
     with _open_safetensors(path) as (metadata, _, read_bytes):
+        if TEXT not in metadata and DIGEST in metadata:
+            raise CheckpointDamagedError(f"{path} is damaged: the key of its manifest is missing.")
         if TEXT not in metadata:
             raise CheckpointError(
                 f"{path} has no manifest: a different program wrote this safetensors file. Load it by name: "
@@ -235,25 +239,35 @@ def open_saved(path: Path) -> Generator[tuple[Manifest, Read]]:
 
 @contextlib.contextmanager
 def translate_read_errors(subject: str) -> Generator[None]:
-    """Raise what a decoder says about bytes as damage, and errors of the machine or of a package unchanged."""
+    """Raise what the bytes on disk prove as damage, and errors of the machine, of a package or of the target unchanged.
+
+    A decoder raises any error for bytes that it does not expect, so this lists the others.
+    """
     try:
         yield
     except (CheckpointError, MemoryError, ImportError):
         raise
-    except RuntimeError as error:  # of JAX; no more threads; an event loop that has ended
-        if not isinstance(error, RecursionError):  # JSON nested too deeply
-            raise
-        raise CheckpointDamagedError(f"{subject} can't be read: {error}") from error
     except Exception as error:
-        number = getattr(error, "errno", None)
-        # TensorStore reports errno only in the message.
-        if in_text := re.search(r"\bos[ _]error(?:_code)?[ ='\"]+(\d+)", str(error), re.IGNORECASE):
-            number = int(in_text[1])
-        if number not in _LASTING and (isinstance(error, OSError) or number):
-            raise (
-                error if isinstance(error, OSError) else OSError(number, f"{subject} can't be read: {error}")
-            ) from error
-        raise CheckpointDamagedError(f"{subject} can't be read: {error}") from error
+        # JSON that is nested too deeply is damage. Other RuntimeErrors are JAX's, or about threads and event loops.
+        if isinstance(error, RuntimeError) and not isinstance(error, RecursionError):
+            raise
+        _raise_if_temporary(error, subject)
+        raise CheckpointDamagedError(f"{cut_text(subject, 200)} can't be read: {cut_text(str(error), 1000)}") from error
+
+
+def _raise_if_temporary(error: Exception, subject: str) -> None:
+    """Raise an error of the file system that says nothing about its content; TensorStore has it only in its text."""
+    number = getattr(error, "errno", None)
+    if in_text := re.search(r"\bos[ _]error(?:_code)?[ ='\"]+(\d+)", str(error), re.IGNORECASE):
+        number = int(in_text[1])
+    if number in _LASTING:
+        return
+    if isinstance(error, OSError):
+        raise error
+    if number:
+        raise OSError(number, f"{subject} can't be read: {error}") from error
+    if _TEMPORARY.match(str(error)):
+        raise OSError(f"{subject} can't be read: {error}") from error
 
 
 @contextlib.contextmanager

@@ -32,12 +32,13 @@ from treewright.checkpoint.file import translate_read_errors
 from treewright.checkpoint.fit import LeafRequest, Options, plan_of
 from treewright.checkpoint.folder import LISTING, MANIFEST, STATE
 from treewright.checkpoint.host import copied_to_host, read_on_host
-from treewright.checkpoint.manifest import LeafRecord, Manifest, from_metadata, join_name, seal, unseal
+from treewright.checkpoint.manifest import MAX_BYTES, LeafRecord, Manifest, from_metadata, join_name, seal, unseal
 from treewright.checkpoint.tree import Parts, parts_to_save
 from treewright.errors import CheckpointError
 
 _JSON = "metadata"  # Orbax's file name for a JSON item
 _OF_PROCESS = "process.{}"  # its items, and its blocks' digests by leaf and number
+_MAX_FILE_BYTES = 4 * MAX_BYTES + 1000  # quotes of the items are escaped twice
 _READ_CHUNK_BYTES = 1 << 25  # read together, however small the state
 _MAX_READ_BLOCKS = 1000  # read together: for each block read, Orbax wakes all that wait
 
@@ -100,6 +101,11 @@ def _json_of(items: Mapping[str, Any]) -> str:
         raise CheckpointError(f"save(..., items=) can't be written as JSON: {error}. {_JSON_VALUES}") from error
     if inexact:
         raise CheckpointError(f"save(..., items=): JSON can't represent {short_text(inexact)}. {_JSON_VALUES}")
+    if len(text) > MAX_BYTES:
+        raise CheckpointError(
+            f"save(..., items=) have {len(text):,} bytes as JSON, and the limit is {MAX_BYTES:,}. Save large data as "
+            f"leaves of the tree."
+        )
     return text
 
 
@@ -233,14 +239,16 @@ def tree_of_step(folder: Any, like: Any, options: Options) -> Any:
 
 
 def _read_regular(path: Any) -> bytes:
-    """The content of a file in a step; reading a pipe would wait for its writer.
+    """The content of a small file in a step; reading a pipe would wait for its writer, and a huge file take all memory.
 
     Raises:
         OSError: If it can't be read.
-        ValueError: If it is not a regular file.
+        ValueError: If it is not a regular file, or larger than any that `save` writes.
     """
-    if isinstance(path, Path) and not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError(f"{path.name} is not a regular file")
+    if isinstance(path, Path):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_FILE_BYTES:
+            raise ValueError(f"{path.name} is not a regular file of at most {_MAX_FILE_BYTES:,} bytes")
     content: bytes = path.read_bytes()
     return content
 
