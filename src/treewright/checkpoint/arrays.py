@@ -179,16 +179,21 @@ def check_fits(array: Any, dtype: str, path: str) -> None:
                 )
 
 
+def jax_dtype(dtype: str) -> str:
+    """The dtype of JAX's arrays of values of this dtype: 64 bits need jax_enable_x64."""
+    name: str = untyped_jax.dtypes.canonicalize_dtype(DTYPES[dtype]).name
+    return name
+
+
 def check_width(dtype: str, path: str) -> None:
     """Raise if JAX would narrow arrays of this dtype.
 
     Raises:
         CheckpointError: If it needs jax_enable_x64.
     """
-    narrow = untyped_jax.dtypes.canonicalize_dtype(DTYPES[dtype]).name
-    if narrow != dtype:
+    if jax_dtype(dtype) != dtype:
         raise CheckpointError(
-            f"{path} is {dtype}, but JAX would convert it to {narrow}. Load it with "
+            f"{path} is {dtype}, but JAX would convert it to {jax_dtype(dtype)}. Load it with "
             f"jax.config.update('jax_enable_x64', True)."
         )
 

@@ -22,8 +22,9 @@ import numpy as np
 from treewright._base.text import cut_text, short_text
 from treewright._processes import process_count
 from treewright.checkpoint.arrays import DTYPES, Saved, array_to_save, digest_of, verify
-from treewright.checkpoint.fit import MISSING, LeafRequest, LoadOptions, Read, check_options, plan_of
+from treewright.checkpoint.fit import MISSING, LeafRequest, LoadOptions, check_options
 from treewright.checkpoint.host import copied_to_host
+from treewright.checkpoint.loading import Read, load_tree
 from treewright.checkpoint.manifest import DIGEST, MAX_BYTES, TEXT, LeafRecord, Manifest, from_metadata
 from treewright.checkpoint.tree import parts_to_save
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
@@ -149,8 +150,7 @@ def load(path: StrPath, *, like: Any = MISSING, **options: Any) -> Any:
     """
     checked = check_options(like, options)
     with open_saved(local_path(path)) as (manifest, read):
-        plan = plan_of(manifest, like, checked)
-        return plan.finish(read(plan.requests))
+        return load_tree(manifest, read, like, checked)
 
 
 def read_manifest(path: StrPath) -> Manifest:

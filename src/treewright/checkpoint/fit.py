@@ -3,8 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 
@@ -26,9 +25,9 @@ from treewright.checkpoint.arrays import (
     form_of,
     is_deleted,
 )
-from treewright.checkpoint.differences import Mismatch, mismatches, part_advice, raise_mismatches
+from treewright.checkpoint.differences import Differences, Mismatch, part_advice, raise_mismatches
 from treewright.checkpoint.host import blocks_for, on_host
-from treewright.checkpoint.manifest import ROOT_LEAF, LeafRecord, Manifest, NodeRecord, join_name
+from treewright.checkpoint.manifest import ROOT_LEAF, LeafRecord, Manifest, join_name, renamer
 from treewright.checkpoint.tree import Parts, parts_to_save, tree_of
 from treewright.errors import CheckpointError, CheckpointWarning, warn_user
 
@@ -50,10 +49,12 @@ class LoadOptions(TypedDict, total=False):
             difference is only a warning.
         allow_cast: Whether leaves may be cast to the tree's dtype.
         strict: Whether leaves that only one side has, and different classes, are errors. Otherwise a warning lists
-            them, and leaves that were not saved keep the tree's values.
+            them, and leaves that were not saved keep the tree's values, unless `migrate` is given.
         renamed: New names by old names, of one or several components, at any depth: `{"out": "head"}` renames
             `params.out.kernel` and the optimiser's `opt_state.0.mu.out.kernel`.
-        migrate: A function from the saved leaves, by flat name, to the leaves of the tree, by flat name.
+        migrate: A function from the saved leaves, by flat name, to all leaves of the tree, by flat name. A leaf is read
+            when the function uses its value. Differences of classes and containers above the changed names are only
+            a warning.
 
     Examples:
         >>> import tempfile
@@ -126,10 +127,6 @@ class LeafRequest(NamedTuple):
     sharding: Any = None
 
 
-# Reads arrays, verifies them and yields them in the order of the requests.
-Read = Callable[[Sequence[LeafRequest]], Iterator[Any]]
-
-
 def as_saved(leaf: LeafRecord, *, on_host: bool = False) -> LeafRequest:
     """A request for a leaf as it was saved, or as a numpy array."""
     form = leaf.form
@@ -148,35 +145,32 @@ class Plan(NamedTuple):
     finish: Callable[[Iterable[Any]], Any]
 
 
-def plan_of(manifest: Manifest, like: Any, options: Options) -> Plan:
-    """How to make the tree of a checkpoint, or a part of it: like `like`, or in plain lists, tuples and dicts.
+def part_and_names(manifest: Manifest, options: Options) -> Manifest:
+    """The manifest of the part to load, with new names.
 
     Raises:
-        CheckpointMismatchError: If the checkpoint does not fit `like`; with `migrate`, `finish` raises it.
-        CheckpointError: If the part does not exist.
+        CheckpointError: If the part or an old name does not exist, or two leaves would have one name.
     """
-    part, renamed, migrate = options["part"], options["renamed"], options["migrate"]
-    if part is not None:
-        manifest = _part_of(manifest, part)
+    if options["part"] is not None:
+        manifest = _part_of(manifest, options["part"])
+    return _rename_manifest(manifest, options["renamed"]) if options["renamed"] else manifest
+
+
+def plan_of(manifest: Manifest, like: Any, options: Options, migrated: Mapping[str, Any] | None = None) -> Plan:
+    """How to make the tree of a checkpoint: like `like`, or in plain lists, tuples and dicts.
+
+    `migrated` are the values that replace the saved leaves, by name; a leaf that stays has its record.
+
+    Raises:
+        CheckpointMismatchError: If the checkpoint does not fit `like`.
+    """
     if like is MISSING:
         saved = list(map(as_saved, manifest.leaves))
-        return Plan(saved, lambda arrays: tree_of(manifest, _values(saved, arrays)))
-    if renamed:
-        manifest = _rename_manifest(manifest, renamed)
-    if migrate is None:
-        return _into_tree(manifest, like, options)
-    to_migrate = [as_saved(leaf, on_host=True) for leaf in manifest.leaves]
-
-    def finish(arrays: Iterable[Any]) -> Any:
-        migrated = migrate(_values(to_migrate, arrays))
-        if not isinstance(migrated, Mapping):
-            raise TypeError(
-                f"migrate= returned {short_text(migrated)}, but must return a dict: the leaves of the tree by flat "
-                f"name."
-            )
-        return _from_values(manifest.nodes, migrated, like, options)
-
-    return Plan(to_migrate, finish)
+        return Plan(saved, lambda arrays: tree_of(manifest, values_of(saved, arrays)))
+    if migrated is None:
+        return _into_tree(manifest, {}, like, options)
+    changed = {leaf.name for leaf in manifest.leaves} ^ {*migrated}
+    return _into_tree(*_replaced(manifest, migrated), like, options, changed)
 
 
 def from_names(values: Mapping[str, Any], *, like: T, allow_cast: bool = False, strict: bool = True) -> T:
@@ -203,25 +197,27 @@ def from_names(values: Mapping[str, Any], *, like: T, allow_cast: bool = False, 
             "from_names needs a dict of arrays by name. To load a file: from_names(read_names(path), like=tree)."
         )
     options = check_options(like, {"allow_cast": allow_cast, "strict": strict})
-    return _from_values(parts_to_save(like, abstract=True).manifest.nodes, values, like, options)
+    nodes = parts_to_save(like, abstract=True).manifest.nodes
+    tree: T = _into_tree(*_replaced(Manifest(nodes, ()), values), like, options).finish(())
+    return tree
 
 
-def _from_values(nodes: tuple[NodeRecord, ...], values: Mapping[str, Any], like: T, options: Options) -> T:
-    """A tree like `like` with copies of the values, by flat name; its nodes are compared with `nodes`."""
-    by_name = {str(name): value for name, value in values.items()}
+def _replaced(manifest: Manifest, values: Mapping[str, Any]) -> tuple[Manifest, dict[str, Any]]:
+    """The manifest with the records of these values, and the values that are no records, by name."""
+    given: dict[str, Any] = {}
     leaves: list[LeafRecord] = []
-    for name, value in by_name.items():
+    for name, value in ((str(name), value) for name, value in values.items()):
+        if isinstance(value, LeafRecord):
+            leaves.append(value)
+            continue
         try:
             leaves.append(LeafRecord(name, name, form_of(value)))
         except UnsupportedLeafError as problem:
             is_nested = isinstance(value, Mapping | list | tuple)
             fix = " Flatten nested values: from_names(to_names(values), like=...)." if is_nested else ""
             raise CheckpointError(f"The value named {name!r} {problem}.{fix}") from problem
-
-    plan = _into_tree(Manifest(nodes, tuple(leaves)), like, options)
-    arrays = (array_to_save(by_name[each.leaf.name]) for each in plan.requests)
-    tree: T = plan.finish(np.array(array) if isinstance(array, np.ndarray) else array for array in arrays)
-    return tree  # of copies: the caller's arrays may change
+        given[name] = value
+    return dataclasses.replace(manifest, leaves=tuple(leaves)), given
 
 
 def _part_of(manifest: Manifest, part: str) -> Manifest:
@@ -241,15 +237,8 @@ def _part_of(manifest: Manifest, part: str) -> Manifest:
 
 def _rename_manifest(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest:
     """The manifest with new names. A key is one or several components, such as `out` or `params.out`, at any depth."""
-    runs = sorted(renamed, key=lambda run: -run.count("."))
-    unused = dict.fromkeys(runs)
-
-    def new_run(match: re.Match[str]) -> str:
-        unused.pop(match[0], None)
-        return renamed[match[0]]
-
-    pattern = re.compile(rf"(?<![^.])(?:{'|'.join(map(re.escape, runs))})(?![^.])")
-    other = manifest.with_names(lambda name: pattern.sub(new_run, name))
+    new_name, unused = renamer(renamed)
+    other = manifest.with_names(new_name)
     for old in unused:
         steps = {step for leaf in manifest.leaves for step in leaf.name.split(".")}
         raise CheckpointError(f"renamed=: no saved name contains {old!r}{did_you_mean(old, steps)}.")
@@ -264,9 +253,17 @@ def _rename_manifest(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest
 # Into a tree
 
 
-def _into_tree(manifest: Manifest, like: Any, options: Options) -> Plan:
+def _into_tree(
+    manifest: Manifest, given: Mapping[str, Any], like: Any, options: Options, changed: Collection[str] | None = None
+) -> Plan:
+    """A plan for the leaves of a manifest without the values that are given, which are copied.
+
+    `changed` are the names that `migrate` added or removed; None without it.
+    """
     target = parts_to_save(like, abstract=True)
-    allowed = _allowed_differences(manifest, target.manifest, options)
+    abstract = {name for name, value in target.values.items() if isinstance(value, jax.ShapeDtypeStruct)}
+    differences = Differences(manifest, target.manifest, options["allow_cast"], abstract, changed)
+    allowed = _allowed_differences(differences, options)
     saved = {leaf.name: leaf for leaf in manifest.leaves}
     requests = [
         _request(saved[leaf.name], leaf, target.values[leaf.name])
@@ -274,14 +271,21 @@ def _into_tree(manifest: Manifest, like: Any, options: Options) -> Plan:
         if leaf.name in saved
     ]
     _check_values(manifest, target, {each.leaf.name for each in requests})
+    to_read = [each for each in requests if each.leaf.name not in given]
+    to_copy = [each for each in requests if each.leaf.name in given]
 
     def finish(arrays: Iterable[Any]) -> Any:
-        values = {**target.values, **_values(requests, arrays)}
+        copies = (_copied(array_to_save(given[each.leaf.name])) for each in to_copy)
+        values = {**target.values, **values_of(to_copy, copies), **values_of(to_read, arrays)}
         _warn_of(allowed, options)
         leaves = [values[leaf.name] for leaf in target.manifest.leaves]
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
-    return Plan(requests, finish)
+    return Plan(to_read, finish)
+
+
+def _copied(array: Any) -> Any:
+    return np.array(array) if isinstance(array, np.ndarray) else array  # the caller may change it
 
 
 def _request(saved: LeafRecord, wanted: LeafRecord, value: Any) -> LeafRequest:
@@ -290,15 +294,16 @@ def _request(saved: LeafRecord, wanted: LeafRecord, value: Any) -> LeafRequest:
     return LeafRequest(saved, wanted.path, form, value, _sharding_of(value, form, wanted.path))
 
 
-def _allowed_differences(saved: Manifest, wanted: Manifest, options: Options) -> list[Mismatch]:
+def _allowed_differences(differences: Differences, options: Options) -> list[Mismatch]:
     """The differences that the options allow. If there are others, raise an error that lists them."""
     by_option: dict[str, bool] = dict.fromkeys(("static", "optimiser"), options["on_static"] != "error")
-    by_option |= dict.fromkeys(("missing", "unexpected", "class"), not options["strict"])
+    by_option |= dict.fromkeys(("unexpected", "class"), not options["strict"])
+    by_option["missing"] = not options["strict"] and differences.changed is None  # migrate= is to provide all
     allowed: list[Mismatch] = []
     rejected: list[Mismatch] = []
-    for mismatch in mismatches(saved, wanted, allow_cast=options["allow_cast"]):
+    for mismatch in differences.listed():
         (allowed if mismatch.is_warning or by_option.get(mismatch.kind) else rejected).append(mismatch)
-    raise_mismatches(rejected, part_advice(saved, wanted))
+    raise_mismatches(rejected, differences.fixes(rejected))
     return allowed
 
 
@@ -350,7 +355,7 @@ def _sharding_of(value: Any, form: Form, path: str) -> Any:
     return jax.sharding.NamedSharding(sharding.mesh, untyped_jax.P(*split, *whole))
 
 
-def _values(requests: Sequence[LeafRequest], arrays: Iterable[Any]) -> dict[str, Any]:
+def values_of(requests: Sequence[LeafRequest], arrays: Iterable[Any]) -> dict[str, Any]:
     """The leaves of a tree by name. In `jit` they are constants, not results of the program."""
     values: dict[str, Any] = {}
     batch: dict[str, tuple[Any, LeafRequest]] = {}  # placed in one call

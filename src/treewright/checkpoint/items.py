@@ -29,9 +29,10 @@ from treewright._base.text import short_text
 from treewright._processes import process_count, process_index, run_on_all_processes
 from treewright.checkpoint.arrays import DTYPES, Layout, Saved, array_to_save, check_width, digest_of, grid_of, verify
 from treewright.checkpoint.file import translate_read_errors
-from treewright.checkpoint.fit import LeafRequest, Options, plan_of
+from treewright.checkpoint.fit import LeafRequest, Options
 from treewright.checkpoint.folder import LISTING, MANIFEST, STATE
 from treewright.checkpoint.host import copied_to_host, read_on_host
+from treewright.checkpoint.loading import load_tree
 from treewright.checkpoint.manifest import MAX_BYTES, LeafRecord, Manifest, from_metadata, join_name, seal, unseal
 from treewright.checkpoint.tree import Parts, parts_to_save
 from treewright.errors import CheckpointError
@@ -234,8 +235,7 @@ def manifest_of_step(folder: Any) -> Manifest:
 def tree_of_step(folder: Any, like: Any, options: Options) -> Any:
     """The tree of a step, shaped like `like`."""
     manifest = manifest_of_step(folder)
-    plan = plan_of(manifest, like, options)
-    return plan.finish(arrays_of_step(folder, manifest, plan.requests))
+    return load_tree(manifest, functools.partial(arrays_of_step, folder, manifest), like, options)
 
 
 def _read_regular(path: Any) -> bytes:

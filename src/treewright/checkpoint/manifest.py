@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -30,6 +31,19 @@ NODE_KINDS = frozenset(
 def join_name(name: str, step: str) -> str:
     """The name of a child: `params.layers.0` and `kernel` give `params.layers.0.kernel`."""
     return f"{name}.{step}" if name else step
+
+
+def renamer(renamed: Mapping[str, str]) -> tuple[Callable[[str], str], dict[str, None]]:
+    """A function that renames whole components at any depth, and the old names that it has not found yet."""
+    runs = sorted(renamed, key=lambda run: -run.count("."))
+    unused = dict.fromkeys(runs)
+
+    def new_run(match: re.Match[str]) -> str:
+        unused.pop(match[0], None)
+        return renamed[match[0]]
+
+    pattern = re.compile(rf"(?<![^.])(?:{'|'.join(map(re.escape, runs))})(?![^.])")
+    return lambda name: pattern.sub(new_run, name), unused
 
 
 # Neither frozen nor slotted: construction would take three times as long, and `vars(record)` has the JSON.
