@@ -220,7 +220,7 @@ def test_the_docs_show_the_output_of_the_fault_benchmark() -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), ImportError("no package")])
-def test_what_the_machine_lacks_is_not_damage(
+def test_an_error_of_the_machine_is_not_damage(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:

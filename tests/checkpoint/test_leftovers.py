@@ -1,4 +1,4 @@
-"""What a save leaves when it fails, is killed, or its program ends; and folders that are not ours."""
+"""Leftovers of saves that fail, are killed, or whose program ends; and folders that are not ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What we rely on in Orbax without a promise: each test fails if a release changes it."""
+"""Facts of Orbax that nobody promises: each test fails if a release changes one."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ def local_blocks(array: Any, grid: Sequence[int]) -> Iterator[tuple[int, Any]]:
 
 
 class Saved(NamedTuple):
-    """What is known of a saved array: its grid of blocks, the digest of each, and its path for messages."""
+    """A saved array: its grid of blocks, the digest of each, and its path for messages."""
 
     grid: Sequence[int]
     digest_at: Callable[[int], str]

@@ -99,7 +99,7 @@ def _list(path: Path, *, whole: bool, verify: bool) -> int:
     except CheckpointDamagedError as error:
         _print(f"{path} is damaged: {error}")
         return 1
-    except (CheckpointError, OSError) as error:  # the other steps of the run are listed all the same
+    except (CheckpointError, OSError) as error:  # the other steps of the run are listed too
         _print(str(error), to_stderr=True)
         return 2
     return 0

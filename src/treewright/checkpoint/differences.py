@@ -100,7 +100,7 @@ def raise_mismatches(mismatches: Sequence[Mismatch], fixes: Sequence[str]) -> No
 
 @dataclasses.dataclass(frozen=True)
 class Differences:
-    """The differences of classes, statics and leaves between a checkpoint and a tree, and what to do about them.
+    """The differences of classes, statics and leaves between a checkpoint and a tree, and their fixes.
 
     Attributes:
         saved: The manifest of the checkpoint, with the leaves that `migrate=` returned.
@@ -146,7 +146,7 @@ class Differences:
         return found
 
     def fixes(self, rejected: Sequence[Mismatch]) -> list[str]:
-        """What to do about some of the differences, the most likely first."""
+        """The fixes for some of the differences, the most likely first."""
         fixes = dict.fromkeys(mismatch.fix for mismatch in rejected)
         if self.changed is not None:  # with migrate=
             fixes = {_MIGRATED if fix == _FIXES["missing"] else fix: None for fix in fixes}

@@ -445,7 +445,7 @@ def device_put(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
 
 
 def _placed_like(first: Any, array: Any, sharding: Any, put: Any) -> Any:
-    """An array on one device, with the type and sharding of an equal one that is there."""
+    """An array on one device, with the type and sharding of one of the same shape and dtype."""
     values, devices = [array.astype(first.dtype, copy=False)], list(first.sharding.device_set)
     with contextlib.suppress(TypeError):  # no such function, or different arguments in this JAX
         return put(first.aval, first.sharding, values, devices, first.committed)

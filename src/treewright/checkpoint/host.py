@@ -1,7 +1,7 @@
 """JAX arrays in host memory: copy each block there once, in one call, and place it on devices again.
 
 `np.asarray` of an array on a GPU copies through memory that the GPU can't address, at a tenth of the speed of a copy
-to pinned memory. NumPy views pinned memory without a copy, and Orbax copies nothing that is there.
+to pinned memory. NumPy views pinned memory without a copy, and Orbax writes it without one.
 """
 
 import collections
@@ -33,7 +33,7 @@ def is_remote(sharding: Any) -> bool:
 
 
 def on_host(sharding: Any, shape: tuple[int, ...]) -> Any:
-    """The sharding of a copy in host memory; the sharding itself if arrays of it are there."""
+    """The sharding of a copy in host memory; the sharding itself if arrays of it are in host memory."""
     return sharding if 0 in shape or not is_remote(sharding) else _pinned(sharding, shape)
 
 
