@@ -36,13 +36,12 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         paths = _checkpoints(options.path.absolute())
+        return max([_list(path, whole=len(paths) == 1, verify=options.verify) for path in paths])
     except (CheckpointError, OSError) as error:
         _print(str(error), to_stderr=True)
-        return 2
     except ImportError as error:  # our own text, of several lines
         sys.stderr.write(f"{error}\n")
-        return 2
-    return max([_list(path, whole=len(paths) == 1, verify=options.verify) for path in paths])
+    return 2
 
 
 def _print(text: str, *, to_stderr: bool = False) -> None:
