@@ -167,16 +167,23 @@ def check_fits(array: Any, dtype: str, path: str) -> None:
     for block in () if fits else map(np.asarray, blocks):
         for part in (np.real(block), np.imag(block)) if np.iscomplexobj(block) else (block,):
             outside = (part < low) | (part > high)
-            if not is_int and np.isinf(np.float32(np.inf).astype(wanted)):
-                outside &= ~np.isinf(part)
-            if not is_int and not np.isnan(np.float32(np.nan).astype(wanted)):  # float4
-                outside |= np.isnan(part)
+            if not is_int:
+                outside &= ~(np.isinf(part) & np.bool_(_has_infinity(wanted)))
+                outside |= np.isnan(part) & np.bool_(not _has_nan(wanted))
             if outside.any():
                 value = part[outside][0]
                 raise CheckpointError(
                     f"{path} was saved as {array.dtype} and contains {value}, which does not fit into {dtype}. Convert "
                     f"it in migrate=."
                 )
+
+
+def _has_infinity(dtype: Any) -> bool:
+    return bool(np.isinf(np.float32(np.inf).astype(dtype)))  # not float8_e4m3fn
+
+
+def _has_nan(dtype: Any) -> bool:
+    return bool(np.isnan(np.float32(np.nan).astype(dtype)))  # not float4
 
 
 def jax_dtype(dtype: str) -> str:
@@ -307,8 +314,7 @@ def verify(arrays: Sequence[Any], saved: Sequence[Saved]) -> None:
         for array, each in zip(arrays, saved, strict=True)
         for number, values in (local_blocks(array, each.grid) if array.size else ())
     ]
-    views = [values for _, _, values in blocks]
-    digests = on_threads(digest_of, views, sum(values.nbytes for values in views))
+    digests = on_threads(digest_of, [values for _, _, values in blocks])
     for (each, number, values), now in zip(blocks, digests, strict=True):
         if now != (digest := each.digest_at(number)):
             places = zip(np.unravel_index(number, each.grid), values.shape, strict=True)

@@ -7,7 +7,7 @@ to pinned memory. NumPy views pinned memory without a copy, and Orbax writes it 
 import collections
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -17,14 +17,13 @@ import numpy as np
 from treewright._base.jax_private import untyped_jax
 from treewright._processes import process_index
 
-A = TypeVar("A")
-B = TypeVar("B")
+R = TypeVar("R")
 
 _PINNED = "pinned_host"
 _HOST_KINDS = frozenset({_PINNED, "unpinned_host"})
 _PLATFORMS = frozenset({"gpu"})  # as in Orbax. NumPy views arrays on a CPU; a TPU's pinned arrays have other layouts
 _THREADS = min(4, os.cpu_count() or 1)  # 4 digest 20 GB/s
-_SMALL_BYTES = 1 << 20  # a task for a thread
+_LARGE_BYTES = 1 << 20  # worth a thread
 
 
 def is_remote(sharding: Any) -> bool:
@@ -98,10 +97,15 @@ def _bounds(index: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
     return tuple([part.indices(size)[:2] for part, size in zip(index, shape, strict=True)])
 
 
-def on_threads(work: Callable[[A], B], values: Iterable[A], nbytes: int) -> Iterator[B]:
-    """The results in order, from a few threads if there is much to do. xxhash releases Python's lock."""
-    if nbytes < _SMALL_BYTES or _THREADS == 1:
-        yield from map(work, values)
-        return
+def on_threads(work: Callable[[Any], R], arrays: Sequence[Any]) -> list[R]:
+    """The results of `work` on arrays of the host, in order; a few threads do the large ones.
+
+    xxhash releases Python's lock. A task for a thread takes as long as a digest of 300 kB.
+    """
+    large = [array for array in arrays if array.nbytes >= _LARGE_BYTES]
+    if len(large) < 2:
+        return list(map(work, arrays))
     with ThreadPoolExecutor(_THREADS, "treewright-digests") as pool:
-        yield from pool.map(work, values)
+        results = pool.map(work, large)
+        small = iter([work(array) for array in arrays if array.nbytes < _LARGE_BYTES])
+        return [next(results if array.nbytes >= _LARGE_BYTES else small) for array in arrays]
