@@ -146,16 +146,14 @@ def test_orbax_is_imported_on_first_use_and_its_absence_is_explained() -> None:
 
 
 def test_verify_reads_many_small_arrays_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from treewright.checkpoint import items
-
     reads: list[int] = []
-    plain = items._read
+    plain = ocp.PyTreeCheckpointHandler.restore
 
-    def counted_read(folder: Any, requests: Any, limit: int) -> Any:
-        reads.append(len(requests))
-        return plain(folder, requests, limit)
+    def counted_read(self: Any, folder: Any, *, args: Any) -> Any:
+        reads.append(len(args.item))
+        return plain(self, folder, args=args)
 
-    monkeypatch.setattr(items, "_read", counted_read)
+    monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", counted_read)
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {f"{index}": jnp.full(3, index) for index in range(300)})
     assert main(["checkpoint", str(tmp_path), "--verify"]) == 0
