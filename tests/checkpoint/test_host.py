@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
+from tests.checkpoint.models import spec
 from treewright.checkpoint import CheckpointManager, host
 from treewright.errors import CheckpointDamagedError
 
@@ -64,7 +65,7 @@ def spread() -> dict[str, Any]:
     mesh = untyped.make_mesh((2, 2), ("a", "b"))
     x = jnp.arange(4096, dtype=jnp.float32).reshape(64, 64)
     specs = {"split": ("a", "b"), "rows": ("a",), "columns": (None, "b"), "replicated": ()}
-    tree = {name: untyped.device_put(x, NamedSharding(mesh, PartitionSpec(*axes))) for name, axes in specs.items()}
+    tree = {name: untyped.device_put(x, NamedSharding(mesh, spec(*axes))) for name, axes in specs.items()}
     tree |= {"other": untyped.device_put(x, jax.devices()[1]), "scalar": jnp.float32(3), "empty": jnp.ones((0, 2))}
     return tree | {"int4": jnp.ones(8, "int4"), "key": jax.random.key(0), "host": np.ones(3), "number": 2.5}
 
@@ -102,7 +103,7 @@ def test_restored_arrays_are_verified_before_they_go_to_devices(
 def test_a_damaged_block_goes_to_no_device(
     tmp_path: Path, copies: collections.Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x = untyped.device_put(jnp.zeros((8, 4)), NamedSharding(untyped.make_mesh((4,), ("a",)), PartitionSpec("a")))
+    x = untyped.device_put(jnp.zeros((8, 4)), NamedSharding(untyped.make_mesh((4,), ("a",)), spec("a")))
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"x": x})
         manager.wait()

@@ -135,7 +135,7 @@ def test_a_migration_that_provides_all_leaves_loads_with_all_checks(name: str, i
 
 
 def _data(leaf: Any) -> Any:
-    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # type: ignore[no-untyped-call]
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(leaf) if is_key else leaf
 
 
@@ -262,7 +262,7 @@ def test_migrate_reads_only_the_leaves_that_it_uses(tmp_path: Path, monkeypatch:
         return more
 
     mesh = Mesh(np.array(jax.devices()), ("a",))
-    like = {
+    like: dict[str, Any] = {
         "a": jax.device_put(large, NamedSharding(mesh, spec("a"))),
         "b2": large,
         "c": large,
@@ -272,7 +272,7 @@ def test_migrate_reads_only_the_leaves_that_it_uses(tmp_path: Path, monkeypatch:
     }
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"a": large, "b": large + 1, "c": large + 2, **{f"n{index}": index for index in range(50)}})
-        found = manager.restore(like=like, migrate=migrate)
+        found: Any = manager.restore(like=like, migrate=migrate)
     assert (found["e"], found["d"], found["n49"], found["b2"][0], found["c"][0]) == (3, 1.5, 49, 2, 2)
     assert found["a"].sharding == like["a"].sharding
     used, other, *more = read
@@ -315,7 +315,7 @@ def test_a_migrated_state_goes_to_its_devices_as_without_migration(tmp_path: Pat
     x = jax.device_put(jnp.arange(32.0).reshape(4, 8), NamedSharding(mesh, spec("a", "b")))
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"x": x})
-        found = manager.restore(like={"x": x, "y": 0}, migrate=lambda leaves: leaves | {"y": 1})
+        found: Any = manager.restore(like={"x": x, "y": 0}, migrate=lambda leaves: leaves | {"y": 1})
     assert_same(found, {"x": x, "y": 1})
     assert found["x"].sharding == x.sharding
 

@@ -41,7 +41,7 @@ def with_losses(folder: Path, steps: Sequence[int], losses: Sequence[float], **o
 # Which steps stay
 
 
-LOSSES: dict[int, float | None] = {1: 0.5, 2: 0.1, 3: float("nan"), 4: 0.3, 6: 0.1, 7: 0.9}
+LOSSES: dict[int, float] = {1: 0.5, 2: 0.1, 3: float("nan"), 4: 0.3, 6: 0.1, 7: 0.9}
 
 
 @pytest.mark.parametrize(
