@@ -374,9 +374,9 @@ def atomic_write(path: Path) -> Generator[Path]:
     lock = create_lock(lock_of(temporary))
     try:
         yield temporary
+        flush_to_disk(temporary)  # before it may become read-only
         # The mode of the old file, or of any new one; safetensors sets 0o600.
         temporary.chmod(stat.S_IMODE((target if target.exists() else lock_of(temporary)).stat().st_mode))
-        flush_to_disk(temporary)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -409,7 +409,8 @@ def create_lock(path: Path) -> IO[str]:
     """Create a lock and hold it until it is closed, or the process ends. Do this before what it protects is created."""
     while True:
         lock = path.open("w")
-        _lock(lock, wait=True)
+        if not _lock(lock, wait=True):
+            lock.close()  # it protects nothing, and Windows deletes no open file
         if path.exists():  # a different process may have deleted it before it was locked
             return lock
         lock.close()
