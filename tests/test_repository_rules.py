@@ -24,7 +24,7 @@ FILES_THAT_IMPORT_PRIVATE_MODULES = 12
 
 # Mutable names at module level that are allowed, as "module.name"
 MUTABLE_STATE = {
-    # Caches: code never changes, and neither do the contents of a JAX version.
+    # Caches: code never changes, and neither do shardings and the contents of a JAX version.
     *(
         "_base.functions.code_key",
         "_base.functions.code_reads",
@@ -33,6 +33,9 @@ MUTABLE_STATE = {
         "retrace.jax_private._outcomes",
         "retrace.jax_private.can_observe_compilations",
     ),
+    "checkpoint.host._pinned",
+    # Managers, for the exit of the program
+    *("checkpoint.steps._OPEN", "checkpoint.steps._PENDING"),
 }
 PUBLIC = {"treewright.checkpoint", "treewright.sharding", "treewright.testing"}
 NAMED_IN_DOCS = {f"treewright.{name}" for name in ("__main__", "errors", "testing.plugin", "train", "typed")}

@@ -112,13 +112,13 @@ def test_save_flushes_the_file_before_renaming_it(tmp_path: Path, monkeypatch: p
 
     def watched(descriptor: int) -> None:
         target = Path(f"/proc/self/fd/{descriptor}").readlink()
-        steps.append((target.name, stat.S_ISDIR(os.fstat(descriptor).st_mode), path.exists()))
+        steps.append((target.name[:13], stat.S_ISDIR(os.fstat(descriptor).st_mode), path.exists()))
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", watched)
     save(path, {"a": jnp.ones(5)})
 
-    assert steps == [("file", False, False), (tmp_path.name, True, True)]
+    assert steps == [(".x.unfinished", False, False), (tmp_path.name[:13], True, True)]
 
 
 @on_linux
@@ -390,8 +390,8 @@ def test_a_forged_header_loads_or_raises_a_checkpoint_error(data: Any, tmp_path_
 
 FORGED: dict[str, Any] = {
     "another format": lambda d: d.update(format="x"),
-    "an earlier version": lambda d: d.update(version=4),
-    "a later version": lambda d: d.update(version=6),
+    "an earlier version": lambda d: d.update(version=5),
+    "a later version": lambda d: d.update(version=7),
     "no version": lambda d: d.pop("version"),
     "an unknown container": lambda d: d["nodes"][0].update(kind="set"),
     "a missing child": lambda d: d["nodes"][0]["children"].append("z"),
@@ -402,6 +402,13 @@ FORGED: dict[str, Any] = {
     "a huge shape": lambda d: d["leaves"][0].update(form=["numpy", [2**62, 2**62], "int8", None, False]),
     "a scalar with a shape": lambda d: d["leaves"][0].update(form=["int", [3], "float32", None, False]),
     "a key without bits": lambda d: d["leaves"][0].update(form=["key", [3], "float32", "fry", False]),
+    "an unwritten field": lambda d: d["leaves"][0].update(saved_name=[]),
+    "a name of another type": lambda d: d["leaves"][0].update(name=["a"]),
+    "a digest of another type": lambda d: d["leaves"][0].update(digest=[3]),
+    "a ref that is not a bool": lambda d: d["leaves"][0].update(form=["numpy", [1], "int8", None, "yes"]),
+    "a layout before the first": lambda d: (d["leaves"][0].update(layout=-1), d.update(layouts=[[[1], [[0, 1]]]])),
+    "no processes": lambda d: d.update(processes=0),
+    "processes in words": lambda d: d.update(processes="two"),
     "a short digest": lambda d: d["leaves"][0].update(digest="ab"),
     "a layout that is not there": lambda d: d["leaves"][0].update(layout=7),
     "a layout that is text": lambda d: d["leaves"][0].update(layout="a"),
@@ -412,8 +419,8 @@ FORGED: dict[str, Any] = {
 
 
 VERSIONS = {
-    "an earlier version": "has format version 4.*Load it with the version that saved it, and save to_names",
-    "a later version": "has format version 6.*with a newer version",
+    "an earlier version": "has format version 5.*Load it with the version that saved it, and save to_names",
+    "a later version": "has format version 7.*with a newer version",
 }
 
 
