@@ -35,7 +35,7 @@ _KINDS: Mapping[str, str] = types.MappingProxyType(
     | {"value": "static", "passing": "passed", "option": "option of jit"}
 )
 
-Event = Literal["trace", "recompile", "count", "would trace", "would recompile", "none"]
+ReportedEvent = Literal["trace", "recompile", "count", "would trace", "would recompile", "none"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -272,6 +272,10 @@ class RetraceReport:
         seconds: The time to trace, lower and compile.
         caller: The line that called the function, such as `train.py:69 in main`.
         unseen: What could not be observed, so the report may lack it; else empty.
+        before: For the first observed trace or recompile of a function: the entries it had in JAX's cache before. One
+            program can have two entries, for numpy arrays and for JAX's.
+        programs: The number of programs that were compiled for the function's definition so far.
+        total_seconds: The time for all of them.
 
     Examples:
         >>> step = jax.jit(lambda batch: batch["x"].sum())
@@ -282,24 +286,30 @@ class RetraceReport:
     """
 
     function: str
-    event: Event
+    event: ReportedEvent
     number: int
     differences: tuple[Difference, ...] = ()
     compared_with: int | None = None
     seconds: float | None = None
     caller: str = ""
     unseen: str = ""
+    before: int = 0
+    programs: int = 0
+    total_seconds: float | None = None
 
     @property
     def is_retrace(self) -> bool:
         """Whether the function had been traced before."""
-        return self.compared_with is not None or (self.event == "count" and self.number > 1)
+        return self.compared_with is not None or self.before > 0 or (self.event == "count" and self.number > 1)
 
     def __str__(self) -> str:
         lines = [self._headline(), *first_lines(difference_lines(self.differences), _MAX_LINES, more="more lines")]
         if self.compared_with is not None and (self.differences or not self.unseen):
             lines += [] if self.differences else [_NOTHING]
             lines.append(f"compared with trace {self.compared_with}")
+        if self.before:
+            programs = "a program" if self.before == 1 else f"up to {self.before} programs"
+            lines.append(f"it had {programs} before it was observed, whose arguments were not seen")
         if self.event == "count":
             lines.append("the arguments could not be compared, so traces are only counted")
         return "\n    ".join([*lines, self.unseen] if self.unseen else lines)
@@ -309,8 +319,10 @@ class RetraceReport:
 
     def _headline(self) -> str:
         last = self.number % 10 if self.number % 100 not in {11, 12, 13} else 0
-        ordinal = f"{self.number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(last, 'th') }"
-        seconds = "" if self.seconds is None else f", {self.seconds:.2g} s"
+        ordinal = f"{self.number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(last, 'th') }{' observed' if self.before else ''}"
+        seconds = "" if self.seconds is None else f", {_seconds(self.seconds)}"
+        if self.programs > 1 and self.total_seconds is not None:
+            seconds += f"; {self.programs} programs so far, {_seconds(self.total_seconds)}"
         caller = f", called from {self.caller}" if self.caller else ""
         match self.event:
             case "none":
@@ -326,11 +338,16 @@ class RetraceReport:
                 return f"{self.function} {again} ({ordinal} trace{seconds}){caller}"
 
 
-def too_many(limit: int, report: RetraceReport) -> str:
-    """The error message for one trace, or one compilation without a trace, above the limit."""
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:,.0f} s"
+
+
+def too_many(limit: int, report: RetraceReport, uses: int = 1) -> str:
+    """The error message for one trace, or one compilation without a trace, above the limit of all uses."""
     done = "recompiled" if report.event == "recompile" else "traced"
     times = {0: "", 1: " twice"}.get(limit, f" {limit + 1} times")
-    return f"{report.function} was {done}{times}; the limit is {limit}:\n{report}"
+    allowed = f"the limit is {limit}" if uses == 1 else f"the limit is {limit} for {uses} uses of max_traces"
+    return f"{report.function} was {done}{times}; {allowed}:\n{report}"
 
 
 def difference_lines(differences: Collection[Difference]) -> list[str]:
