@@ -63,7 +63,8 @@ def compare_with_snapshot(make: Callable[[], str], expected: str, rewrite: Calla
         fail("differs; with -n 0, UPDATE_SNAPSHOTS=1 rewrites it", expected, text)
     if "PYTEST_XDIST_WORKER" in os.environ:
         fail("not rewritten, because processes would overwrite each other's rows: add -n 0", expected, text)
-    jax.clear_caches()  # a second run must not share the traces of the first one
+    # A second run must not share the traces of the first one.
+    jax.clear_caches()  # type: ignore[no-untyped-call]
     again = make()
     if again != text:
         fail(f"not rewritten, because two runs differ: add what varies to {Path(__file__).name}", text, again)

@@ -1,4 +1,4 @@
-"""What varies is taken out of texts, and a run that rewrites a snapshot fails."""
+"""Texts lose the parts that vary, and a run that rewrites a snapshot fails."""
 
 from __future__ import annotations
 
