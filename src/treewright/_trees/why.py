@@ -466,6 +466,8 @@ def _of_functions(old: Snapshot, new: Snapshot, before: Code, after: Code) -> Ca
     inner_cause = _cause_in_user_part(old, new, differences) if after.is_library else ""
     if inner_cause:
         return Cause(name, inner_cause, is_bare=is_bare)
+    if name == "recreated optimiser" and any(type(each.right) in {int, float} for each in differences):
+        name = "other numbers"
     texts: list[str] = []
     for verb, role in _VERBS:
         of_verb = [change for change in differences if change.path[0].role == role]
@@ -473,13 +475,21 @@ def _of_functions(old: Snapshot, new: Snapshot, before: Code, after: Code) -> Ca
     if not differences:
         inputs = [key for key in new.parts if not old.assigns_with(new, key.name)]
         captured, read = ([key for key in inputs if key.role == role] for role in ("captured", "global"))
-        same = "the same " if all(alike(old.parts.get(key), new.parts[key]) for key in captured) else ""
+        are_equal = all(alike(old.parts.get(key), new.parts[key]) for key in captured)
+        are_same = are_equal and all(_is_same_or_immutable(old.parts.get(key), new.parts[key]) for key in captured)
+        same, equal = "the same " if are_same else "", " with equal contents" if are_equal and not are_same else ""
         names = ", ".join(key.name for key in captured or read)
         is_plain = not after.code.co_freevars and not code_effects(after.code).variables
         nothing = f"which reads the global {names}" if read else "which captures nothing" if is_plain else ""
-        texts = [f"which captured {same}{names}" if captured else nothing]
+        texts = [f"which captured {same}{names}{equal}" if captured else nothing]
     about = ", ".join(filter(None, (f"recreated by the same code ({after.place})", " and ".join(texts))))
     return Cause(name, about, is_bare=is_bare)
+
+
+def _is_same_or_immutable(old: Any, new: Any) -> bool:
+    if not isinstance(old, Snapshot) or old.is_object_of(new):
+        return True
+    return old.kind not in _MUTABLE and all(_is_same_or_immutable(old.parts[key], new.parts[key]) for key in old.parts)
 
 
 def _cause_in_user_part(old: Snapshot, new: Snapshot, differences: Iterable[Difference]) -> str:

@@ -23,7 +23,14 @@ from treewright.retrace.jax_private import (
     is_running,
     jit_call,
 )
-from treewright.retrace.report import ReportedEvent, RetraceReport, Signature, call_differences, signature_of, without_placement
+from treewright.retrace.report import (
+    ReportedEvent,
+    RetraceReport,
+    Signature,
+    call_differences,
+    signature_of,
+    without_placement,
+)
 from treewright.retrace.watch import RetraceTracker
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -59,7 +66,7 @@ def explain(
         >>> print(explain(step, (jnp.ones(3),), (jnp.ones(3), 2.0)))
         step would retrace
             scale (added): Python float
-                it was not passed before: pass it in each call
+                pass it in every call
     """
     if not callable(function):
         raise TypeError(f"explain(function, old_args, new_args) needs a function, got {short_text(function)}.")
@@ -220,8 +227,8 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
 
     In a `with` block, this counts the traces of each jitted function within the block, in all threads. All functions
     from one `def` or `lambda` count together, so a function that is recreated in a loop is found too. A function that
-    was compiled before the block needs no trace in it, so `max_traces(0)` allows no new one. If an error is caught within the block, or raised in a different
-    thread, it is raised again at the end of the block.
+    was compiled before the block needs no trace in it, so `max_traces(0)` allows no new one. If an error is caught
+    within the block, or raised in a different thread, it is raised again at the end of the block.
 
     As a decorator, above or below `jit`, it counts the traces of that function as long as it exists. On a function that
     is not jitted, such as a test, it counts the traces of each jitted function that it calls. Each use has its own

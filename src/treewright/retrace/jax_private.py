@@ -140,7 +140,9 @@ def call_in(frames: list[types.FrameType]) -> Call | None:
     is_trace = frames[index].f_code.co_name == TRACE_FRAME
     # An untransformed call runs in two functions of JAX; `cache_miss` has called the outer one.
     is_plain = frames[max(index - 2, 0)].f_code.co_name == "_pjit_call_impl_python"
-    mapped: list[Any] = [frame.f_locals.get("axis_data") for frame in frames[:index] if _is_of_jax(frame, {BATCH_FRAME})]
+    mapped: list[Any] = [
+        frame.f_locals.get("axis_data") for frame in frames[:index] if _is_of_jax(frame, {BATCH_FRAME})
+    ]
     return dataclasses.replace(
         _user_call(call, frames[index:]),
         in_transformation=not (is_trace or is_plain),
@@ -172,7 +174,9 @@ def _call_of_jax(frame: types.FrameType) -> Call | None:
 
 def _is_for_program(frames: list[types.FrameType]) -> bool:
     """Whether a trace is for a call or for `lower`."""
-    names = [frame.f_code.co_name for frame in frames if _is_of_jax(frame, {*CALL_FRAMES, TRACE_ONLY_FRAME, LOWER_FRAME})]
+    names = [
+        frame.f_code.co_name for frame in frames if _is_of_jax(frame, {*CALL_FRAMES, TRACE_ONLY_FRAME, LOWER_FRAME})
+    ]
     return names[1:2] != [TRACE_ONLY_FRAME] or LOWER_FRAME in names[2:3]
 
 

@@ -1,6 +1,7 @@
 """Track jitted functions: compare each trace with the most similar earlier call, and report the differences."""
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import threading
@@ -59,6 +60,7 @@ class PastCall:
     signature: Signature
     number: int  # the number of its trace
     is_compiled: bool = False
+    is_reported: bool = False  # as a trace
     limit_error: str = ""  # the error message if the trace exceeded the limit
 
 
@@ -73,15 +75,18 @@ class CallHistory:
         self.calls: collections.deque[PastCall] = collections.deque(maxlen=_MAX_CALLS)
         # Traces for no program, as in `eval_shape`. A later call with an equal signature uses the trace.
         self.unused: collections.deque[PastCall] = collections.deque(maxlen=_MAX_CALLS)
-        self.traces: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by function
-        self._observed: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._before: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def cached_before(self, call: Call) -> int:
-        """The entries of a function in jit's cache when a program of it is first observed; later 0."""
-        if call.function in self._observed or not call.is_for_program:
+        """The entries of a function in jit's cache when it is first observed; 0 once a program of it is observed."""
+        try:
+            before = self._before.get(call.function)
+        except TypeError:  # an unhashable module of equinox, whose cache can't be read either
             return 0
-        self._observed.add(call.function)
-        return call.count_cached()
+        before = self._before[call.function] = call.count_cached() if before is None else before
+        if call.is_for_program and call.outcome != "failed":
+            self._before[call.function] = 0
+        return before
 
     def use(self, function: Any, signature: Signature) -> bool:
         """Whether a call uses a trace that was for no program so far. It is one for a program from now on."""
@@ -232,7 +237,11 @@ class RetraceTracker:
         self._events.add(event.kind)
         if event.kind == "lower" and event.thread in self._pending:
             self._pending[event.thread].add(event)
-        if call is None or event.is_operation or call.outcome == "failed" or not can_read_calls():
+        if call is None or event.is_operation or not can_read_calls():
+            return
+        if call.outcome == "failed":  # JAX keeps an entry in its cache for a failed call too
+            with contextlib.suppress(Exception):  # a user's __eq__ or __hash__
+                self._history(event).cached_before(call)
             return
         if event.kind == "trace" and call.outcome != "shared":
             self.traced.add(event.definition[0])
@@ -382,7 +391,8 @@ class RetraceTracker:
         if len(limits) == 1 or kind != "trace" or function is None or unwrap(function) is function:
             return ""
         each = max(limit for limit in limits if limit is not None)
-        return too_many(each, report) if current.history.traces.get(function, 0) > each else ""
+        own = sum(past.is_reported and past.reference() is function for past in current.history.calls)
+        return too_many(each, report) if own > each else ""
 
     def _send(self, current: _CurrentCall | None) -> None:
         """Send the report of a finished call, unless it was the first of its function."""
@@ -406,8 +416,7 @@ def _recorded(
     past.is_compiled = event.kind == "compile" and not unseen
     number = history.counts["compile"] if is_recompile else past.number
     differences = tuple(current.differences if is_recompile else current.of_trace)
-    if kind == "trace":
-        history.traces[current.reference()] = history.traces.get(current.reference(), 0) + 1
+    past.is_reported = kind == "trace"
     before = 0 if unseen else current.before
     return RetraceReport(
         history.name, kind, number, differences, compared_with, event.seconds, event.caller, unseen, before
