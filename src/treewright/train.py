@@ -293,9 +293,9 @@ def _reject_own_init(cls: type[Any], fields: dict[str, Any]) -> None:
     try:
         inspect.signature(init).bind_partial(None, **fields)
     except TypeError as error:
+        arguments = ", ".join(f"{name}=..." for name in fields)
         raise TypeError(
-            f"{cls.__qualname__}.create calls {cls.__qualname__}({', '.join(f'{name}=...' for name in fields)}), but its "
-            f"own __init__ {error}. Write __post_init__ instead, or call the class directly."
+            f"{cls.__qualname__}.create calls {cls.__qualname__}({arguments}), but its own __init__ {error}. Write __post_init__ instead, or call the class directly."
         ) from None
 
 
