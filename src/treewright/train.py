@@ -295,7 +295,8 @@ def _reject_own_init(cls: type[Any], fields: dict[str, Any]) -> None:
     except TypeError as error:
         arguments = ", ".join(f"{name}=..." for name in fields)
         raise TypeError(
-            f"{cls.__qualname__}.create calls {cls.__qualname__}({arguments}), but its own __init__ {error}. Write __post_init__ instead, or call the class directly."
+            f"{cls.__qualname__}.create calls {cls.__qualname__}({arguments}), but its own __init__ {error}. Write "
+            f"__post_init__ instead, or call the class directly."
         ) from None
 
 

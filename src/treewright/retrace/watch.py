@@ -386,9 +386,11 @@ class RetraceTracker:
             return ""
         if count > allowed:
             return too_many(allowed, report, len(limits))
-        function = None if current is None else current.reference()
-        # A loop wraps the step, so that its traces are known from those of other loops with this step.
-        if len(limits) == 1 or kind != "trace" or function is None or unwrap(function) is function:
+        if len(limits) == 1 or kind != "trace" or current is None:
+            return ""
+        # A loop wraps the step, so its traces can be told from those of other loops with this step.
+        function = current.reference()
+        if unwrap(function) is function:
             return ""
         each = max(limit for limit in limits if limit is not None)
         own = sum(past.is_reported and past.reference() is function for past in current.history.calls)
