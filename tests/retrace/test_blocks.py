@@ -216,7 +216,7 @@ def test_limits_count_the_new_traces_of_a_function_with_earlier_programs() -> No
     ],
     ids=["eval_shape", "make_jaxpr", "trace", "method", "equinox"],
 )
-def test_what_compiles_nothing_is_neither_reported_nor_counted(trace: Any) -> None:
+def test_traces_for_no_program_are_neither_reported_nor_counted(trace: Any) -> None:
     def trace_both() -> None:
         for length in (2, 3):
             trace(lambda x: x * 2, np.ones(length, np.float32))

@@ -109,8 +109,8 @@ def test_a_recreated_loop_is_reported_as_a_loop() -> None:
 
     [report] = explained(train)
 
-    what, fix, *_ = details(report)
-    assert what == f"the function itself: a new loop of {update.__qualname__}"
+    name, fix, *_ = details(report)
+    assert name == f"the function itself: a new loop of {update.__qualname__}"
     assert fix.startswith("    each loop compiles its own program: create it once, ")
     assert fix.endswith(" and assign run.state to begin again")
 
