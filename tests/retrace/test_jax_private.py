@@ -291,6 +291,35 @@ def test_reports_of_pmap_do_not_depend_on_its_module(monkeypatch: pytest.MonkeyP
     assert details(report)[0] == "x: float32[1,2] -> float32[1,3]"
 
 
+def test_without_the_wrapper_of_jit_earlier_programs_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax_private, "JIT_WRAPPER", "renamed")
+    jitted: Any = jax.jit(fresh(double))
+    earlier, *calls = calls_with_lengths(jitted, 1, 2, 3)
+    earlier()
+
+    [report] = explained(*calls)
+
+    assert (report.number, report.before) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("frame", "reported"), [("TRACE_ONLY_FRAME", ["eval_shape", "lower"]), ("LOWER_FRAME", [])], ids=["trace", "lower"]
+)
+def test_without_its_frames_a_trace_for_no_program_is_one_more_or_less(
+    frame: str, reported: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_before_jax(0, 10)
+    monkeypatch.setattr(jax_private, frame, "renamed")
+
+    def shapes(trace: Any) -> None:
+        jitted: Any = jax.jit(fresh(double))
+        for length in (2, 3):
+            trace(jitted, np.ones(length, np.float32))
+
+    traces = {"eval_shape": jax.eval_shape, "lower": lambda jitted, x: jitted.lower(x)}
+    assert [name for name, trace in traces.items() if explained(functools.partial(shapes, trace))] == reported
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "others"), [("equinox", "static[1][1]"), ("flax", "model._graphdef")])
 def test_reports_without_wrappers_use_library_names(name: str, others: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ _BY_VALUE = ("static", "setting", "option", "batch", "function")  # kinds whose 
 _OF_TYPES = ("shape", "dtype", "weak_type", "memory_space")
 _MAX_DEPTH = 8  # levels of a static that are searched for the changed values
 _WIDTH, _MAX_SHOWN = 100, 20  # characters per line and entries of a printed list of differences
-_MAX_PARTS = 4  # changed entries of one container that are listed; with more, the whole container is
+_MAX_PARTS = 16  # changed entries of one container that are listed; with more, the whole container is
 
 
 class Absent(enum.Enum):

@@ -8,11 +8,12 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import jax
 import jax.monitoring
@@ -21,12 +22,20 @@ import numpy as np
 from treewright._base.jax_private import options_of, options_record, private, untyped_jax
 from treewright._contents import unwrap
 
+T = TypeVar("T")
+
 # Frames of JAX, and their local variables
 
 # The frames with a call of a jitted function, during its trace and during its compilation. Without them, or their
 # variables, nothing is observed, and blocks warn; `max_traces` raises.
 TRACE_FRAME = "_trace_for_jit"
 CALL_FRAMES = frozenset({TRACE_FRAME, "cache_miss"})
+# The frames of a trace for no program: of `eval_shape`, `make_jaxpr` and `jitted.trace`, unless `lower` called them.
+# Without the first, such a trace is reported like any other; without the second, a lowered one is not reported.
+TRACE_ONLY_FRAME, LOWER_FRAME = "jit_trace", "jit_lower"
+# The function that wraps a function for `jit`. All jitted functions of one function with equal options share a cache.
+# Without it, reports do not say that a function had programs before the block.
+JIT_WRAPPER = "_cpp_pjit"
 # The frame in which `vmap` maps the program of a jitted function. Without it, or its variable, recompiles for a
 # different batch size are not observed, and blocks with a transformation warn.
 BATCH_FRAME = "_pjit_batcher"
@@ -75,6 +84,9 @@ class Call:
     outcome: Outcome = "unknown"
     in_transformation: bool = False  # True inside `grad` or `vmap`, which trace without an event
     batch: tuple[int, ...] = ()  # the sizes of the axes that `vmap` maps over, innermost first
+    is_for_program: bool = True  # False in `eval_shape` and the like, which compile nothing
+    # The entries of the function in jit's cache: one for each program, but two if it was also called with numpy arrays.
+    count_cached: Callable[[], int] = lambda: 0
 
 
 def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any], *, jitted: str = "once") -> Call:
@@ -121,29 +133,62 @@ def _package(frame: types.FrameType) -> str:
 
 def call_in(frames: list[types.FrameType]) -> Call | None:
     """The innermost call of a jitted function in these frames; None if there is none to read."""
-    index = 0
-    while frames[index].f_code.co_name not in CALL_FRAMES or _package(frames[index]) != "jax":
-        index += 1
-        if index == len(frames):
-            return None
-    names, is_trace = frames[index].f_locals, frames[index].f_code.co_name == TRACE_FRAME
-    options = options_record(names.get("ji" if is_trace else "jit_info"))
+    index = next((index for index, frame in enumerate(frames) if _is_of_jax(frame, CALL_FRAMES)), None)
+    call = None if index is None else _call_of_jax(frames[index])
+    if index is None or call is None:
+        return None
+    is_trace = frames[index].f_code.co_name == TRACE_FRAME
+    # An untransformed call runs in two functions of JAX; `cache_miss` has called the outer one.
+    is_plain = frames[max(index - 2, 0)].f_code.co_name == "_pjit_call_impl_python"
+    mapped: list[Any] = [
+        frame.f_locals.get("axis_data") for frame in frames[:index] if _is_of_jax(frame, {BATCH_FRAME})
+    ]
+    return dataclasses.replace(
+        _user_call(call, frames[index:]),
+        in_transformation=not (is_trace or is_plain),
+        batch=tuple([axis.size for axis in mapped if isinstance(getattr(axis, "size", None), int)]),
+        is_for_program=not is_trace or _is_for_program(frames[index:]),
+    )
+
+
+def _is_of_jax(frame: types.FrameType, names: Collection[str]) -> bool:
+    return frame.f_code.co_name in names and _package(frame) == "jax"
+
+
+def _call_of_jax(frame: types.FrameType) -> Call | None:
+    """The call as JAX sees it, by the variables of its frame; None if JAX has renamed one."""
+    names, is_trace = frame.f_locals, frame.f_code.co_name == TRACE_FRAME
+    info = names.get("ji" if is_trace else "jit_info")
+    options = options_record(info)
     if options is None or not {"fun", "args", "kwargs"} <= set(names):
         return None
     function, args, kwargs = names["fun"], names["args"], names["kwargs"]
     inner = options_of(function)  # a jitted function may be jitted again, as in make_jaxpr
-    if inner is None:
-        call = jit_call(function, args, kwargs, options)
-        call.outcome = _outcome(function, names) if is_trace else "unknown"
-    else:
-        call = jit_call(function.__wrapped__, args, kwargs, inner, jitted="twice")
-    call = _user_call(call, frames[index:])
-    # An untransformed call runs in two functions; this is the inner one.
-    call.in_transformation = not is_trace and frames[max(index - 2, 0)].f_code.co_name != "_pjit_call_impl_python"
-    batchers = [frame for frame in frames[:index] if frame.f_code.co_name == BATCH_FRAME and _package(frame) == "jax"]
-    mapped: list[Any] = [frame.f_locals.get("axis_data") for frame in batchers]
-    call.batch = tuple([axis.size for axis in mapped if isinstance(getattr(axis, "size", None), int)])
+    if inner is not None:
+        return jit_call(function.__wrapped__, args, kwargs, inner, jitted="twice")
+    call = jit_call(function, args, kwargs, options)
+    call.outcome = _outcome(function, names) if is_trace else "unknown"
+    call.count_cached = functools.partial(_cached, frame.f_globals.get(JIT_WRAPPER), function, info)
     return call
+
+
+def _is_for_program(frames: list[types.FrameType]) -> bool:
+    """Whether a trace is for a call or for `lower`."""
+    names = [
+        frame.f_code.co_name for frame in frames if _is_of_jax(frame, {*CALL_FRAMES, TRACE_ONLY_FRAME, LOWER_FRAME})
+    ]
+    return names[1:2] != [TRACE_ONLY_FRAME] or LOWER_FRAME in names[2:3]
+
+
+def _cached(jit: Any, function: Any, info: Any) -> int:
+    """The entries of a function in jit's cache, without those of calls that are still running, in any thread."""
+    try:
+        entries = int(jit(function, info)._cache_size())
+    except (AttributeError, TypeError):
+        return 0
+    stacks = [traceback.walk_stack(frame) for frame in sys._current_frames().values()] if entries else []
+    frames = [frame for stack in stacks for frame, _ in stack if _is_of_jax(frame, CALL_FRAMES - {TRACE_FRAME})]
+    return max(entries - sum(frame.f_locals.get("fun") is function for frame in frames), 0)
 
 
 def is_running(code: types.CodeType | None) -> bool:
@@ -296,6 +341,11 @@ class Observer:
     def is_probing(self) -> bool:
         """Whether this thread runs the work of `events_of`."""
         return threading.get_ident() in self._probes
+
+    def owners(self, kind: type[T]) -> list[T]:
+        """The objects of a class whose methods are called."""
+        owners: list[Any] = [getattr(listener, "__self__", None) for listener in self._listeners]
+        return [owner for owner in owners if isinstance(owner, kind)]
 
     def events_of(self, work: Callable[[], object]) -> list[Event]:
         """The events of some work, run in a new thread, outside the caller's traces and settings."""
