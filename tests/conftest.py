@@ -9,8 +9,9 @@ import re
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 # Before jax is imported, and in the environment so that processes started by tests have them too.
+# `make test DEVICE=cuda` sets other platforms: tests then get the devices that the machine has, and say what they need.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["JAX_NUM_CPU_DEVICES"] = "4"
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "4")
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 # Most programs here run once, so compilation must be cheap: without most optimisations (a third of the time of the
 # docs), and with XLA's older emitters, which take half as long with JAX 0.10. Newer versions ignore the option.
@@ -82,6 +83,17 @@ def skip_before_jax(*release: int) -> None:
 
     if jax.__version_info__ < release:
         pytest.skip(f"repeats a message of JAX since {'.'.join(map(str, release))}")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that asks for devices which this machine lacks."""
+    import jax
+
+    for marker in item.iter_markers("devices"):
+        if jax.device_count() < marker.args[0]:
+            pytest.skip(f"needs {marker.args[0]} devices, and finds {jax.device_count()}")
+    if item.get_closest_marker("cpu") and jax.default_backend() != "cpu":
+        pytest.skip(f"is for CPU devices, and finds {jax.default_backend()}")
 
 
 def importorskip(name: str, *modules: str) -> Any:
