@@ -103,9 +103,10 @@ docs: $(VENV)/dev.installed ## build the documentation into site/
 pictures: $(VENV)/dev.installed ## draw the pictures of docs/, and the site in output/pictures, with a Chromium
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m docs.pictures
 
-bench: $(VENV)/bench.installed ## measure against built-in containers and other libraries, in minutes
-	$(BIN)/pytest benchmarks $(ARGS)
-	JAX_NUM_CPU_DEVICES=8 $(BIN)/pytest benchmarks/test_sharding.py $(ARGS)
+bench: $(VENV)/bench.installed ## measure against built-in containers and other libraries, and write docs/performance.md
+	$(BIN)/pytest benchmarks --benchmark-json=$(VENV)/bench.json $(ARGS)
+	JAX_NUM_CPU_DEVICES=8 $(BIN)/pytest benchmarks/test_sharding.py --benchmark-json=$(VENV)/bench-devices.json $(ARGS)
+	$(if $(ARGS),,$(BIN)/python benchmarks/table.py $(VENV)/bench.json $(VENV)/bench-devices.json)
 
 # One file for each Python and each system in pyproject.toml. Versions that still fit are kept; LATEST=1 renews all.
 lock: $(VENV)/made ## choose the versions that `demo`, `test` and `bench` install; LATEST=1: the newest ones

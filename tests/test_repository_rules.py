@@ -138,6 +138,7 @@ def test_a_map_lists_every_file(page: str, folder: Path, width: int) -> None:
     path = ROOT / page
     before, fence, rest = path.read_text(encoding="utf-8").partition("```text\n")
     written, end, after = rest.partition("\n```")
+    assert end, "the page has no map between fences"
 
     def rewrite(listed: str) -> None:
         path.write_text(f"{before}{fence}{listed}{end}{after}", encoding="utf-8")
