@@ -223,6 +223,7 @@ def largest_difference(printed: str) -> float:
     return max(map(float, re.findall(DIFFERENCE, printed)))
 
 
+@pytest.mark.devices(4)
 def test_digits_sharded_matches_one_device_and_is_restored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("orbax.checkpoint")
     from examples import digits_sharded
