@@ -94,7 +94,7 @@ def test_figures_with_measured_times_show_the_words_and_colours_of_their_code(na
     assert words(drawn) == words(committed)
 
 
-def curves(svg: str) -> list[list[tuple[float, float]]]:
+def curves(svg: str) -> list[list[tuple[float, ...]]]:
     """The points of each curve."""
     paths = re.findall(r'<path class="line \w" d="M([^"]+)"', svg)
     return [[tuple(map(float, point.split())) for point in path.split(" L")] for path in paths]
