@@ -30,7 +30,7 @@ VARYING = [
         r"\. Did you mean '\w+'\?$": "",  # Python's guess, from 3.13 on
         r"\bcollections\.abc\.Callable\[\[jax\.Array\], jax\.Array\]": "...",  # the form since Python 3.14
         r"(?<=/en/latest/)\d+/": "",  # in links of JAX 0.12
-        r"\bTFRT_CPU_(\d)": r"cpu:\1",  # before JAX 0.10
+        r"\b(TFRT_CPU_|(cuda|rocm|tpu):)(\d)": r"cpu:\3",  # before JAX 0.10, and on other devices
         r"\bP(artitionSpec)?\(('\w+')?,?\)": r"P(\2)",
         r"\bParam\([^\n]*": "Param",
     }.items()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conftest import skip_before_jax
+from tests.conftest import skip_before_jax, skip_below_devices
 from tests.expected_text import without_varying_parts
 from treewright import RetraceReport, explain_retraces
 
@@ -145,6 +145,8 @@ def test_each_python_block_prints_the_output_on_the_page(
     monkeypatch.chdir(tmp_path)
     if path.name in {"in-place.md", "internals.md", "sharding.md", "statics.md"}:  # refs, errors, a PartitionSpec
         skip_before_jax(0, 10, 2)
+    if re.search(r"make_mesh\(\(\d", path.read_text(encoding="utf-8")):
+        skip_below_devices(4)
     for package in ("flax", "orbax"):  # without wheels for the newest Python
         if re.search(rf"^(import|from) {package}\b", path.read_text(encoding="utf-8"), re.MULTILINE):
             pytest.importorskip(package)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import os
 import re
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from jax._src.monitoring import get_event_duration_listeners
 from jax.sharding import AxisType
 
 import treewright
+from tests.expected_text import compare_with_snapshot
 from tests.retrace.support import details, explained, fresh
 from treewright._base.jax_private import PRIVATE_PARTS, coordination_client, private
 from treewright._trees import level
@@ -240,11 +240,11 @@ def test_the_docs_have_the_table_of_private_parts() -> None:
         siblings = [other for other in PRIVATE_PARTS if other.startswith(f"{module}.") and other != place]
         names = "".join(f", and `{sibling.rpartition('.')[2]}`" for sibling in siblings)
         rows.append(f"| `{place}` | {loss} | the same{names} |")
-    if os.environ.get("UPDATE_SNAPSHOTS"):
-        text = page.replace(head + written, head + "\n".join(rows))
-        (ROOT / "docs" / "internals.md").write_text(text, encoding="utf-8")
-    else:
-        assert written == "\n".join(rows), "UPDATE_SNAPSHOTS=1 pytest tests/test_jax_private.py rewrites it"
+
+    def rewrite(text: str) -> None:
+        (ROOT / "docs" / "internals.md").write_text(page.replace(head + written, head + text), encoding="utf-8")
+
+    compare_with_snapshot(lambda: "\n".join(rows), written, rewrite)
 
 
 def test_every_private_part_exists_and_is_used(tmp_path: Path) -> None:
@@ -293,6 +293,7 @@ with treewright.explain_retraces(on_report=lambda report: print(report.function,
 # Placement
 
 
+@pytest.mark.devices(2)
 @pytest.mark.parametrize("exists", [True, False])
 def test_arrays_are_placed_as_device_put_places_them(*, exists: bool, takes_away: Callable[[str, str], None]) -> None:
     if not exists:

@@ -368,6 +368,7 @@ def mesh_of(kind: Any) -> Any:
     return jax.make_mesh((4,), ("x",), axis_types=(kind,))
 
 
+@pytest.mark.devices(4)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_leaves_keep_their_shardings_with_one_program(kind: Any) -> None:
     mesh = mesh_of(kind)
@@ -383,6 +384,7 @@ def test_leaves_keep_their_shardings_with_one_program(kind: Any) -> None:
     assert compiled == ["jit(count)"]
 
 
+@pytest.mark.devices(4)
 def test_the_state_moves_to_the_device_of_the_inputs() -> None:
     split = NamedSharding(mesh_of(AxisType.Auto), P("x"))
     run = loop(doubled, {"a": jnp.ones(8), "n": 1})

@@ -29,7 +29,7 @@ from typing import Any
 import pytest
 
 import treewright
-from tests.conftest import skip_before_jax
+from tests.conftest import skip_before_jax, skip_below_devices
 from tests.expected_text import compare_with_snapshot, without_varying_parts
 from treewright import errors
 
@@ -163,11 +163,18 @@ def table_text(text: str) -> str:
     return "\n".join("\n   ".join(["=> " + line[0], *line[1:]]).rstrip() for line in lines)
 
 
+def skip_without(table: Path) -> None:
+    """Skip a table whose package or devices are not here."""
+    if table.stem == "steps":
+        pytest.importorskip("orbax.checkpoint")
+    if table.stem == "sharding":
+        skip_below_devices(4)
+
+
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
 def test_each_mistake_produces_the_message_in_the_table(table: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     skip_before_jax(0, 10, 2)
-    if table.stem == "steps":
-        pytest.importorskip("orbax.checkpoint")
+    skip_without(table)
     rows = rows_of(table)
 
     def with_messages() -> str:
@@ -194,8 +201,7 @@ FIXED = [(table, row) for table in TABLES for row in rows_of(table) if shown_lin
 )
 def test_the_line_in_a_message_fixes_the_mistake(table: Path, row: Row, tmp_path: Path) -> None:
     skip_before_jax(0, 10, 2)
-    if table.stem == "steps":
-        pytest.importorskip("orbax.checkpoint")
+    skip_without(table)
     assert row.fixed, f"{table.name}: this message shows a line, so its row needs a corrected program\n{row}"
     missing = [line for line in shown_lines(row.message) if not contains_line(row.fixed, line)]
     assert not missing, f"the corrected program lacks the line in the message, {missing}"

@@ -87,6 +87,7 @@ def test_verify_reports_a_damaged_step_and_continues(
     assert output_of(capsys, tmp_path / "file", "--verify")[0] == 0
 
 
+@pytest.mark.devices(4)
 def test_the_command_lists_and_verifies_an_array_in_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("a",)), spec("a"))
     with CheckpointManager(tmp_path / "run") as manager:

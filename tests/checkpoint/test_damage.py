@@ -102,6 +102,7 @@ def test_file_system_errors_are_not_damage(
     manager.close()
 
 
+@pytest.mark.devices(2)
 def test_an_intact_step_that_does_not_match_is_not_skipped(
     tmp_path: Path,
 ) -> None:

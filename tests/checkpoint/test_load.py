@@ -48,6 +48,7 @@ def test_a_restored_state_does_not_retrace(engine: Any) -> None:
     assert counted.count == 1
 
 
+@pytest.mark.devices(4)
 def test_arrays_and_keys_get_the_shardings_of_the_template(engine: Any) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
     saved, other, keys = (NamedSharding(mesh, spec(*axes)) for axes in (("a", "b"), ("b",), ("a",)))
@@ -222,6 +223,7 @@ def test_a_template_needs_no_values(engine: Any) -> None:
         from_names({"x": 1.0}, like={"x": 0.0, "new": donated.step}, strict=False)
 
 
+@pytest.mark.devices(4)
 def test_an_abstract_mesh_resolves_to_the_current_mesh(engine: Any) -> None:
     mesh = jax.make_mesh((4,), ("a",), axis_types=(jax.sharding.AxisType.Explicit,))
     saved = {"x": jax.device_put(jnp.arange(8.0), NamedSharding(mesh, spec("a")))}

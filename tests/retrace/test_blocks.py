@@ -250,6 +250,7 @@ def test_calls_after_a_cleared_cache_are_not_reported() -> None:
         jitted.clear_cache()
 
 
+@pytest.mark.devices(2)
 def test_functions_traced_before_the_block_are_reported_when_they_recompile() -> None:
     jitted = jitted_copy()
     jitted(np.ones(2, np.float32))
@@ -293,6 +294,7 @@ def test_a_recreated_function_counts_as_the_same_function() -> None:
             loop(3)
 
 
+@pytest.mark.devices(2)
 def test_max_traces_can_forbid_recompiles() -> None:
     for recompiles in (None, 1):
         with treewright.max_traces(1, recompiles=recompiles):

@@ -123,6 +123,7 @@ def test_jax_errors_name_the_path_in_the_state() -> None:
         loop(step, {"net": Net(jnp.ones(3))})(1.0)
 
 
+@pytest.mark.devices(4)
 def test_a_state_on_a_different_device_is_reported_as_a_recompile() -> None:
     def move() -> None:
         run = loop(count, jnp.zeros(2))

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import treewright
-from tests.conftest import skip_before_jax
+from tests.conftest import skip_before_jax, skip_below_devices
 from tests.expected_text import compare_with_snapshot, without_varying_parts
 from tests.retrace import programs
 from tests.retrace.support import Program, programs_in, rewrite
@@ -53,11 +53,19 @@ def names(programs_of_files: list[tuple[Path, Program]]) -> list[str]:
     return [program.name for _, program in programs_of_files]
 
 
+def skip_without_devices(program: Program) -> None:
+    """Skip a program whose title says that it needs devices which are not here."""
+    if needed := re.search(r"on (\d) devices", program.name):
+        skip_below_devices(int(needed[1]))
+
+
 @pytest.mark.parametrize(("file", "program"), PROGRAMS, ids=names(PROGRAMS))
 def test_each_program_produces_exactly_its_reports(file: Path, program: Program) -> None:
     since = re.search(r"since JAX ([\d.]+)", program.name)
     if since:
         skip_before_jax(*map(int, since[1].split(".")))
+
+    skip_without_devices(program)
 
     def reports() -> str:
         return result_and_reports(file, program)[1]
@@ -67,6 +75,7 @@ def test_each_program_produces_exactly_its_reports(file: Path, program: Program)
 
 @pytest.mark.parametrize(("file", "program"), FIXED, ids=names(FIXED))
 def test_the_fixed_program_does_not_retrace_and_computes_the_same(file: Path, program: Program) -> None:
+    skip_without_devices(program)
     with jax.disable_jit():
         expected = program.run(dict(vars(programs)), file.name)
 

@@ -108,6 +108,7 @@ def test_abstract_stacked_and_traced_trees_and_specs_have_tables() -> None:
     assert summary([jax.random.key(0)]).rows[0].dtype == "key<fry>"
 
 
+@pytest.mark.devices(4)
 def test_sharded_trees_have_a_sharding_column() -> None:
     mesh = jax.make_mesh((4,), ("x",))
     spread = jax.device_put(jnp.ones((8, 2)), jax.NamedSharding(mesh, PARTITION("x")))
