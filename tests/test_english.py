@@ -7,7 +7,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("src/**/*.py", "src/**/*.pyi", "examples/**/*.py", "benchmarks/**/*.py", "tests/**/*.py")
-PAGES = ("docs/**/*.md", "docs/*.py", "examples/*.md", "typings/*.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PAGES = (
+    *("docs/**/*.md", "docs/*.py", "examples/*.md", "typings/*.md", "changes/*.md", "tests/*.md"),
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+)
 MESSAGES = ("tests/slips/*.txt", "tests/retrace/*.txt")
 
 # A space in a pattern also matches a line break.

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import version
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import jax
+import pytest
 
 from treewright.__main__ import main
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def info_lines(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
@@ -35,6 +33,8 @@ def test_info_lists_missing_packages(capsys: pytest.CaptureFixture[str], monkeyp
     assert info_lines(capsys)["flax"] == "not installed"
 
 
+@pytest.mark.cpu
+@pytest.mark.devices(4)
 def test_info_counts_devices_of_each_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert info_lines(capsys)["devices"] == "4 x cpu (cpu); process 0 of 1"
 

@@ -1,22 +1,45 @@
-"""Behaviour if JAX lacks something private or recent: `jax_private.py` documents each loss, and none is silent."""
+"""Behaviour if JAX lacks something recent or private: what `PRIVATE_PARTS` says, and nothing else."""
 
 from __future__ import annotations
 
+import functools
+import operator
+import re
 import subprocess
 import sys
+import types
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.monitoring
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import config, distributed
+from jax._src.config import softmax_custom_jvp
+from jax._src.monitoring import get_event_duration_listeners
+from jax.sharding import AxisType
 
 import treewright
-from treewright import _loop
-from treewright import _processes as _jax_processes
+from tests.expected_text import compare_with_snapshot
+from tests.retrace.support import details, explained, fresh
+from treewright._base.jax_private import PRIVATE_PARTS, coordination_client, private
 from treewright._trees import level
-from treewright.checkpoint import fit
+from treewright.checkpoint import CheckpointManager, fit, load, save
+from treewright.errors import LoopStateError, ShardingWarning
+from treewright.retrace import jax_private
+from treewright.sharding import constrain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).parents[1]
+SOURCES = [file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py")]
+NAMES_SETTINGS = bool(jax_private._names_of_settings())  # not in JAX 0.9
+
 
 # Untyped and recent
 
@@ -37,6 +60,7 @@ def lacks(module, name):
 for name in ("GetAttrKey", "SequenceKey", "DictKey", "FlattenedIndexKey"):
     lacks(jax.tree_util, name)
 lacks(jax, "typeof")
+lacks(jax, "make_user_context")
 lacks(jax.dtypes, "prng_key")
 """
 
@@ -44,11 +68,8 @@ lacks(jax.dtypes, "prng_key")
 
     assert [line.rpartition(" ")[2] for line in run.stdout.splitlines()] == [
         *("'GetAttrKey'", "'SequenceKey'", "'DictKey'", "'FlattenedIndexKey'"),
-        *("'typeof'", "'prng_key'"),
+        *("'typeof'", "'make_user_context'", "'prng_key'"),
     ]
-
-
-# Treedefs and options
 
 
 def test_foreign_nodes_are_rejected_without_treedef_data() -> None:
@@ -56,58 +77,227 @@ def test_foreign_nodes_are_rejected_without_treedef_data() -> None:
         level.node_data(SimpleNamespace())
 
 
-def test_a_loop_under_tracing_is_accepted_without_trace_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_loop, "_traces", None)
-    run = treewright.loop(lambda state, x: (state + x, x), 0.0)
+# Private parts
 
-    assert jax.jit(lambda x: run(x))(1.0) == 1.0
+
+# What the parts of the package do that use them, by a name for each fact.
+
+
+def loads_and_restores(folder: Path) -> dict[str, Any]:
+    tree: Any = {"weak": jnp.asarray(1.0), "many": [jnp.full((2,), number) for number in range(3)]}
+    save(folder / "file", tree)
+    loaded = load(folder / "file", like=tree)
+    with CheckpointManager(folder / "steps") as manager:
+        manager.save(1, tree)
+        restored = manager.restore(1, like=tree)
+    same = all(map(np.array_equal, jax.tree.leaves([loaded, restored]), jax.tree.leaves([tree, tree])))
+    return {"restored values": same, "restored weak types": loaded["weak"].weak_type and restored["weak"].weak_type}
+
+
+def loops() -> dict[str, Any]:
+    run = treewright.loop(lambda state, x: (state + x, x), 0.0)
+    run(1.0)
+    facts: dict[str, Any] = {"the state of a loop": float(run.state)}
+    try:
+        jax.jit(lambda x: run(x))(1.0)
+    except LoopStateError:
+        return facts | {"a loop in a different trace": "explained"}
     with pytest.raises(jax.errors.UnexpectedTracerError):
         run(1.0)
+    return facts | {"a loop in a different trace": "leaks"}
 
 
-def test_the_coordination_service_exists_only_in_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jax._src import distributed
+def constrains() -> dict[str, Any]:
+    x, mesh = jnp.ones(2), jax.make_mesh((2,), ("data",), (AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        split = jax.jit(lambda x: constrain(x, "data"))(x)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with mesh:
+            constrain(x, "data")
+    return {
+        "constrain without a mesh": constrain(x, "data") is x,
+        "constrain under a mesh": "replicated" if split.is_fully_replicated else "split",
+        "a warning of `with mesh:`": any(issubclass(each.category, ShardingWarning) for each in caught),
+    }
 
-    assert _jax_processes.coordination_client() is None
-    monkeypatch.setattr(distributed.global_state, "client", "client")
-    assert _jax_processes.coordination_client() == "client"
-    monkeypatch.delattr(distributed, "global_state")
-    assert _jax_processes.coordination_client() is None
+
+def reports() -> dict[str, Any]:
+    jitted: Any = jax.jit(fresh(lambda x: x * 2))
+    x, listeners = jnp.ones(2), get_event_duration_listeners()
+
+    def under(setting: Any) -> None:
+        with setting:
+            jitted(x)
+
+    found = explained(
+        *(lambda: jitted(x), lambda: jitted(jnp.ones(3)), lambda: under(jax.default_matmul_precision("float32"))),
+        lambda: under(softmax_custom_jvp(not getattr(jax.config, "jax_softmax_custom_jvp"))),  # noqa: B009  untyped
+        lambda: jax.vmap(jax.grad(lambda x: jitted(x).sum()))(jnp.ones((2, 4))),
+        lambda: jax.jit(lambda x: jitted(x) + 1)(jnp.ones(5)),
+    )
+    shape, setting, rare, *inner = [details(report)[0] for report in found]
+    clear: Any = jax.monitoring.clear_event_listeners
+    clear()
+    again = explained(lambda: jitted(jnp.ones(6)), lambda: jitted(jnp.ones(7)))
+    for listener in listeners:
+        if listener not in get_event_duration_listeners():
+            jax.monitoring.register_event_duration_secs_listener(listener)
+    return {
+        "report of a shape": shape,
+        "report of a setting": setting,
+        "report of a rare setting": re.split(r" \(|:| \d", rare)[0],
+        "reports of calls inside others": len(inner),
+        "reports after listeners were cleared": len(again),
+    }
 
 
-def test_the_mesh_of_an_old_context_manager_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jax._src import mesh as meshes
+def connects() -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as job:
+        job.setattr(distributed.global_state, "client", "client")
+        return {"the coordination service of a job": coordination_client()}
 
-    old: Any = jax.make_mesh((2,), ("data",))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        with old:
-            assert _jax_processes.mesh_of_old_context() == old
-            with monkeypatch.context() as without:
-                without.delattr(meshes, "thread_resources")
-                assert _jax_processes.mesh_of_old_context() is None
+
+def facts(folder: Path) -> dict[str, Any]:
+    return loads_and_restores(folder) | loops() | constrains() | reports() | connects()
+
+
+FACTS: dict[str, Any] = {
+    "restored values": True,
+    "restored weak types": True,
+    "the state of a loop": 1.0,
+    "a loop in a different trace": "explained",
+    "constrain without a mesh": True,
+    "constrain under a mesh": "split",
+    "a warning of `with mesh:`": True,
+    "report of a shape": "x: float32[2] -> float32[3]",
+    "report of a setting": "jax.config.jax_default_matmul_precision (setting): None -> 'float32'",
+    "report of a rare setting": "jax.config.jax_softmax_custom_jvp" if NAMES_SETTINGS else "an unnamed setting of JAX",
+    "reports of calls inside others": 1,
+    "reports after listeners were cleared": 1,
+    "the coordination service of a job": "client",
+}
+# The facts that are different without each part.
+LOSSES: dict[str, dict[str, Any]] = {
+    "config.trace_context": {"report of a rare setting": "no visible difference"},
+    "config.trace_context_names": {"report of a rare setting": "an unnamed setting of JAX"},
+    "core.trace_ctx": {"a loop in a different trace": "leaks"},
+    "core.trace_state_clean": {"reports of calls inside others": 2} if jax.__version_info__ < (0, 10) else {},
+    "distributed.global_state": {"the coordination service of a job": None},
+    "interpreters.pxla.batched_device_put": {},
+    "lax.lax._convert_element_type": {"restored weak types": False},
+    "mesh.thread_resources": {"a warning of `with mesh:`": False},
+    "monitoring.get_event_duration_listeners": {},
+    "traceback_util.register_exclusion": {},
+}
+
+
+def take_away(place: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide a name of a private module, or the module, from every import; JAX itself keeps what it has imported."""
+    module, _, name = f"jax._src.{place}".rpartition(".")
+    rest = types.ModuleType(module)
+    vars(rest).update({other: value for other, value in vars(sys.modules[module]).items() if other != name})
+    monkeypatch.setitem(sys.modules, module, rest if what == "name" else None)
+    forget()
+
+
+def forget() -> None:
+    remembered: list[Any] = [private, jax_private._names_of_settings, jax_private._outcomes]
+    for function in [*remembered, jax_private.can_observe_compilations]:
+        function.cache_clear()
+
+
+@pytest.fixture
+def takes_away(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    with monkeypatch.context() as context:
+        yield lambda place, what: take_away(place, what, context)
+    forget()
+
+
+def test_each_private_part_has_a_row() -> None:
+    assert list(LOSSES) == sorted(PRIVATE_PARTS)
+    assert {place for code in SOURCES for place in re.findall(r'private\(\s*"([^"]+)"', code)} == set(PRIVATE_PARTS)
+
+
+def test_private_parts_have_one_door_and_no_version_is_compared() -> None:
+    imports = [line for code in SOURCES for line in re.findall(r"import.* jax\._src.*|jax\._src\b.* import.*", code)]
+    attributes = [line for code in SOURCES for line in re.findall(r".*\bjax\._src\.\w+\.\w+.*", code)]
+    versions = [
+        line for code in SOURCES for line in re.findall(r".*__version_info__.*|.*__version__ *[<>=!]=? .*", code)
+    ]
+
+    assert imports == attributes == []
+    assert versions == ['__version__ = "0.1.0"']
+
+
+def test_the_docs_have_the_table_of_private_parts() -> None:
+    page = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
+    head = "| part | without the name | without its module |\n|---|---|---|\n"
+    written = page.partition(head)[2].partition("\n\n")[0]
+    rows: list[str] = []
+    for place, loss in PRIVATE_PARTS.items():
+        module = place.rpartition(".")[0]
+        siblings = [other for other in PRIVATE_PARTS if other.startswith(f"{module}.") and other != place]
+        names = "".join(f", and `{sibling.rpartition('.')[2]}`" for sibling in siblings)
+        rows.append(f"| `{place}` | {loss} | the same{names} |")
+
+    def rewrite(text: str) -> None:
+        (ROOT / "docs" / "internals.md").write_text(page.replace(head + written, head + text), encoding="utf-8")
+
+    compare_with_snapshot(lambda: "\n".join(rows), written, rewrite)
+
+
+def test_every_private_part_exists_and_is_used(tmp_path: Path) -> None:
+    forget()
+    missing = {place for place in PRIVATE_PARTS if private(place) is None}
+
+    assert missing == (set() if hasattr(config, "trace_context_names") else {"config.trace_context_names"})
+    assert facts(tmp_path) == FACTS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["name", "module"])
+@pytest.mark.parametrize("place", LOSSES)
+def test_without_a_private_part_all_goes_on_except_for_its_row(
+    place: str, what: str, tmp_path: Path, takes_away: Callable[[str, str], None]
+) -> None:
+    takes_away(place, what)
+
+    module = place.rpartition(".")[0]
+    lost = [place] if what == "name" else [other for other in LOSSES if other.startswith(f"{module}.")]
+    assert facts(tmp_path) == functools.reduce(operator.or_, map(LOSSES.__getitem__, reversed(lost)), FACTS)
+
+
+@pytest.mark.slow
+def test_the_package_is_imported_without_any_private_module(tmp_path: Path) -> None:
+    modules = {f"jax._src.{place.rpartition('.')[0]}" for place in PRIVATE_PARTS}
+    program = f"""
+import jax, jax.numpy as jnp, optax, orbax.checkpoint, sys
+sys.modules.update(dict.fromkeys({sorted(modules)}))
+import treewright
+from treewright import checkpoint, sharding
+checkpoint.save(sys.argv[1], jnp.ones(2))
+print(checkpoint.load(sys.argv[1], like=jnp.zeros(2)), sharding.constrain(jnp.ones(2), "data"))
+run = treewright.loop(lambda state, x: (state + x, x), 0.0)
+step = jax.jit(lambda x: x + 1)
+with treewright.explain_retraces(on_report=lambda report: print(report.function, report.differences[0])):
+    step(run(1.0)), step(jnp.ones(2))
+"""
+
+    run = subprocess.run([sys.executable, "-c", program, tmp_path / "file"], capture_output=True, text=True, check=True)
+
+    assert run.stdout.splitlines() == ["[1. 1.] [1. 1.]", "<lambda> x (shape): float32[] (weakly typed) -> float32[2]"]
+    assert run.stderr == ""
 
 
 # Placement
 
 
-def test_weak_types_are_restored_if_jax_supports_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fit.weakly_typed(jax.numpy.ones(2)).weak_type
-    monkeypatch.setattr(fit, "untyped_jax", SimpleNamespace(_src=SimpleNamespace(lax=SimpleNamespace(lax=None))))
-    assert not fit.weakly_typed(jax.numpy.ones(2)).weak_type
-
-
-class _WithoutInternals:
-    """JAX for our module, while JAX itself still has its own."""
-
-    _src = SimpleNamespace(interpreters=SimpleNamespace(pxla=None))
-    device_put = staticmethod(jax.device_put)
-
-
+@pytest.mark.devices(2)
 @pytest.mark.parametrize("exists", [True, False])
-def test_arrays_are_placed_as_device_put_places_them(*, exists: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_are_placed_as_device_put_places_them(*, exists: bool, takes_away: Callable[[str, str], None]) -> None:
     if not exists:
-        monkeypatch.setattr(fit, "untyped_jax", _WithoutInternals())
+        takes_away("interpreters.pxla.batched_device_put", "name")
     untyped: Any = jax
     device, mesh = jax.devices()[-1], jax.make_mesh((2,), ("x",))
     shardings: list[Any] = [

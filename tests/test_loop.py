@@ -160,7 +160,7 @@ def test_passing_donated_state_as_input_names_the_leaf() -> None:
         DonatedStateError, match=r"^inputs\[0\]\['x'\] of this call .* is state\['a'\], which the call donat"
     ):
         run({"x": run.state["a"]})
-    assert run.state["a"].tolist() == [1, 1]
+    assert jnp.array_equal(run.state["a"], jnp.ones(2))  # JAX 0.11 donates no array that has been copied to the host
 
     earlier = run.state["a"]
     run({"x": jnp.ones(2)})
@@ -368,6 +368,7 @@ def mesh_of(kind: Any) -> Any:
     return jax.make_mesh((4,), ("x",), axis_types=(kind,))
 
 
+@pytest.mark.devices(4)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_leaves_keep_their_shardings_with_one_program(kind: Any) -> None:
     mesh = mesh_of(kind)
@@ -383,6 +384,7 @@ def test_leaves_keep_their_shardings_with_one_program(kind: Any) -> None:
     assert compiled == ["jit(count)"]
 
 
+@pytest.mark.devices(4)
 def test_the_state_moves_to_the_device_of_the_inputs() -> None:
     split = NamedSharding(mesh_of(AxisType.Auto), P("x"))
     run = loop(doubled, {"a": jnp.ones(8), "n": 1})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import pytest
+
+from tests.expected_text import compare_with_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,14 +25,18 @@ FILES_THAT_IMPORT_PRIVATE_MODULES = 12
 
 # Mutable names at module level that are allowed, as "module.name"
 MUTABLE_STATE = {
-    # Caches: code never changes, and neither do the contents of a JAX version.
+    # Caches: code never changes, and neither do shardings and the contents of a JAX version.
     *(
         "_base.functions.code_key",
         "_base.functions.code_reads",
+        "_base.jax_private.private",
         "retrace.jax_private._names_of_settings",
+        "retrace.jax_private._outcomes",
+        "retrace.jax_private.can_observe_compilations",
     ),
-    "retrace.jax_private.can_read_calls",
-    "retrace.jax_private.can_observe_compilations",
+    "checkpoint.host._pinned",
+    # Managers, for the exit of the program
+    *("checkpoint.steps._OPEN", "checkpoint.steps._PENDING"),
 }
 PUBLIC = {"treewright.checkpoint", "treewright.sharding", "treewright.testing"}
 NAMED_IN_DOCS = {f"treewright.{name}" for name in ("__main__", "errors", "testing.plugin", "train", "typed")}
@@ -113,37 +118,50 @@ def test_only_two_modules_call_exec() -> None:
 # The map in CONTRIBUTING.md
 
 
-def house_map() -> str:
-    """Each file of the package with the first line of its docstring, folders first."""
-    lines = ["src/treewright/"]
-    for path in sorted(SOURCE.rglob("*.py"), key=lambda path: (path.parent == SOURCE, path.parent, path.name)):
-        depth = len(path.parent.relative_to(SOURCE).parts)
-        name = f"{path.parent.name}/" if path.name == "__init__.py" and depth else "  " * depth + path.name
+def house_map(folder: Path, width: int) -> str:
+    """Each Python file below a folder with the first line of its docstring, folders first."""
+    lines, above = [f"{folder.relative_to(ROOT)}/"], folder
+    for path in sorted(folder.rglob("*.py"), key=lambda path: (path.parent == folder, path.parent, path.name)):
+        depth = len(path.parent.relative_to(folder).parts)
+        is_package = path.name == "__init__.py" and depth
+        if path.parent not in {above, folder} and not is_package:
+            lines.append(f"  {path.parent.relative_to(folder)}/")
+        above = path.parent
+        name = f"{path.parent.name}/" if is_package else "  " * min(depth, 1) + path.name
         stub = " (+ .pyi)" if path.with_suffix(".pyi").exists() else ""
-        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        lines.append(f"  {name + stub:<21} {docstring.splitlines()[0]}")
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "(no docstring)"
+        lines.append(f"  {name + stub:<{width}} {docstring.splitlines()[0]}")
     return "\n".join(lines)
 
 
-def test_the_map_in_contributing_lists_every_file() -> None:
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    written = page.partition("### The map\n")[2].partition("```text\n")[2].partition("\n```")[0]
-    if os.environ.get("UPDATE_SNAPSHOTS"):
-        (ROOT / "CONTRIBUTING.md").write_text(page.replace(written, house_map()), encoding="utf-8")
-        return
-    assert written == house_map(), "UPDATE_SNAPSHOTS=1 pytest tests/test_repository_rules.py writes the map"
+@pytest.mark.parametrize(
+    ("page", "folder", "width"), [("CONTRIBUTING.md", SOURCE, 21), ("tests/README.md", ROOT / "tests", 32)]
+)
+def test_a_map_lists_every_file(page: str, folder: Path, width: int) -> None:
+    path = ROOT / page
+    before, fence, rest = path.read_text(encoding="utf-8").partition("```text\n")
+    written, end, after = rest.partition("\n```")
+    assert end, "the page has no map between fences"
+
+    def rewrite(listed: str) -> None:
+        path.write_text(f"{before}{fence}{listed}{end}{after}", encoding="utf-8")
+
+    compare_with_snapshot(lambda: house_map(folder, width), written, rewrite)
 
 
 def missing_files(page: Path, *folders: Path) -> Iterable[str]:
-    named = re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8"))
+    text = re.sub(r"```text\n.*?\n```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)  # without the map
+    named = re.findall(r"`([\w/]+\.py)`", text)
     return (name for name in named if not any((folder / name).is_file() for folder in folders))
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/internals.md"])
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/internals.md", "tests/README.md"])
 def test_files_named_on_pages_exist(page: str) -> None:
-    assert [*missing_files(ROOT / page, SOURCE, ROOT)] == []
+    assert [*missing_files(ROOT / page, SOURCE, ROOT, ROOT / "tests")] == []
 
 
+@pytest.mark.cpu
+@pytest.mark.devices(4)
 def test_tests_see_four_cpu_devices_and_no_rank_promotion() -> None:
     assert len(jax.devices("cpu")) == 4
     with pytest.raises(ValueError, match="rank_promotion"):

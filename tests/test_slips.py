@@ -15,7 +15,6 @@ import importlib
 import inspect
 import io
 import linecache
-import os
 import pkgutil
 import re
 import sys
@@ -30,7 +29,8 @@ from typing import Any
 import pytest
 
 import treewright
-from tests.conftest import skip_before_jax
+from tests.conftest import skip_before_jax, skip_below_devices
+from tests.expected_text import compare_with_snapshot, without_varying_parts
 from treewright import errors
 
 TABLES = sorted((Path(__file__).parent / "slips").glob("*.txt"))
@@ -149,26 +149,12 @@ def run(code: str, folder: Path) -> tuple[str, BaseException | None]:
     lines += [f"{warning.category.__name__}: {warning.message}" for warning in caught]
     if error is not None:
         lines += [f"{type(error).__name__}: {error}", *(note for note in notes_of(error) if not note.startswith("---"))]
-    return normalised_text("\n".join(lines), folder), error
+    return without_varying_parts("\n".join(lines), folder).replace("slips.", ""), error
 
 
 def notes_of(error: BaseException) -> list[str]:
     notes: list[str] = getattr(error, "__notes__", [])
     return notes
-
-
-def normalised_text(text: str, folder: Path) -> str:
-    """Without parts that differ between runs or versions of Python."""
-    text = text.replace(str(folder), "FOLDER").replace("slips.", "")
-    text = re.sub(r"cannot use '\w+' as a dict key \((.*)\)", r"\1", text, flags=re.DOTALL)  # from 3.14 on
-    text = text.replace("collections.abc.Callable[[jax.Array], jax.Array]", "...")  # the form since 3.14
-    text = re.sub(r"(?<=/en/latest/)\d+/", "", text)  # in links of JAX 0.12
-    # Key paths of JAX 0.12 are plain names in older versions.
-    text = re.sub(r"^ {4}(\['\w+'\] ?)+$", lambda line: re.sub(r"\['|'\]", "", line[0]), text, flags=re.MULTILINE)
-    text = text.replace(" and no __dict__ for setting new attributes", "")  # from 3.14 on
-    text = re.sub(r"\. Did you mean '\w+'\?$", "", text)  # Python's guess, from 3.13 on
-    text = re.sub(r"(?<=trace, )[\d.e-]+ s", "... s", text)
-    return re.sub(r"0x[0-9a-f]+", "0x...", text)
 
 
 def table_text(text: str) -> str:
@@ -177,28 +163,34 @@ def table_text(text: str) -> str:
     return "\n".join("\n   ".join(["=> " + line[0], *line[1:]]).rstrip() for line in lines)
 
 
+def skip_without(table: Path) -> None:
+    """Skip a table whose package or devices are not here."""
+    if table.stem == "steps":
+        pytest.importorskip("orbax.checkpoint")
+    if table.stem == "sharding":
+        skip_below_devices(4)
+
+
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
 def test_each_mistake_produces_the_message_in_the_table(table: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     skip_before_jax(0, 10, 2)
-    if table.stem == "steps":
-        pytest.importorskip("orbax.checkpoint")
-    rows, text = rows_of(table), list[str]()
-    for row in rows:
-        if row.code.startswith("#"):
-            text.append(row.code)
-            continue
-        message, error = run(row.code, tmp_path_factory.mktemp("slip"))
-        assert message, f"no message for\n{row.code}"
-        assert error is None or raised_on_purpose(error), f"crashed inside Treewright:\n{row.code}\n{message}"
-        text.append(f"{row.code}\n{table_text(message)}" + (f"\nfixed:\n{row.fixed}" if row.fixed else ""))
-    compare(table, "\n\n".join(text) + "\n")
+    skip_without(table)
+    rows = rows_of(table)
+
+    def with_messages() -> str:
+        return "\n\n".join(with_message(row, tmp_path_factory.mktemp("slip")) for row in rows) + "\n"
+
+    compare_with_snapshot(with_messages, table.read_text(encoding="utf-8"), table.write_text)
 
 
-def compare(table: Path, text: str) -> None:
-    if os.environ.get("UPDATE_SNAPSHOTS"):
-        table.write_text(text, encoding="utf-8")
-    expected = table.read_text(encoding="utf-8")
-    assert text == expected, f"{table} differs; UPDATE_SNAPSHOTS=1 rewrites it"
+def with_message(row: Row, folder: Path) -> str:
+    """The row as text, with the message that its code produces now."""
+    if row.code.startswith("#"):
+        return row.code
+    message, error = run(row.code, folder)
+    assert message, f"no message for\n{row.code}"
+    assert error is None or raised_on_purpose(error), f"crashed inside Treewright:\n{row.code}\n{message}"
+    return f"{row.code}\n{table_text(message)}" + (f"\nfixed:\n{row.fixed}" if row.fixed else "")
 
 
 FIXED = [(table, row) for table in TABLES for row in rows_of(table) if shown_lines(row.message) or row.fixed]
@@ -209,8 +201,7 @@ FIXED = [(table, row) for table in TABLES for row in rows_of(table) if shown_lin
 )
 def test_the_line_in_a_message_fixes_the_mistake(table: Path, row: Row, tmp_path: Path) -> None:
     skip_before_jax(0, 10, 2)
-    if table.stem == "steps":
-        pytest.importorskip("orbax.checkpoint")
+    skip_without(table)
     assert row.fixed, f"{table.name}: this message shows a line, so its row needs a corrected program\n{row}"
     missing = [line for line in shown_lines(row.message) if not contains_line(row.fixed, line)]
     assert not missing, f"the corrected program lacks the line in the message, {missing}"

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from tests.conftest import count_traces, importorskip
-from treewright import Module, TrainState, buffer, replace, spec_like, static
+from treewright import Module, TrainState, buffer, max_traces, replace, spec_like, static
 
 pytestmark = pytest.mark.slow
 
@@ -443,3 +443,117 @@ def test_an_optimiser_with_a_mutated_closure_stays_equal() -> None:
     updated = state.apply_gradients(grads=state.params)
 
     assert jax.tree.structure(updated) == jax.tree.structure(state)
+
+
+class Projection(Module):
+    w: jax.Array
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x @ self.w
+
+
+def two_weights(**kwargs: Any) -> Any:
+    return TrainState.create(params={"w": jnp.ones(2), "f": jnp.ones(2)}, **kwargs)
+
+
+ONES = {"w": jnp.ones(2), "f": jnp.ones(2)}
+
+
+@pytest.mark.parametrize("jit", [lambda function: function, jax.jit], ids=["eager", "jit"])
+def test_gradients_that_the_optimiser_passes_on_for_some_parameters_are_rejected(jit: Any) -> None:
+    state = two_weights(tx=optax.masked(optax.sgd(0.1), {"w": True, "f": False}))
+
+    with pytest.raises(ValueError, match=r"the gradients of params\['f'\] unchanged, .* optax\.partition\(\{True: tx"):
+        jit(lambda state: state.apply_gradients(grads=ONES))(state)
+
+    frozen = optax.partition({True: optax.sgd(0.1), False: optax.set_to_zero()}, {"w": True, "f": False})
+    assert two_weights(tx=frozen).apply_gradients(grads=ONES).params["f"].tolist() == [1, 1]
+    assert two_weights(tx=optax.identity()).apply_gradients(grads=ONES).params["f"].tolist() == [2, 2]
+
+
+def test_an_optimiser_that_captured_a_traced_rate_is_named() -> None:
+    state = jax.jit(lambda rate: two_weights(tx=optax.sgd(rate)))(0.1)
+
+    with pytest.raises(jax.errors.UnexpectedTracerError) as caught:
+        state.apply_gradients(grads=ONES)
+
+    [note] = [note for note in caught.value.__notes__ if note.startswith("state.tx")]
+    assert note.startswith("state.tx captured a traced value, step_size. Build the optimiser outside jit")
+    assert "optax.inject_hyperparams(optax.adam)(learning_rate=...)" in note
+
+
+def test_the_note_about_callable_labels_is_added_only_if_optax_called_them() -> None:
+    net = Projection(jnp.ones((2, 2)))
+    labels = spec_like(net, "train")
+    transforms = {"train": optax.sgd(0.1)}
+
+    def notes(tx: Any) -> list[str]:
+        with pytest.raises(Exception) as caught:  # noqa: PT011  any error of tx.init
+            TrainState.create(params=net, tx=tx)
+        return [note for note in getattr(caught.value, "__notes__", []) if note.startswith("tx.init(params) raised")]
+
+    assert len(notes(optax.partition(transforms, labels))) == 1
+    assert notes(optax.partition(transforms, lambda params: spec_like(params, "other"))) == []
+    assert notes(optax.GradientTransformation(lambda _params: 1 // 0, optax.sgd(0.1).update)) == []
+    assert TrainState.create(params=net, tx=optax.partition(transforms, lambda params: spec_like(params, "train")))
+
+
+@pytest.mark.parametrize(
+    ("grads", "is_value_and_grad"),
+    [
+        ((1.0, ONES), True),
+        ((((jnp.ones(()), {"n": 1})), ONES), True),
+        ((ONES, ONES), False),
+        ((jnp.ones(2), ONES), False),
+    ],
+    ids=["loss", "with aux", "two micro-batches", "losses"],
+)
+def test_a_pair_is_a_result_of_value_and_grad_only_with_a_scalar_loss(grads: Any, is_value_and_grad: bool) -> None:
+    with pytest.raises(ValueError, match="grads must have the structure of params") as caught:
+        two_weights(tx=optax.sgd(0.1)).apply_gradients(grads=grads)
+
+    assert ("looks like the result of jax.value_and_grad" in str(caught.value)) is is_value_and_grad
+
+
+def test_an_init_of_a_subclass_that_create_cannot_call_is_named() -> None:
+    class Own(TrainState[Any]):
+        def __init__(self, params: Any, tx: Any) -> None:
+            super().__init__(params=params, tx=tx)
+
+    with pytest.raises(
+        TypeError, match=r"but its own __init__ got an unexpected keyword argument 'apply_fn'\. Write __p"
+    ):
+        Own.create(params=ONES, tx=optax.sgd(0.1))
+
+    with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
+        TrainState.create(params=ONES, tx=optax.sgd(0.1), other=1)
+
+
+def test_new_values_of_extra_fields_keep_their_type() -> None:
+    class Keyed(TrainState[Any]):
+        key: Any
+        mean: Any = None
+
+    state: Any = Keyed.create(params=ONES, tx=optax.sgd(0.1), key=jax.random.key(0))
+
+    with pytest.raises(
+        ValueError, match=r"(?s)key=\.\.\.\) would change its type.*key<fry>\[\] -> uint32\[2\]\n.*state\.replace"
+    ):
+        state.apply_gradients(grads=ONES, key=jax.random.PRNGKey(0))
+    new = state.apply_gradients(grads=ONES, key=jax.random.key(1), mean=jnp.ones(2))
+    assert new.mean.tolist() == [1, 1]
+    assert state.replace(key=jax.random.PRNGKey(0)).key.shape == (2,)
+
+
+@pytest.mark.parametrize("axis_type", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit], ids=str)
+def test_a_state_is_created_next_to_committed_parameters(axis_type: Any) -> None:
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(axis_type,))
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    step = jax.jit(lambda state: state.apply_gradients(grads=state.params))
+
+    state: Any = TrainState.create(params=jax.device_put(ONES, place), tx=optax.adam(0.1))
+
+    assert state.step.sharding == state.opt_state[0].count.sharding == place
+    with max_traces(1, recompiles=0):
+        for _ in range(3):
+            state = step(state)

@@ -30,11 +30,14 @@ TESTED = [python for python in PYTHONS if python not in WITHOUT_ALL_WHEELS]
 (JAX,) = [dependency.partition(">=")[2] for dependency in PROJECT["dependencies"] if dependency.startswith("jax>=")]
 
 # Where JAX has wheels: `sys_platform` and `platform_machine`.
-SYSTEMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")]
+SYSTEMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"), ("win32", "AMD64")]
 
 
 def text(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
+
+
+LOCKED = [Requirement(line) for line in text("constraints.txt").splitlines() if not line.startswith("#")]
 
 
 def workflows() -> dict[str, Any]:
@@ -80,18 +83,48 @@ def test_pages_name_the_pythons_that_make_accepts(page: str) -> None:
     assert f"Python {TESTED[0]} to {TESTED[-1]}" in text(page)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
-def test_pages_name_the_required_python_and_jax(page: str) -> None:
-    assert f"Python {PYTHONS[0]} to {PYTHONS[-1]} with JAX {JAX} or newer" in text(page)
+def test_the_first_page_names_the_required_python_and_jax() -> None:
+    required = f"Python {PYTHONS[0]} to {PYTHONS[-1]} and JAX {JAX} or newer ([tested versions](limits.md#tested-with))"
+
+    assert required in text("docs/start.md").replace("\n", " ")
 
 
-def test_ci_runs_each_python_with_the_locked_jax_and_the_oldest_jax_once() -> None:
+def minor(release: str) -> tuple[int, ...]:
+    return version.parse(release).release[:2]
+
+
+def test_ci_runs_each_python_with_the_locked_jax_and_each_minor_release_of_jax() -> None:
     matrix = workflows()["tests.yml"]["jobs"]["test"]["strategy"]["matrix"]
+    jax = {job["jax"] for job in matrix["include"]}
+    locked = [str(pin.specifier).removeprefix("==") for pin in LOCKED if pin.name == "jax"]
+    newest = max(map(minor, locked))
 
     assert matrix["python"] == TESTED
     assert matrix["jax"] == [""]
-    assert [version.parse(job["jax"]) for job in matrix["include"]] == [version.parse(JAX)]
+    assert min(map(version.parse, jax)) == version.parse(JAX)
+    assert {minor(release) for release in {*jax, *locked}} == {
+        (newest[0], number) for number in range(minor(JAX)[1], newest[1] + 1)
+    }
     assert workflows()["newest.yml"]["jobs"]["test"]["strategy"]["matrix"]["python"] == TESTED
+
+
+def test_docs_name_the_versions_that_ci_runs_in_one_table() -> None:
+    matrix = workflows()["tests.yml"]["jobs"]["test"]["strategy"]["matrix"]
+    run = {(job["jax"], job["python"]) for job in matrix["include"]}
+    for python in TESTED:
+        place = {"python_version": python, "python_full_version": f"{python}.0"}
+        pins = [pin for pin in LOCKED if pin.name == "jax" and (pin.marker is None or pin.marker.evaluate(place))]
+        run |= {(str(pin.specifier).removeprefix("=="), python) for pin in pins}
+    rows = re.findall(r"^\| ([\d., ]+) \| ([\d., ]+) \|$", text("docs/limits.md"), re.MULTILINE)
+
+    assert {(jax, python) for row in rows for jax in row[0].split(", ") for python in row[1].split(", ")} == run
+
+
+def test_ci_runs_the_quick_tests_on_macos_and_windows() -> None:
+    job = workflows()["tests.yml"]["jobs"]["systems"]
+
+    assert job["strategy"]["matrix"]["system"] == ["macos-latest", "windows-latest"]
+    assert job["steps"][-1] == {"run": "make quick PYTHON=python", "shell": "bash"}
 
 
 def test_ci_measures_coverage_on_the_newest_python() -> None:
@@ -118,7 +151,9 @@ def test_ci_and_the_readme_name_the_same_commands() -> None:
     commands = [step["run"].split() for job in jobs for step in job["steps"] if "run" in step]
 
     assert (
-        {command[1] for command in commands if command[0] == "make"} == {"test", "coverage", "docs", "dist"} <= targets
+        {command[1] for command in commands if command[0] == "make"}
+        == {"test", "quick", "coverage", "docs", "dist"}
+        <= targets
     )
     assert text(".ci/run").splitlines()[-1] == "make test"
     assert re.findall(r"^make (\w+)", text("README.md"), re.MULTILINE) == ["demo", "test"]
@@ -126,9 +161,6 @@ def test_ci_and_the_readme_name_the_same_commands() -> None:
 
 
 # The lock
-
-
-LOCKED = [Requirement(line) for line in text("constraints.txt").splitlines() if not line.startswith("#")]
 
 
 def requirements(*extras: str) -> list[Requirement]:
@@ -196,7 +228,7 @@ def test_make_installs_the_locked_versions_by_default(options: list[str], locks:
 def test_the_oldest_jax_is_the_same_everywhere() -> None:
     assert f"jaxlib>={JAX}" in PROJECT["dependencies"]
     assert f"make test JAX={JAX}.0" in text("CONTRIBUTING.md").replace("\n", " ")
-    assert f"from {JAX}.0 to the newest" in text("src/treewright/_base/jax_private.py")
+    assert f"from {JAX}.0 to the newest" in text("src/treewright/_base/jax_private.py").replace("\n", " ")
 
 
 def test_the_citation_has_the_version_of_the_package() -> None:

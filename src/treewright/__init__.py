@@ -82,7 +82,6 @@ if TYPE_CHECKING:
     from treewright import checkpoint, errors, sharding, testing, typed
     from treewright._adopt import Adopted, Static, adopt
     from treewright._core.fields import StaticValue, buffer, field, static
-    from treewright._core.module import Module, pytree_dataclass, replace
     from treewright._freeze import FrozenArray, FrozenMapping, freeze
     from treewright._loop import loop
     from treewright._trees.at import at
@@ -93,6 +92,7 @@ if TYPE_CHECKING:
     from treewright._trees.specs import spec_like, trainable
     from treewright._trees.stack import node_at, split_key_like, stack, unstack
     from treewright._trees.summary import summary
+    from treewright.module import Module, pytree_dataclass, replace
     from treewright.retrace.explain import explain, explain_retraces, max_traces
     from treewright.retrace.report import RetraceReport
     from treewright.train import TrainState
@@ -107,7 +107,7 @@ else:
             "_loop": ("loop",),
             "_core.fields": ("StaticValue", "buffer", "field", "static"),
             "_core.instance": ("replace",),
-            "_core.module": ("Module", "pytree_dataclass"),
+            "module": ("Module", "pytree_dataclass"),
             "_trees.at": ("at",),
             "_trees.diff": ("Difference", "allclose", "diff"),
             "_trees.edit": ("edit",),

@@ -13,11 +13,13 @@ import numpy as np
 from treewright._base.functions import set_public_module
 from treewright._base.jax_private import Path, jax_trees, path_text
 from treewright._base.text import short_text
-from treewright._core import AnyStatic, Module, buffer, field, is_node, pytree_dataclass, static
+from treewright._core import AnyStatic, buffer, field, is_node, static
 from treewright._freeze import FrozenMapping
 from treewright._trees.level import Place, is_none, reject_class, walk
-from treewright._trees.specs import Where, chosen_leaves
+from treewright._trees.specs import Where  # noqa: TC001  typing.get_type_hints asks for it
+from treewright._trees.where import chosen_leaves
 from treewright.errors import StaticFieldError
+from treewright.module import Module, pytree_dataclass
 
 S = TypeVar("S", bound=AnyStatic)
 T = TypeVar("T")
@@ -133,7 +135,7 @@ def _call(adopted: Adopted[Any], method: str, /, *args: Any, **kwargs: Any) -> A
     return output
 
 
-def adopt(tree: T, *, buffers: "type[Any] | Where[T] | None" = None) -> Adopted[T]:
+def adopt(tree: T, *, buffers: "Where[T] | None" = None) -> Adopted[T]:
     """Wrap another library's layer or tree in a node.
 
     Its arrays become children; functions, numbers, flags and everything else in its leaves and `aux_data` become exact
@@ -143,13 +145,14 @@ def adopt(tree: T, *, buffers: "type[Any] | Where[T] | None" = None) -> Adopted[
 
     Args:
         tree: An `equinox.nn` layer, a flax nnx module, any pytree.
-        buffers: More arrays that are not trained: a class whose instances contain them, such as `nnx.BatchStat`, or a
-            place as for `spec_like`, such as a path or a function of path and leaf.
+        buffers: More arrays that are not trained, in one of the forms of `where=` in `at`: a class whose instances
+            contain them, such as `nnx.BatchStat`, a path, or a predicate of path and leaf.
 
     Raises:
         StaticFieldError: If a value in the layer that is not an array can't be static, such as a list in a static field
             of an `equinox.Module`.
         TypeError: If `tree` is a class, or a single value that is not a function.
+        MissingPlaceError: If `buffers` selects nothing.
         ValueError: If `buffers` selects no array.
 
     Examples:
@@ -205,11 +208,7 @@ def _adopted(tree: T, buffers: set[Path]) -> Adopted[T]:
 def _chosen_paths(buffers: Any, tree: Any) -> set[Path]:
     """The paths of the arrays that `buffers` selects."""
     leaves = jax_trees.tree_leaves_with_path(tree)
-    if isinstance(buffers, type):
-        parts = jax.tree.leaves(tree, is_leaf=lambda part: isinstance(part, buffers))
-        are_chosen = [isinstance(part, buffers) for part in parts for _ in jax.tree.leaves(part)]
-    else:
-        are_chosen = chosen_leaves(tree, leaves, buffers)
+    are_chosen = chosen_leaves(tree, buffers)
     pairs = zip(leaves, are_chosen, strict=True)
     paths = {path for (path, leaf), is_chosen in pairs if is_chosen and isinstance(leaf, _ARRAYS)}
     if not paths:

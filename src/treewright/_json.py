@@ -153,19 +153,18 @@ class _Description:
         return f"{'' if cls is tuple else self.name(value if is_function else cls)}({contents_text})"
 
     def parts(self, value: Any) -> Iterator[str]:
-        """The texts of a value's contents; attributes sorted by name."""
-        parts = contents(value)
+        """The texts of a value's contents; attributes last, sorted by name."""
         ignored = {field.name for field in spec_of(value).fields if field.local} if is_node(value) else _IGNORED
-        attributes = sorted((key for key in parts if getattr(key, "role", "") == "attribute"), key=str)
-        for key in (*(key for key in parts if key not in attributes), *attributes):
-            name, role = getattr(key, "name", ""), getattr(key, "role", "")
+        for key, part in sorted(contents(value).items(), key=lambda entry: _order(entry[0])):
+            name = _written_name(key)
             if isinstance(key, DictKey):
-                yield f"{self.of(key.key)}: {self.of(parts[key])}"
+                yield f"{self.of(key.key)}: {self.of(part)}"
+            elif not name:
+                yield self.of(part)
             elif name not in ignored:
-                is_bare = role in {"function", "object"} or name.startswith("argument ")
-                if name and not is_bare and role != "option" and type(parts[key]) in JSON_TYPES - {types.NoneType}:
-                    self.settings.append(f"{name}={cut_text(repr(parts[key]), _MAX_REPEATED)}")
-                yield f"{name}={self.of(parts[key])}" if name and not is_bare else self.of(parts[key])
+                if type(part) in JSON_TYPES - {types.NoneType} and getattr(key, "role", "") != "option":
+                    self.settings.append(f"{name}={cut_text(repr(part), _MAX_REPEATED)}")
+                yield f"{name}={self.of(part)}"
 
     def separately(self, value: Any) -> str:
         """The text of a value, independent of the parts described before."""
@@ -188,6 +187,18 @@ class _Description:
             self.code(each) if isinstance(each, types.CodeType) else self.separately(each) for each in code.co_consts
         ]
         return _digest(repr((code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants)))
+
+
+def _order(key: Any) -> str:
+    """Sorts attributes last, by name; the sort is stable, so all other parts keep their order."""
+    return str(key) if getattr(key, "role", "") == "attribute" else ""
+
+
+def _written_name(key: Any) -> str:
+    """The name of a part in a description; empty for items, wrapped functions and positional arguments."""
+    name: str = getattr(key, "name", "")
+    is_bare = getattr(key, "role", "") in {"function", "object"} or name.startswith("argument ")
+    return "" if is_bare else name
 
 
 def _plain_text(value: Any) -> str:

@@ -7,31 +7,21 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.sharding import NamedSharding
 
 from treewright._base.functions import set_public_module
-from treewright._base.jax_private import Path, is_ref, jax_trees, path_text, untyped_jax
+from treewright._base.jax_private import Path, current_trace, is_ref, jax_trees, path_text, untyped_jax
 from treewright._base.lines import first_lines
 from treewright._base.text import short_text
 from treewright._contents import unwrap
 from treewright._trees.diff import differences
 from treewright._trees.level import strong
+from treewright._trees.places import placed_with, sharding_of
 from treewright._trees.sizes import memory_of
 from treewright.errors import DonatedStateError, LoopStateError
 
 S = TypeVar("S")
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_traces: Any = getattr(untyped_jax._src.core, "trace_ctx", None)
-
-
-def current_trace() -> object:
-    """The current trace, or JAX's object for no trace.
-
-    Without it, a loop that is called during a trace loses its state, and JAX reports a leaked tracer.
-    """
-    return getattr(_traces, "trace", None)
 
 
 class FlatTree:
@@ -107,7 +97,7 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
         if not callable(step):
             raise TypeError(f"loop(step, state) needs a function, step(state, *inputs), got {short_text(step)}.")
         self._name: str = getattr(unwrap(step), "__name__", type(step).__qualname__)
-        self._step = _with_flat_result(step, self._name)
+        self._step = self._with_flat_result(step)
         self._donate = donate
         self._structures: dict[Any, Callable[..., Any]] = {}
         self.state = state
@@ -200,41 +190,39 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
         if "has been deleted" in str(error):  # before the step ran
             self._reject_deleted(jax_trees.tree_leaves_with_path(tree))
 
+    def _with_flat_result(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """The function that a loop jits: `step`, but it checks the new state and returns its leaves."""
+        name = self._name
+
+        @functools.wraps(step)
+        def stepped(flat: FlatTree, /, *inputs: Any, **keywords: Any) -> tuple[list[Any], Any]:
+            result: Any = step(flat.tree, *inputs, **keywords)
+            if not (isinstance(result, tuple | list) and len(result) == 2):
+                raise LoopStateError(
+                    f"{name} must return a pair, (state, output), got {short_text(result)}. Without an output: return "
+                    f"state, None."
+                )
+            of_trees = differences(flat.tree, result[0], values=False, path=("state",))
+            changes = first_lines([str(difference) for difference in of_trees if difference.kind != "weak_type"])
+            if changes:
+                lines = "\n  ".join(["", *changes])
+                raise LoopStateError(
+                    f"{name} returned a state that differs from its input, so every call would recompile:{lines}\n"
+                    f"Keep the structure, statics, shapes and dtypes of the state; return new values as output."
+                )
+            return list(map(_array_of, jax.tree.leaves(result[0]))), result[1]
+
+        stepped.__name__ = name  # the program's name in profiles and logs
+        return stepped
+
     def _make_program(self, inputs: Any, keywords: Any) -> Any:
         """The jitted step; the leaves are first moved to the devices where it will return them."""
         leaves: list[Any] = self._flat.result[0][0]
-        places = {*map(_place_of, [*leaves, *jax.tree.leaves((inputs, keywords))])} - {None}
-        if len(places) == 1:  # jit would also move the others, but then recompile for its own results
-            leaves[:] = [jax.device_put(leaf, *places) if _sharding_of(leaf) is None else leaf for leaf in leaves]
-        shardings = [*map(_sharding_of, leaves)]
+        leaves[:] = placed_with([*leaves, *jax.tree.leaves((inputs, keywords))], leaves)
+        shardings = [*map(sharding_of, leaves)]
         donated = (0,) if self._donate else ()
         self._program = untyped_jax.jit(self._step, donate_argnums=donated, out_shardings=(shardings, None))
         return self._program
-
-
-def _with_flat_result(step: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The function that a loop jits: `step`, but it checks the new state and returns its leaves."""
-
-    @functools.wraps(step)
-    def stepped(flat: FlatTree, /, *inputs: Any, **keywords: Any) -> tuple[list[Any], Any]:
-        result: Any = step(flat.tree, *inputs, **keywords)
-        if not (isinstance(result, tuple | list) and len(result) == 2):
-            raise LoopStateError(
-                f"{name} must return a pair, (state, output), got {short_text(result)}. Without an output: return "
-                f"state, None."
-            )
-        of_trees = differences(flat.tree, result[0], values=False, path=("state",))
-        changes = first_lines([str(difference) for difference in of_trees if difference.kind != "weak_type"])
-        if changes:
-            lines = "\n  ".join(["", *changes])
-            raise LoopStateError(
-                f"{name} returned a state that differs from its input, so every call would recompile:{lines}\n"
-                f"Keep the structure, statics, shapes and dtypes of the state; return new values as output."
-            )
-        return list(map(_array_of, jax.tree.leaves(result[0]))), result[1]
-
-    stepped.__name__ = name  # the program's name in profiles and logs
-    return stepped
 
 
 def _array_of(leaf: Any) -> jax.Array:
@@ -243,15 +231,3 @@ def _array_of(leaf: Any) -> jax.Array:
         raise TypeError("A ref can't be part of the state.")
     array: jax.Array = strong(leaf if isinstance(leaf, jax.Array) else jnp.array(leaf))
     return array
-
-
-def _sharding_of(leaf: Any) -> Any:
-    """The sharding of a committed leaf; None for any other."""
-    is_committed = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed
-    return leaf.sharding if is_committed else None
-
-
-def _place_of(leaf: Any) -> Any:
-    """The sharding for uncommitted leaves next to this one: the same, but replicated over a mesh."""
-    sharding, whole = _sharding_of(leaf), untyped_jax.sharding.PartitionSpec()
-    return NamedSharding(sharding.mesh, whole) if isinstance(sharding, NamedSharding) else sharding

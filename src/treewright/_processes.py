@@ -1,4 +1,4 @@
-"""Agreement between the processes of a job: one process decides for all. Uses private and recent JAX APIs."""
+"""Agreement between the processes of a job: one process decides for all."""
 
 import hashlib
 import json
@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 import jax
 
-from treewright._base.jax_private import untyped_jax
+from treewright._base.jax_private import coordination_client, untyped_jax
 from treewright._base.lines import common_prefix, excerpts
-from treewright.errors import ProcessMismatchError
+from treewright.errors import CheckpointDamagedError, CheckpointError, ProcessMismatchError
 
 TIMEOUT = 60.0  # seconds; JAX terminates a job after 100 s without a heartbeat of a process
 _ANSWER_TIMEOUT_MS = 60_000  # for process 0 to answer
@@ -82,6 +82,58 @@ def _decision(messages: Iterable[bytes], decide: Callable[[list[Any]], Any]) -> 
         return "", decide(list(values))
     except ProcessMismatchError as error:
         return str(error), None
+
+
+def run_on_all_processes(
+    name: str,
+    work: Callable[[], Any],
+    timeout: float,
+    *,
+    on_first: bool = False,
+    same: Callable[[Any], Mapping[str, str]] | None = None,
+    channel: str = "exchange",
+) -> Any:
+    """Run `work` in every process, or only in the first, and return its result, with one exchange.
+
+    If it fails anywhere, every process raises: its own error, or one that names the failed process. The error is a
+    CheckpointDamagedError only if all failures are.
+
+    Args:
+        name: Name of the work in messages.
+        work: The function to run.
+        timeout: Seconds to wait for the other processes.
+        on_first: Run only in process 0 and share its result, which must be JSON.
+        same: Texts of a result, by path, that must be equal in all processes.
+        channel: As for `agree`.
+    """
+    value: Any = None
+    error: Exception | None = None
+    texts: Mapping[str, str] = {}
+    try:
+        if not on_first or process_index() == 0:
+            value = work()
+        if same is not None and process_count() > 1:
+            texts = same(value)
+    except Exception as caught:  # noqa: BLE001  raised below, after the exchange
+        error = caught
+    is_damage = isinstance(error, CheckpointDamagedError)
+    shown = None if error is None else f"{type(error).__name__}: {error}"
+    outcome = [is_damage, shown, value if on_first else None, digest_of_texts(texts)]
+    failure, first, representatives = agree(outcome, _outcome, name=name, timeout=timeout, channel=channel)
+    if failure:
+        damaged, shown, index = failure
+        if error is not None and is_damage == damaged:
+            raise_in_all(error)
+        kind = CheckpointDamagedError if damaged else CheckpointError
+        raise_in_all(kind(f"In process {index}, {name} failed: {shown}"))
+    raise_differences(texts, representatives, name=name, timeout=timeout)
+    return first if on_first else value
+
+
+def _outcome(outcomes: Sequence[Any]) -> tuple[Any, Any, list[int]]:
+    """The failure to raise, if any; the result of process 0; one process for each group with equal texts."""
+    failures = [(damaged, shown, index) for index, (damaged, shown, *_) in enumerate(outcomes) if shown is not None]
+    return min(failures, default=None), outcomes[0][2], representatives_of(outcome[3] for outcome in outcomes)
 
 
 def raise_in_all(error: Exception) -> NoReturn:
@@ -238,31 +290,3 @@ def _groups(values: Iterable[str]) -> dict[str, list[int]]:
     for process, value in enumerate(values):
         groups.setdefault(value, []).append(process)
     return groups
-
-
-# Recent. Without it, `import treewright.sharding` fails.
-
-# A context setting in `jit`'s cache key: functions that read it retrace if it differs.
-part_of_jit_key: Any = untyped_jax.make_user_context
-
-
-def mesh_of_old_context() -> Any:
-    """The mesh of an enclosing `with mesh:` block, or None.
-
-    Without it, `constrain` silently does nothing in such a block.
-    """
-    from jax._src import mesh
-
-    resources = getattr(getattr(mesh, "thread_resources", None), "env", None)
-    physical = getattr(resources, "physical_mesh", None)
-    return None if physical is None or physical.empty else physical
-
-
-def coordination_client() -> Any:
-    """The client of JAX's coordination service; None if the job has none.
-
-    Without it, trees and checkpoints of several processes can't be compared: exchanges raise.
-    """
-    from jax._src import distributed
-
-    return getattr(getattr(distributed, "global_state", None), "client", None)

@@ -3,9 +3,12 @@
 The types are in `train.pyi`.
 """
 
+import functools
+import inspect
 import operator
 import re
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 
 import jax
@@ -15,12 +18,15 @@ from typing_extensions import TypeVar
 
 from treewright._base.jax_private import jax_trees, path_text, untyped_jax
 from treewright._base.lines import first_lines
-from treewright._base.text import Verbatim, short_text
-from treewright._core import Module, StaticValue, field, is_node, spec_of, static
+from treewright._base.text import Verbatim, did_you_mean, short_text
+from treewright._contents import contents
+from treewright._core import StaticValue, field, is_node, spec_of, static
 from treewright._trees.level import leaf_type_of, note_redefined_classes, reject_classes, strong
 from treewright._trees.partition import combine, partition
+from treewright._trees.places import placed_with
 from treewright._trees.specs import trainable
 from treewright.errors import NodeInitError, missing_extra
+from treewright.module import Module
 
 if TYPE_CHECKING:
     from treewright._trees.diff import Difference
@@ -53,6 +59,31 @@ def _as_step(step: Any) -> Any:
     if not jnp.issubdtype(getattr(step, "dtype", type(step)), jnp.integer):
         raise TypeError(f"step must be an integer, got {short_text(step)}.")
     return jnp.asarray(step, jnp.int32)
+
+
+def _with_keywords(first: str, **names: str) -> Callable[[Any], Any]:
+    """A method whose errors about positional arguments and about names of other libraries say what to write.
+
+    Args:
+        first: The first argument.
+        names: The argument for each wrong name.
+    """
+
+    def decorator(method: Any) -> Any:
+        @functools.wraps(method)
+        def checked(owner: Any, *args: Any, **keywords: Any) -> Any:
+            cls = owner if isinstance(owner, type) else type(owner)
+            call, fields = f"{cls.__qualname__}.{method.__name__}", spec_of(cls).by_name
+            if args:
+                raise TypeError(f"{call} needs keywords: write {first}=...")
+            for wrong, right in names.items():
+                if wrong in keywords and wrong not in fields:
+                    raise TypeError(f"{call} has no argument {wrong}: write {right}=...")
+            return method(owner, **keywords)
+
+        return checked
+
+    return decorator
 
 
 _FROM_OPTIMIZER = Verbatim("tx.init(params)")  # the default of `opt_state`
@@ -97,8 +128,12 @@ class TrainState(Module, Generic[P], kw_only=True):
             )
 
     @classmethod
+    @_with_keywords("params", optimizer="tx", optimiser="tx", model="params", opt="tx")
     def create(cls, *, params: P, tx: Optimizer, apply_fn: Callable[..., Any] | None = None, **fields: Any) -> Self:
         """A state at step 0, with the optimiser's state for `params`: the constructor, under flax's name.
+
+        If all committed arrays of `params` are on one device or one mesh, `step` and the leaves of `opt_state` without
+        a device are placed there too: otherwise a jitted step would compile a second time for its own results.
 
         Args:
             params: The parameters, any pytree. Python numbers in it become arrays, as they would in the first update.
@@ -114,8 +149,17 @@ class TrainState(Module, Generic[P], kw_only=True):
         params = _strong_tree(params)
         if "opt_state" not in fields:  # computed here for subclasses whose __post_init__ does not call ours
             fields["opt_state"] = _initial_opt_state(cls, params, tx)
-        return cls(apply_fn=apply_fn, params=params, tx=tx, **fields)
+        fields = {"apply_fn": apply_fn, "params": params, "tx": tx, **fields}
+        _reject_own_init(cls, fields)
+        state = cls(**fields)
+        leaves, treedef = jax_trees.tree_flatten((state.step, state.opt_state))
+        placed = placed_with(jax_trees.tree_leaves(params), leaves)
+        if placed is leaves:
+            return state
+        step, opt_state = treedef.unflatten(placed)
+        return state.replace(step=step, opt_state=opt_state)
 
+    @_with_keywords("grads")
     def apply_gradients(
         self,
         *,
@@ -145,10 +189,10 @@ class TrainState(Module, Generic[P], kw_only=True):
         Raises:
             ImportError: If optax is not installed.
             TypeError: If a name in `changes` is not a field; the message lists the close ones. Also if the update
-                computes that field, or from the optimiser, if it needs `value` or `value_fn`.
+                sets that field, or from the optimiser, if it needs `value` or `value_fn`.
             ValueError: If `grads` differs from `params` in structure or shape, or is complex for a real parameter. Also
-                if `buffers` has a different structure, or a buffer a different shape or dtype, or if the optimiser
-                returns updates or a state of different shapes.
+                if `buffers` or a new value in `changes` has a different structure, shape or dtype, or if the optimiser
+                returns updates or a state of different shapes, or some gradients unchanged.
 
         Examples:
             >>> import optax
@@ -167,6 +211,7 @@ class TrainState(Module, Generic[P], kw_only=True):
         optional = {"value": value, "value_fn": value_fn}
         extra = {name: argument for name, argument in optional.items() if argument is not None}
         changes |= {name: extra.pop(name) for name in [*extra] if name in spec_of(self).by_name}
+        _reject_changes(self, changes)
         try:
             import optax
         except ImportError as error:
@@ -186,6 +231,9 @@ class TrainState(Module, Generic[P], kw_only=True):
             if loss is not None:
                 extra |= {"grad": trained, "value_fn": lambda weights: loss(combine(weights, old_buffers))}
             updates, opt_state = self.tx.update(trained, self.opt_state, weights, **extra)
+        except jax.errors.UnexpectedTracerError as error:
+            _note_tracers(error, self.tx)
+            raise
         except (TypeError, ValueError, AttributeError) as error:
             problem = problem or _state_problem(self, weights, trained)
             if not problem:
@@ -220,12 +268,83 @@ def _initial_opt_state(cls: type[Any], params: Any, tx: Any) -> Any:
     try:
         return _strong_tree(tx.init(weights))
     except Exception as error:
-        if callable(weights):
+        if _was_called(weights, error):
             error.add_note(
                 f"tx.init(params) raised this. Optax calls a mask or labels that are callable, such as a spec of a "
                 f"{type(weights).__qualname__}. Pass a function: lambda params: spec_like(params, ...)."
             )
         raise
+
+
+def _was_called(node: Any, error: Exception) -> bool:
+    """Whether an error is from a call of a node of this class."""
+    called: Any = getattr(type(node), "__call__", None)  # noqa: B004  the method itself is needed
+    code = getattr(called, "__code__", None)
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return called is not None and (
+        any(frame.f_code is code for frame in frames) or str(error).startswith(f"{called.__qualname__}() ")
+    )
+
+
+def _reject_own_init(cls: type[Any], fields: dict[str, Any]) -> None:
+    """Raise an error that names an `__init__` of a subclass that does not accept the fields."""
+    specs, init = spec_of(cls).by_name, cls.__init__
+    if not all(name in specs and specs[name].init for name in fields):
+        return  # the constructor lists the fields
+    try:
+        inspect.signature(init).bind_partial(None, **fields)
+    except TypeError as error:
+        arguments = ", ".join(f"{name}=..." for name in fields)
+        raise TypeError(
+            f"{cls.__qualname__}.create calls {cls.__qualname__}({arguments}), but its own __init__ {error}. Write "
+            f"__post_init__ instead, or call the class directly."
+        ) from None
+
+
+_COMPUTED = ("step", "params", "opt_state")
+
+
+def _reject_changes(state: TrainState[Any], changes: dict[str, Any]) -> None:
+    """Raise an error for fields that the update computes, and for values that would retrace the next step."""
+    name, specs = type(state).__qualname__, spec_of(state).by_name
+    computed = [field for field in _COMPUTED if field in changes]
+    if computed:
+        raise TypeError(
+            f"{name}.apply_gradients sets step, params and opt_state itself. For a different value, change the state: "
+            f"state.replace({computed[0]}=...)."
+        )
+    for wrong in changes.keys() - specs.keys():
+        hint = did_you_mean(wrong, ("grads", "buffers", "value", "value_fn"))
+        if hint:
+            raise TypeError(f"{name}.apply_gradients has no argument {wrong}{hint}.")
+    for changed in changes.keys() & specs.keys():
+        old, new = getattr(state, changed), specs[changed].convert(changes[changed], type(state))
+        wrong = [] if specs[changed].is_static or old is None else _structure_differences(changed, old, new, exact=True)
+        if wrong:
+            raise ValueError(
+                f"{name}.apply_gradients({changed}=...) would change its type, so the next step would recompile. "
+                f"Differences, before -> after:{_lines(wrong)}\n"
+                f"If that is what you want: state.replace({changed}=...)."
+            )
+
+
+def _note_tracers(error: Exception, tx: Any) -> None:
+    """Name the traced values that an optimiser captured."""
+    names = dict.fromkeys(_names_of_tracers(tx, set()))
+    if names:
+        error.add_note(
+            f"state.tx captured a traced value, {', '.join(names)}. Build the optimiser outside jit and the like, and "
+            f"keep the value in its state: tx = optax.inject_hyperparams(optax.adam)(learning_rate=...)."
+        )
+
+
+def _names_of_tracers(value: Any, visited: set[int]) -> Iterator[str]:
+    visited.add(id(value))
+    for key, part in contents(value).items():
+        if isinstance(part, jax.core.Tracer):
+            yield str(getattr(key, "name", getattr(key, "key", key)))
+        elif id(part) not in visited:
+            yield from _names_of_tracers(part, visited)
 
 
 def _strong_tree(tree: Any) -> Any:
@@ -269,7 +388,10 @@ def _gradient_problem(weights: Any, trained: Any, grads: Any) -> str:
 
 def _is_value_and_grad(weights: Any, grads: Any) -> bool:
     is_pair = isinstance(grads, tuple) and len(grads) == 2
-    return is_pair and not _structure_differences("", weights, partition(grads[1], trainable)[0])
+    value = grads[0] if is_pair else None
+    loss = value[0] if isinstance(value, tuple) and len(value) == 2 else value  # with has_aux, a pair
+    is_loss = jax.tree.structure(loss).num_leaves == 1 and np.shape(loss) == ()
+    return is_pair and is_loss and not _structure_differences("", weights, partition(grads[1], trainable)[0])
 
 
 def _are_per_example(weights: Any, trained: Any) -> bool:
@@ -286,11 +408,25 @@ def _update_problem(state: TrainState[Any], inputs: tuple[Any, Any], outputs: tu
     if differing:
         reason = "tx.update returned updates that can't be added to params. Differences, params -> updates:"
         return f"{reason}{_lines(differing)}"
+    raw = _unchanged_gradients(trained, updates)
+    if raw:
+        return (
+            f"tx.update returned the gradients of {', '.join(raw)} unchanged, so they would be added to params. "
+            f"optax.masked does that with what its mask excludes. To freeze it: optax.partition({{True: tx, False: "
+            f"optax.set_to_zero()}}, labels), with True for the parameters to train."
+        )
     changed = [d for d in _structure_differences("opt_state", state.opt_state, opt_state) if d.kind == "shape"]
     if not changed:
         return ""
     reason = "tx.update changed the shapes of opt_state. Differences, before -> after the update:"
     return _state_problem(state, weights, trained) or f"{reason}{_lines(changed)}"
+
+
+def _unchanged_gradients(trained: Any, updates: Any) -> list[str]:
+    """The paths of updates that are gradients, if only some are; else empty, as for `optax.identity`."""
+    pairs = zip(jax_trees.tree_leaves_with_path(trained), jax_trees.tree_leaves(updates), strict=False)
+    raw = {path_text(path, "params"): grad is update for (path, grad), update in pairs}
+    return first_lines([path for path, is_raw in raw.items() if is_raw], 3) if not all(raw.values()) else []
 
 
 def _rejection(state: TrainState[Any], grads: Any, problem: str) -> ValueError:

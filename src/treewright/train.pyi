@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from typing_extensions import TypeVar
 
 from treewright._core.fields import StaticValue, field, static
-from treewright._core.module import Module
+from treewright.module import Module
 
 MYPY: Literal[False] = False
 TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False  # see fields.py

@@ -25,7 +25,7 @@ import jax
 from jax.typing import ArrayLike
 from typing_extensions import TypeVar, TypeVarTuple
 
-from treewright._core.module import ReplaceMethod
+from treewright.module import ReplaceMethod
 
 __all__ = [
     "Ref",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-pytest.importorskip("orbax.checkpoint")
+ocp: Any = pytest.importorskip("orbax.checkpoint")
 ROOT = Path(__file__).parents[2]
 
 
@@ -86,6 +87,7 @@ def test_verify_reports_a_damaged_step_and_continues(
     assert output_of(capsys, tmp_path / "file", "--verify")[0] == 0
 
 
+@pytest.mark.devices(4)
 def test_the_command_lists_and_verifies_an_array_in_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("a",)), spec("a"))
     with CheckpointManager(tmp_path / "run") as manager:
@@ -142,3 +144,53 @@ def test_orbax_is_imported_on_first_use_and_its_absence_is_explained() -> None:
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "ImportError: CheckpointManager needs orbax-checkpoint. Install it with" in run.stderr
+
+
+def test_verify_reads_many_small_arrays_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    plain = ocp.PyTreeCheckpointHandler.restore
+
+    def counted_read(self: Any, folder: Any, *, args: Any) -> Any:
+        reads.append(len(args.item))
+        return plain(self, folder, args=args)
+
+    monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", counted_read)
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {f"{index}": jnp.full(3, index) for index in range(300)})
+    assert main(["checkpoint", str(tmp_path), "--verify"]) == 0
+    assert reads == [300]
+
+
+def test_a_step_of_another_program_does_not_end_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = steps(tmp_path, [1])
+    with ocp.CheckpointManager(run) as foreign:
+        foreign.save(2, args=ocp.args.StandardSave({"x": jnp.ones(3)}))
+    steps(tmp_path, [3])
+    (run / "2024").mkdir()
+
+    for option in ((), ("--verify",)):
+        status, text = output_of(capsys, run, *option)
+        assert status == 2
+        assert [line.split()[0] for line in text.splitlines() if line.startswith(str(run))] == [f"{run}/1", f"{run}/3"]
+        assert text.count("2 arrays verified") == (2 if option else 0)
+        assert "Step 2 in" in text
+        assert "has no manifest: a different program saved it with Orbax" in text
+
+
+@pytest.mark.parametrize(
+    ("package", "message"),
+    [("orbax", "Listing steps needs orbax-checkpoint"), ("xxhash", "The digest of a checkpoint needs xxhash")],
+)
+def test_the_command_names_a_missing_package(package: str, message: str, tmp_path: Path) -> None:
+    run = steps(tmp_path, [1])
+    program = f"""
+import sys
+sys.modules[{package!r}] = None
+from treewright.__main__ import main
+sys.exit(main(["checkpoint", {str(run)!r}, "--verify"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.match(message, done.stderr)
+    assert "Traceback" not in done.stderr
+    assert "pip install '.[checkpoint]'" in done.stderr

@@ -19,9 +19,10 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 
 from tests.checkpoint.engines import assert_same, flip_a_bit
+from tests.checkpoint.forged_files import forge_step
 from tests.checkpoint.models import spec
 from tests.checkpoint.runs import LIKE, arrays_in, saved
-from treewright.checkpoint import CheckpointManager
+from treewright.checkpoint import CheckpointManager, load, save
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointWarning
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def test_file_system_errors_are_not_damage(
     manager.close()
 
 
+@pytest.mark.devices(2)
 def test_an_intact_step_that_does_not_match_is_not_skipped(
     tmp_path: Path,
 ) -> None:
@@ -216,3 +218,109 @@ def test_the_docs_show_the_output_of_the_fault_benchmark() -> None:
         [sys.executable, str(root / "benchmarks" / "faults.py")], capture_output=True, text=True, check=True
     )
     assert run.stdout in (root / "docs" / "checkpoints.md").read_text()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), ImportError("no package")])
+def test_an_error_of_the_machine_is_not_damage(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    manager = saved(tmp_path, 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(ocp.PyTreeCheckpointHandler, "restore", fail)
+        with pytest.raises(type(error), match=str(error)):
+            manager.restore_latest_valid(like=LIKE)
+    assert manager.all_steps() == (1, 2)
+    found = manager.restore_latest_valid(like=LIKE)
+    assert found is not None
+    assert found.step == 2
+
+
+def test_a_step_of_64_bits_is_not_damage_without_them(tmp_path: Path) -> None:
+    untyped: Any = jax
+    x = untyped.device_put(jnp.arange(4.0), NamedSharding(Mesh(np.array(jax.devices()[:2]), ("a",)), spec("a")))
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"x": x})
+        with untyped.enable_x64(True):
+            manager.save(2, {"x": jnp.arange(4.0)})
+        for restore in (manager.restore, manager.restore_latest_valid):
+            with pytest.raises(CheckpointError, match=r"\['x'\] is float64, .*jax_enable_x64") as seen:
+                restore(like={"x": x}, allow_cast=True)
+            assert not isinstance(seen.value, CheckpointDamagedError)
+        assert manager.all_steps() == (1, 2)
+
+
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED"])
+def test_a_bucket_that_does_not_answer_is_not_damage(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError(f"{code}: HTTP response code: 503 [tensorstore_spec='{{}}']")
+
+    manager = saved(tmp_path, 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(ocp.PyTreeCheckpointHandler, "restore", fail)
+        with pytest.raises(OSError, match=f"Step 2 can't be read: {code}"):
+            manager.restore_latest_valid(like=LIKE)
+    assert manager.all_steps() == (1, 2)
+
+
+def test_a_missing_package_is_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = saved(tmp_path, 1, 2)
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    with pytest.raises(ImportError, match="The digest of a checkpoint needs xxhash"):
+        manager.restore_latest_valid(like=LIKE)
+    assert manager.all_steps() == (1, 2)
+
+
+@pytest.mark.parametrize("name", ["manifest/metadata", "manifest/process.0", "_CHECKPOINT_METADATA"])
+def test_a_huge_file_is_damage_and_not_read(name: str, tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2).close()
+    path = tmp_path / "steps" / "2" / name
+    if name == "_CHECKPOINT_METADATA":  # it is read if the manifest is missing
+        shutil.rmtree(path.parent / "manifest")
+    os.truncate(path, 200_000_000_000)  # sparse
+    manager = CheckpointManager(tmp_path / "steps")
+    with pytest.raises(CheckpointDamagedError, match="is not a regular file of at most 400,001,000 bytes"):
+        manager.restore(2, like=LIKE)
+    with pytest.warns(CheckpointWarning, match="Restored step 1"):
+        manager.restore_latest_valid(like=LIKE)
+
+
+def test_a_forged_record_is_damage(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2).close()
+    forge_step(tmp_path / "steps" / "2", lambda document: document["leaves"][0].update(saved_name=["x"]))
+    with pytest.warns(CheckpointWarning, match=r"2: .*The manifest is damaged: .*unexpected keyword.*'saved_name'"):
+        CheckpointManager(tmp_path / "steps").restore_latest_valid(like=LIKE)
+
+
+def test_a_flipped_bit_in_a_key_of_a_file_is_damage(tmp_path: Path) -> None:
+    save(tmp_path / "x", {"a": np.ones(3)})
+    content = (tmp_path / "x").read_bytes()
+    for key in (b'"treewright"', b'"treewright.digest"'):
+        for place in range(1, len(key) - 1):
+            for bit in range(8):
+                flipped = bytes([*key[:place], key[place] ^ 1 << bit, *key[place + 1 :]])
+                (tmp_path / "x").write_bytes(content.replace(key, flipped, 1))
+                with pytest.raises(CheckpointDamagedError):
+                    load(tmp_path / "x")
+
+
+def test_messages_about_damage_are_short(tmp_path: Path) -> None:
+    save(tmp_path / "x", {"a" * 1_000_000: np.ones(3)})
+    flip_at_end = bytearray((tmp_path / "x").read_bytes())
+    flip_at_end[-1] ^= 1
+    (tmp_path / "x").write_bytes(flip_at_end)
+    with pytest.raises(CheckpointDamagedError) as caught:
+        load(tmp_path / "x")
+    assert len(str(caught.value)) < 1000
+
+
+def test_items_above_the_size_limit_are_rejected(tmp_path: Path) -> None:
+    with (
+        CheckpointManager(tmp_path) as manager,
+        pytest.raises(CheckpointError, match=r"items=\) have 100,000,0.. bytes"),
+    ):
+        manager.save(1, LIKE, items={"text": "a" * 100_000_000})

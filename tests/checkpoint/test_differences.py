@@ -42,7 +42,7 @@ BY_PATH: dict[str, tuple[Any, Any, list[str]]] = {
         [jnp.zeros(2, int)],
         ["[0]: shape (2, 3) saved, (2,) in the tree", "[0]: dtype float32 saved, int32 in the tree"],
     ),
-    "kind": ([1.0], [jnp.ones(())], ["[0]: kind float64[] (float) saved, float32[] (array) in the tree"]),
+    "kind": ([1.0], [jnp.ones(1)], ["[0]: kind float64[] (float) saved, float32[1] (array) in the tree"]),
     "key": (
         [jax.random.key(0)],
         [jax.random.key(0, impl="rbg")],
@@ -118,6 +118,7 @@ def test_all_differences_are_listed_in_one_error(engine: Any) -> None:
         "  ['b']: dtype float32 saved, float16 in the tree\n"
         "  ['e']: kind int64[] (int) saved, float32[2,3] (array) in the tree\n"
         "What to do:\n"
+        "  If leaves moved: renamed={'c': 'f'}.\n"
         "  Different static: build the tree as it was saved, or on_static='warn' to keep the tree's static.\n"
         "  If a leaf was removed: strict=False.\n"
         "  If a leaf was renamed: renamed={'old.name': 'new.name'}. If it is new: add it in migrate=, or strict=False "

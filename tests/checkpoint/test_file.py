@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import json
 import os
 import shutil
@@ -27,11 +28,12 @@ from tests.checkpoint.engines import assert_same
 from tests.checkpoint.forged_files import forge
 from tests.checkpoint.models import net
 from tests.checkpoint.test_load_without_template import changed_anywhere
-from treewright.checkpoint import from_names, load, read_manifest, read_names, save
+from treewright.checkpoint import file, from_names, load, read_manifest, read_names, save
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 pytestmark = pytest.mark.slow
 
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="finds open files in /proc")
 TREE = {"w": np.arange(1000.0), "b": [jnp.ones(3), 2]}
 
 
@@ -102,6 +104,7 @@ def test_urls_and_trees_are_rejected_as_paths(tmp_path: Path) -> None:
 # Whole or not there
 
 
+@on_linux
 def test_save_flushes_the_file_before_renaming_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x"
     steps: list[tuple[str, bool, bool]] = []
@@ -109,13 +112,77 @@ def test_save_flushes_the_file_before_renaming_it(tmp_path: Path, monkeypatch: p
 
     def watched(descriptor: int) -> None:
         target = Path(f"/proc/self/fd/{descriptor}").readlink()
-        steps.append((target.name, stat.S_ISDIR(os.fstat(descriptor).st_mode), path.exists()))
+        steps.append((target.name[:13], stat.S_ISDIR(os.fstat(descriptor).st_mode), path.exists()))
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", watched)
     save(path, {"a": jnp.ones(5)})
 
-    assert steps == [("file", False, False), (tmp_path.name, True, True)]
+    assert steps == [(".x.unfinished", False, False), (tmp_path.name[:13], True, True)]
+
+
+@on_linux
+def test_save_keeps_to_the_rules_of_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl: Any = importlib.import_module("fcntl")
+    plain_open, plain_fsync, plain_unlink = os.open, os.fsync, os.unlink
+    flushed: list[int] = []
+
+    def open_files_only(path: Any, flags: int, *options: Any, **more: Any) -> int:
+        if Path(path).is_dir() and "dir_fd" not in more and not flags & os.O_DIRECTORY:
+            raise PermissionError(13, "folders can't be opened", str(path))
+        return plain_open(path, flags, *options, **more)
+
+    def fsync_writable(descriptor: int) -> None:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(9, "opened only for reading")
+        flushed.append(descriptor)
+        plain_fsync(descriptor)
+
+    def unlink_closed(path: Any, *, dir_fd: int | None = None) -> None:
+        opened = [link.stat() for link in Path("/proc/self/fd").iterdir() if link.exists()]
+        if any(os.path.samestat(os.stat(path, dir_fd=dir_fd), each) for each in opened):
+            raise PermissionError(13, "the file is open", str(path))
+        plain_unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", open_files_only)
+    monkeypatch.setattr(os, "fsync", fsync_writable)
+    monkeypatch.setattr(os, "unlink", unlink_closed)
+    monkeypatch.setattr(file, "fcntl", None)
+    for number in (1.0, 2.0):
+        save(tmp_path / "x", number)
+
+    assert len(flushed) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert float(load(tmp_path / "x", like=0.0)) == 2.0
+
+
+@on_linux
+@pytest.mark.parametrize("is_supported", [True, False])
+def test_save_flushes_the_cache_of_the_disk_on_macos(
+    *, is_supported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl: Any = importlib.import_module("fcntl")
+    plain, plain_fsync = fcntl.fcntl, os.fsync
+    calls: list[str] = []
+
+    def control(descriptor: Any, command: int, *argument: Any) -> Any:
+        if command != 51:
+            return plain(descriptor, command, *argument)
+        calls.append("F_FULLFSYNC")
+        if not is_supported:
+            raise OSError(45, "Operation not supported")
+        return 0
+
+    def flush(descriptor: int) -> None:
+        calls.append("fsync")
+        plain_fsync(descriptor)
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", control)
+    monkeypatch.setattr(os, "fsync", flush)
+    save(tmp_path / "x", 1.0)
+
+    assert calls == ["F_FULLFSYNC"] * 2 if is_supported else ["F_FULLFSYNC", "fsync"] * 2
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
@@ -323,8 +390,8 @@ def test_a_forged_header_loads_or_raises_a_checkpoint_error(data: Any, tmp_path_
 
 FORGED: dict[str, Any] = {
     "another format": lambda d: d.update(format="x"),
-    "an earlier version": lambda d: d.update(version=4),
-    "a later version": lambda d: d.update(version=6),
+    "an earlier version": lambda d: d.update(version=5),
+    "a later version": lambda d: d.update(version=7),
     "no version": lambda d: d.pop("version"),
     "an unknown container": lambda d: d["nodes"][0].update(kind="set"),
     "a missing child": lambda d: d["nodes"][0]["children"].append("z"),
@@ -335,6 +402,13 @@ FORGED: dict[str, Any] = {
     "a huge shape": lambda d: d["leaves"][0].update(form=["numpy", [2**62, 2**62], "int8", None, False]),
     "a scalar with a shape": lambda d: d["leaves"][0].update(form=["int", [3], "float32", None, False]),
     "a key without bits": lambda d: d["leaves"][0].update(form=["key", [3], "float32", "fry", False]),
+    "an unwritten field": lambda d: d["leaves"][0].update(saved_name=[]),
+    "a name of another type": lambda d: d["leaves"][0].update(name=["a"]),
+    "a digest of another type": lambda d: d["leaves"][0].update(digest=[3]),
+    "a ref that is not a bool": lambda d: d["leaves"][0].update(form=["numpy", [1], "int8", None, "yes"]),
+    "a layout before the first": lambda d: (d["leaves"][0].update(layout=-1), d.update(layouts=[[[1], [[0, 1]]]])),
+    "no processes": lambda d: d.update(processes=0),
+    "processes in words": lambda d: d.update(processes="two"),
     "a short digest": lambda d: d["leaves"][0].update(digest="ab"),
     "a layout that is not there": lambda d: d["leaves"][0].update(layout=7),
     "a layout that is text": lambda d: d["leaves"][0].update(layout="a"),
@@ -345,8 +419,8 @@ FORGED: dict[str, Any] = {
 
 
 VERSIONS = {
-    "an earlier version": "has format version 4.*Load it with the version that saved it, and save to_names",
-    "a later version": "has format version 6.*with a newer version",
+    "an earlier version": "has format version 5.*Load it with the version that saved it, and save to_names",
+    "a later version": "has format version 7.*with a newer version",
 }
 
 

@@ -51,7 +51,7 @@ FOUND: dict[str, str | tuple[str, str]] = {
         r"\('OSError: \[Errno 116\] Stale file handle', 2\)",
     ),
     "target_differs": (
-        r"CheckpointError: In process 1, restoring step 1 failed: CheckpointMismatchError: .*",
+        r"CheckpointError: In process 1, reading the tree of step 1 failed: CheckpointMismatchError: .*",
         r"CheckpointMismatchError: The checkpoint does not fit the tree, a difference: .*",
     ),
     "late": (r"\('ProcessMismatchError: Process 1 did not reach save within 2 s.*', True\)", "slept"),

@@ -6,11 +6,7 @@ import contextlib
 import errno
 import itertools
 import os
-import re
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -22,6 +18,7 @@ import pytest
 from tests.checkpoint.engines import assert_same
 from tests.checkpoint.runs import LIKE, TREE, hold_commits, saved
 from treewright.checkpoint import CheckpointManager
+from treewright.checkpoint.retention import Retention
 from treewright.errors import CheckpointError, CheckpointWarning
 
 if TYPE_CHECKING:
@@ -42,6 +39,30 @@ def with_losses(folder: Path, steps: Sequence[int], losses: Sequence[float], **o
 
 
 # Which steps stay
+
+
+LOSSES: dict[int, float] = {1: 0.5, 2: 0.1, 3: float("nan"), 4: 0.3, 6: 0.1, 7: 0.9}
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, {1, 2, 3, 4, 6, 7}),
+        ({"keep": 2}, {6, 7}),
+        ({"keep": 9}, {1, 2, 3, 4, 6, 7}),
+        ({"keep": 1, "keep_every": 3}, {3, 6, 7}),
+        ({"keep": 1, "keep_best": 1, "metric": "loss", "mode": "min"}, {6, 7}),  # the newest of equals
+        ({"keep": 1, "keep_best": 3, "metric": "loss", "mode": "min"}, {2, 4, 6, 7}),
+        ({"keep": 1, "keep_best": 2, "metric": "loss", "mode": "max"}, {1, 7}),
+        ({"keep": 1, "keep_best": 5, "metric": "loss", "mode": "max"}, {1, 2, 4, 6, 7}),  # NaN last
+        ({"keep": 1, "keep_best": 9, "metric": "loss", "mode": "max"}, {1, 2, 3, 4, 6, 7}),
+        ({"keep": 1, "keep_best": 9, "metric": "other", "mode": "max"}, {7}),  # not measured
+    ],
+)
+def test_the_steps_that_stay_depend_on_numbers_and_metrics_only(options: Any, kept: set[int]) -> None:
+    retention = Retention(**options)
+    assert retention.kept({step: retention.rank({"loss": loss}) for step, loss in LOSSES.items()}) == kept
+    assert retention.kept({}) == set()
 
 
 def test_the_newest_steps_are_kept(tmp_path: Path) -> None:
@@ -90,21 +111,28 @@ def test_contradictory_retention_options_are_rejected(options: Any, tmp_path: Pa
             CheckpointManager(tmp_path, **{name: 3})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-def test_keep_best_rejects_a_step_without_the_metric(tmp_path: Path) -> None:
+def test_metrics_must_be_numbers(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, metric="loss", mode="min")
-    invalid: list[Any] = [
-        {"other": 1},
-        {"loss": 1, 2: 3},
-        None,
-        ["loss"],
-        *({"loss": loss} for loss in ("low", np.ones(2), True, None)),
-    ]
+    invalid: list[Any] = [{"loss": 1, 2: 3}, ["loss"], *({"loss": loss} for loss in ("low", np.ones(2), True, None))]
     for metrics in invalid:
-        with pytest.raises(CheckpointError, match=r"\): metrics= must be a dict of numbers by name, including 'loss'"):
+        with pytest.raises(
+            CheckpointError, match=r"\): metrics= must be a dict of numbers by name\. Leave a metric out if it was not"
+        ):
             manager.save(1, TREE, metrics=metrics)
-    assert manager.best_step() is None
     with pytest.raises(CheckpointError, match="has no metric to rank steps"):
         CheckpointManager(tmp_path).best_step()
+
+
+def test_a_step_without_the_metric_is_never_the_best(tmp_path: Path) -> None:
+    metrics: list[dict[str, float] | None] = [None, {"other": 0}, {"loss": float("nan")}, {"loss": 2}, {}, None]
+    best: list[int | None] = [None, None, 3, 4, 4, 4]
+    with CheckpointManager(tmp_path, **BEST) as manager:
+        assert manager.best_step() is None
+        for step, (measured, expected) in enumerate(zip(metrics, best, strict=True), start=1):
+            manager.save(step, TREE, metrics=measured)
+            manager.wait()
+            assert manager.best_step() == expected
+            assert manager.all_steps() == tuple(sorted({expected or step, step}))
 
 
 BEST: Any = {"keep": 1, "keep_best": 1, "metric": "loss", "mode": "min"}
@@ -233,37 +261,6 @@ def test_a_step_that_cannot_be_deleted_is_a_warning_and_the_save_succeeds(
     assert {path.name for path in (tmp_path / "steps").iterdir()} == {"4", "5"}
 
 
-def test_cleanup_deletes_only_leftovers_of_dead_processes(tmp_path: Path) -> None:
-    saved(tmp_path, 1, 5, keep=1).close()
-    steps, hour_ago = tmp_path / "steps", time.time() - 3700
-    (steps / "5").rename(tmp_path / "elsewhere")
-    (steps / "5").symlink_to(tmp_path / "elsewhere")
-    for name, is_dead in (("3", True), ("4", False), ("9", True)):
-        shutil.copytree(tmp_path / "elsewhere", steps / f"{name}.orbax-checkpoint-tmp-1")
-        for path in (steps / f"{name}.orbax-checkpoint-tmp-1").rglob("*") if is_dead else ():
-            os.utime(path, (hour_ago, hour_ago))
-        os.utime(steps / f"{name}.orbax-checkpoint-tmp-1", (hour_ago, hour_ago))
-    (tmp_path / "photos").mkdir()
-    for name in (".thrown-out", "4.thrown-out-01234567", "3.orbax-checkpoint-tmp-2"):
-        (steps / name).symlink_to(tmp_path)
-    shutil.copytree(tmp_path / "elsewhere", steps / "2.thrown-out-89abcdef")
-    others = {"007", "step_8", "\uff19", "2x", "9.damaged-1"}
-    for name in others:
-        (steps / name).mkdir()
-    before = {path.name for path in steps.iterdir()}
-
-    with CheckpointManager(steps, keep=1) as manager:
-        assert manager.all_steps() == (5,)
-        manager.restore(like=LIKE)
-        manager.wait()
-        assert {path.name for path in steps.iterdir()} == before  # a manager that saves nothing deletes nothing
-        manager.save(6, LIKE)
-    gone = {"5", "3.orbax-checkpoint-tmp-1", "4.thrown-out-01234567", "2.thrown-out-89abcdef"}
-    assert {path.name for path in steps.iterdir()} == before - gone | {"6"}
-    assert (tmp_path / "elsewhere" / "manifest").is_dir()
-    assert (tmp_path / "photos").is_dir()
-
-
 # Ways to lose a step
 
 
@@ -363,48 +360,3 @@ def test_an_incomplete_folder_listing_is_repeated(tmp_path: Path, monkeypatch: p
     found = manager.restore_latest_valid(like=LIKE)
     assert found is not None
     assert found.step == 1
-
-
-ENDING = """
-import os, signal, sys, time
-import jax.numpy as jnp
-from treewright.checkpoint import CheckpointManager
-rename = os.rename
-def slow(source, target, **options):
-    time.sleep(0.5)
-    if sys.argv[2] == "a save that fails":
-        raise OSError(5, "Input/output error")
-    rename(source, target, **options)
-os.rename = slow
-manager = CheckpointManager(sys.argv[1])
-manager.save(1, {"x": jnp.ones(2)})
-if sys.argv[2] == "an exception":
-    raise ValueError
-if sys.argv[2] == "sys.exit in a handler of SIGTERM":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-if "SIGTERM" in sys.argv[2]:
-    os.kill(os.getpid(), signal.SIGTERM)
-"""
-SAVE_WAITS = (3, 12) <= sys.version_info < (3, 12, 3)  # outside a `with` block
-FAILURE = "Error: Step 1 could not be saved" if SAVE_WAITS else "Warning: The program ended before step 1 was saved"
-# How a program ends without `close`: its exit status, the saved steps, and the message
-ENDINGS: dict[str, tuple[int, tuple[int, ...], str]] = {
-    "the last line": (0, (1,), ""),
-    "an exception": (1, (1,), "ValueError"),
-    "sys.exit in a handler of SIGTERM": (7, (1,), ""),
-    "a save that fails": (int(SAVE_WAITS), (), f"Checkpoint{FAILURE} in .*: .*Input/output error"),
-    "SIGTERM": (-signal.SIGTERM, (1,) if SAVE_WAITS else (), ""),
-}
-
-
-def test_exit_without_close_finishes_the_save_or_reports_its_failure(tmp_path: Path) -> None:
-    programs = {
-        name: subprocess.Popen([sys.executable, "-c", ENDING, str(tmp_path / name), name], stderr=subprocess.PIPE)
-        for name in ENDINGS
-    }
-    for name, (status, steps, message) in ENDINGS.items():
-        errors = programs[name].communicate()[1].decode()
-        assert programs[name].returncode == status, errors
-        assert CheckpointManager(tmp_path / name).all_steps() == steps, (name, errors)
-        assert re.search(message, errors), (name, errors)
-        assert ("Checkpoint" in message) == ("Checkpoint" in errors), (name, errors)

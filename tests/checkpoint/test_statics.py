@@ -178,6 +178,7 @@ def test_statics_with_inexact_json_forms_are_compared(value: Any, tmp_path: Path
     assert load(tmp_path / "x", like=Settings(value)) == Settings(value)
 
 
+@pytest.mark.devices(4)
 def test_a_mesh_is_saved_by_its_axes(tmp_path: Path) -> None:
     kinds = (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit)
     mesh: Any = jax.make_mesh((2, 1), ("a", "b"), axis_types=kinds)

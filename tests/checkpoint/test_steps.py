@@ -280,6 +280,7 @@ def split_over(devices: Any, *axes: Any) -> NamedSharding:
     return NamedSharding(Mesh(np.array(devices), ("a",)), spec(*(axes or ("a",))))
 
 
+@pytest.mark.devices(4)
 @pytest.mark.parametrize(("count", "axes"), [(1, ("a",)), (2, ("a",)), (4, ("a",)), (4, (None, "a"))])
 def test_a_sharded_step_is_restored_on_any_number_of_devices(count: int, axes: Any, tmp_path: Path) -> None:
     x = jnp.arange(1 << 22).reshape(8, -1)  # too large for Orbax to read in one piece
@@ -292,6 +293,7 @@ def test_a_sharded_step_is_restored_on_any_number_of_devices(count: int, axes: A
     np.testing.assert_array_equal(found, x)
 
 
+@pytest.mark.devices(2)
 def test_a_flipped_bit_is_detected_in_each_fully_restored_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import html
 import importlib
 import os
 import re
@@ -224,6 +223,7 @@ def largest_difference(printed: str) -> float:
     return max(map(float, re.findall(DIFFERENCE, printed)))
 
 
+@pytest.mark.devices(4)
 def test_digits_sharded_matches_one_device_and_is_restored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("orbax.checkpoint")
     from examples import digits_sharded
@@ -288,21 +288,3 @@ def test_a_failing_process_ends_the_program_with_code_1(
 
     assert digits_sharded.main(["--processes", "2"]) == 1
     assert " ended with code 1" in capsys.readouterr().err
-
-
-def causes_of_retraces(report: str) -> list[str]:
-    """The lines of a report from the first retrace on, without seconds."""
-    lines = re.sub(r"\b\d+(\.\d+)? s\b", "... s", report).partition("Retraces and recompiles")[2].splitlines()
-    return [line.rstrip() for line in lines[1:] if line.strip()]
-
-
-def test_the_terminal_image_shows_the_report_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    pictures: Any = importlib.import_module("pictures")
-    svg = (ROOT / "docs" / "images" / "terminal.svg").read_text(encoding="utf-8")
-    texts = re.findall(r"<text [^>]*clip-path[^>]*>([^<]*)</text>", svg)
-
-    causes = causes_of_retraces(html.unescape("".join(texts)).replace("\xa0", " "))
-
-    assert [line.split(" (")[0] for line in causes if "retraced" in line] == ["step retraced"] * 3
-    assert causes == causes_of_retraces("\n".join(pictures.report_lines()))

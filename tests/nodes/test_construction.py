@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import treewright
 from treewright import Module, field, pytree_dataclass, replace, static
 from treewright.errors import NodeInitError, UnfinishedNodeError
 
@@ -330,3 +331,136 @@ def test_a_failed_construction_is_freed_without_the_garbage_collector() -> None:
         assert references[0]() is None
     finally:
         gc.enable()
+
+
+# Mistakes that Python's own errors do not explain
+
+
+class Started(Module):
+    value: Any
+
+    def __init__(self, start: float) -> None:
+        self.value = jnp.asarray(start)
+
+
+def notes_of(error: BaseException) -> str:
+    return "\n".join(getattr(error, "__notes__", ()))
+
+
+def test_arguments_for_an_init_that_does_not_exist_are_explained() -> None:
+    class Net(Module):
+        w: float
+
+        def __init__(self, w: float) -> None:
+            super().__init__(w)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+    class Mixin:
+        def __init__(self, **keywords: Any) -> None:
+            super().__init__(**keywords)
+
+    class Mixed(Mixin, Module):
+        w: float
+
+    with pytest.raises(TypeError, match="takes exactly one argument") as caught:
+        Net(1.0)
+    assert notes_of(caught.value).endswith(f"Assign them in {Net.__qualname__}.__init__: self.w = ...")
+    with pytest.raises(TypeError, match="takes exactly one argument") as caught:
+        Mixed(w=1.0)
+    assert f"{Mixin.__qualname__}.__init__ called super().__init__(...) with arguments" in notes_of(caught.value)
+    assert notes_of(caught.value).endswith(f"Write an __init__ in {Mixed.__qualname__} that assigns them: self.w = ...")
+
+
+def test_the_same_error_of_another_object_is_not_explained() -> None:
+    class Other:
+        def __init__(self, x: float) -> None:
+            super().__init__(x)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+    class Net(Module):
+        w: Any
+
+        def __init__(self) -> None:
+            self.w = Other(1.0)
+
+    with pytest.raises(TypeError, match="takes exactly one argument") as caught:
+        Net()
+    assert not notes_of(caught.value)
+
+
+def test_an_inherited_init_is_named_where_it_does_not_fit_the_fields() -> None:
+    class Same(Started): ...
+
+    class Wide(Started):
+        more: int
+
+    class Cured(Started, init=False):
+        more: int = 3
+
+    with pytest.raises(TypeError, match="unexpected keyword argument 'value'") as caught:
+        Same(value=1.0)
+    assert notes_of(caught.value).endswith("unless you write class Same(..., init=False).")
+    with pytest.raises(NodeInitError, match=r"Started\.__init__, which .*Wide inherits, did not set more") as failed:
+        Wide(2.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    assert "write class Wide(..., init=False)" in str(failed.value)
+    assert (Cured(2.0).value, Cured(start=2.0).more) == (2.0, 3)
+
+
+def test_a_getattr_that_forwards_to_a_child_never_recurses() -> None:
+    class Wrapper(Module):
+        inner: Any
+        size: int
+
+        def __init__(self, inner: Any, *, early: bool) -> None:
+            if early:
+                self.size = self.ndim
+            self.inner = inner
+            self.size = self.ndim
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+    assert Wrapper(jnp.ones(2), early=False).size == 1
+    with pytest.raises(RuntimeError, match=r"inner was read before __init__ set it.*It was read by .*__getattr__") as e:
+        Wrapper(jnp.ones(2), early=True)
+    assert not isinstance(e.value, RecursionError)
+
+
+def test_a_getattr_provides_the_values_of_unset_fields() -> None:
+    class Net(Module):
+        a: int
+        b: int
+
+        def __init__(self) -> None:
+            self.a = getattr(self, "b", 3)
+            self.b = 4 if hasattr(self, "b") else 5
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(name)
+
+    assert (Net().a, Net().b) == (3, 5)
+
+
+@pytest.mark.parametrize("setting", [None, True, "x", 0])
+def test_a_check_that_fails_for_a_setting_in_place_of_an_array_points_to_spec_like(setting: Any) -> None:
+    class System(Module):
+        gravity: jax.Array = field()  # A plain child warns of a str.
+
+        def __check_init__(self) -> None:
+            if getattr(self.gravity, "ndim", 0) != 1:
+                raise ValueError("gravity is a vector")
+
+    def change_in_edit() -> None:
+        with treewright.edit(System(jnp.ones(3))) as draft:
+            draft.gravity = setting
+
+    system = System(jnp.ones(3))
+    for call in (
+        lambda: treewright.at(jax.tree.map(lambda _: None, system), ".gravity").set(setting),
+        lambda: treewright.replace(system, gravity=setting),
+        change_in_edit,
+    ):
+        with pytest.raises(ValueError, match="is a vector") as caught:
+            call()
+        assert f"System.gravity = {setting!r} is not an array. For a spec" in notes_of(caught.value)
+    with pytest.raises(ValueError, match="is a vector") as caught:
+        treewright.replace(system, gravity=jnp.ones(()))
+    assert not notes_of(caught.value)

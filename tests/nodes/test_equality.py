@@ -126,6 +126,7 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.devices(4)
 @pytest.mark.parametrize("make", LEAVES.values(), ids=LEAVES)
 def test_two_nodes_with_the_same_leaf_are_equal(make: Callable[[], Any]) -> None:
     assert (Box(make()) == Box(make())) is True
@@ -139,6 +140,7 @@ def test_nodes_with_different_leaves_are_unequal_in_both_orders(one: Any, other:
     assert (Box(one) != Box(other)) is True
 
 
+@pytest.mark.devices(2)
 def test_arrays_compare_by_value_on_any_device() -> None:
     assert Box(jnp.ones(3)) == Box(np.ones(3, np.float32))
     assert Box(jnp.asarray(1.0)) == Box(np.float32(1.0))
@@ -230,6 +232,7 @@ def test_traced_nodes_compare_without_values_if_possible() -> None:
 # Hash
 
 
+@pytest.mark.devices(4)
 @pytest.mark.parametrize("make", LEAVES.values(), ids=LEAVES)
 def test_equal_nodes_have_equal_hashes(make: Callable[[], Any]) -> None:
     one, other = Box(make()), Box(make())

@@ -314,6 +314,19 @@ def test_a_library_can_register_its_functions_in_one_line() -> None:
     assert trace_counts_of(Layer, library.times_rate(2), library.times_rate(2)) == [1, 1]
 
 
+def test_a_function_of_a_library_is_known_by_its_module_and_qualified_name_not_by_its_file() -> None:
+    library = in_module("mylib", FACTORY, __treewright_library__=True)
+    same_code = in_module("otherlib", FACTORY, __treewright_library__=True)
+    scale = library.times(2)
+    code = scale.__code__.replace(co_filename="<dynamic-code>")  # as cloudpickle restores it
+    restored = types.FunctionType(code, scale.__globals__, scale.__name__, None, scale.__closure__)
+    restored.__qualname__ = scale.__qualname__
+    renamed = library.times(2)
+    renamed.__qualname__ = "scale"
+
+    assert trace_counts_of(Layer, scale, restored, renamed, same_code.times(2)) == [1, 1, 2, 3]
+
+
 def test_a_user_module_named_like_a_standard_module_is_user_code() -> None:
     mine = in_module("statistics", FACTORY)
 

@@ -209,8 +209,16 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def cases() -> list[Any]:
+    params = []
+    for name, operation in OPERATIONS.items():
+        needed = 4 if name in {"pmap", "shard_map", "device_put and shardings of jit"} else 1
+        params.append(pytest.param(operation, id=name, marks=pytest.mark.devices(needed)))
+    return params
+
+
 @pytest.mark.filterwarnings("ignore:.*pmap.*:DeprecationWarning")
-@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+@pytest.mark.parametrize("operation", cases())
 def test_transformations_match_tuples_and_run_no_class_code(
     operation: Callable[[Any], Any],
 ) -> None:

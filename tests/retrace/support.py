@@ -8,6 +8,7 @@ import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import treewright
+from tests.expected_text import without_varying_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def details(report: RetraceReport) -> list[str]:
-    """The lines below the headline, without addresses."""
-    return [re.sub(r"0x[0-9a-f]+", "0x...", line[4:]) for line in str(report).splitlines()[1:]]
+    """The lines below the headline, without what varies."""
+    return [without_varying_parts(line[4:]) for line in str(report).splitlines()[1:]]
 
 
 _numbers = itertools.count()

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import treewright
+from tests.expected_text import without_varying_parts
 from tests.retrace.support import details, explained, fresh
 from treewright.errors import RetraceWarning, TooManyTracesError
 
@@ -122,15 +123,123 @@ def test_cleared_listeners_are_registered_again() -> None:
 # Calls before the block
 
 
-@pytest.mark.parametrize("jit", [jax.jit, eqx.filter_jit])
-def test_the_first_call_in_a_block_is_not_a_retrace(jit: Any) -> None:
-    jitted: Any = jit(fresh(double))
+def test_a_new_trace_of_a_function_with_earlier_programs_is_reported() -> None:
+    jitted: Any = jax.jit(fresh(double))
+    call_with_lengths(jitted, 2, 6, 7)
+
+    first, second = explained(lambda: call_with_lengths(jitted, 2, 3, 4, 2))
+
+    assert str(first).startswith("double traced (1st observed trace, ")
+    assert details(first) == ["not its first call: it had up to 3 programs, whose arguments were not seen"]
+    assert (first.is_retrace, first.compared_with, first.before) == (True, None, 3)
+    assert (second.is_retrace, second.compared_with, second.before) == (True, 1, 0)
+    assert details(second)[0] == "x: float32[3] -> float32[4]"
+
+
+def test_equinox_has_one_cache_for_functions_of_one_name_so_earlier_programs_are_unknown() -> None:
+    jitted: Any = eqx.filter_jit(fresh(double))
     call_with_lengths(jitted, 2)
 
     [report] = explained(lambda: call_with_lengths(jitted, 3, 4))
 
     assert (report.is_retrace, report.compared_with) == (True, 1)
-    assert details(report)[0] == "x: float32[3] -> float32[4]"
+
+
+def test_the_first_trace_of_a_function_is_no_retrace_even_if_others_of_its_definition_had_programs() -> None:
+    def times(factor: float) -> Any:
+        return jax.jit(lambda x: x * factor)
+
+    call_with_lengths(times(1.0), 1)
+
+    assert not explained(lambda: call_with_lengths(times(2.0), 1))
+
+
+@pytest.mark.parametrize("where", ["before", "inside"])
+def test_a_call_that_failed_is_no_retrace(where: str) -> None:
+    jitted = jitted_copy(lambda x: x.reshape(3))
+
+    def fail() -> None:
+        with pytest.raises(TypeError):
+            call_with_lengths(jitted, 2)
+
+    if where == "before":
+        fail()
+        reports = explained(lambda: call_with_lengths(jitted, 3))
+        # JAX keeps an entry for it, so the report does not say "retraced", and "up to" one program.
+        assert [str(report).partition(" (")[0] for report in reports] == ["<lambda> traced"]
+    else:
+        assert not explained(fail, lambda: call_with_lengths(jitted, 3))
+
+
+def test_calls_in_progress_are_not_earlier_programs() -> None:
+    inside = threading.Barrier(4)
+    seen = set[int]()
+
+    def wait(x: Any) -> Any:
+        if x.size not in seen:
+            seen.add(x.size)
+            inside.wait()
+        return x
+
+    jitted = jitted_copy(wait)
+
+    def in_threads() -> None:
+        threads = [threading.Thread(target=call_with_lengths, args=(jitted, length)) for length in range(1, 5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    reports = explained(in_threads)
+
+    assert [report.before for report in reports] == [0, 0, 0]
+
+
+def test_limits_count_the_new_traces_of_a_function_with_earlier_programs() -> None:
+    jitted = jitted_copy()
+    call_with_lengths(jitted, 1)
+
+    with treewright.max_traces(1):
+        call_with_lengths(jitted, 1, 2)
+    with pytest.raises(TooManyTracesError, match="up to 2 programs, whose arguments"), treewright.max_traces(0):
+        call_with_lengths(jitted, 3)
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        jax.eval_shape,
+        lambda function, x: jax.make_jaxpr(function)(x),
+        lambda function, x: jax.jit(function).trace(x),
+        lambda function, x: jax.jit(function).eval_shape(x),
+        lambda function, x: eqx.filter_eval_shape(function, x),
+    ],
+    ids=["eval_shape", "make_jaxpr", "trace", "method", "equinox"],
+)
+def test_traces_for_no_program_are_neither_reported_nor_counted(trace: Any) -> None:
+    def trace_both() -> None:
+        for length in (2, 3):
+            trace(lambda x: x * 2, np.ones(length, np.float32))
+
+    with treewright.max_traces(0):
+        assert not explained(trace_both)
+
+
+def test_a_trace_for_no_program_counts_once_a_call_uses_it() -> None:
+    jitted = jitted_copy()
+
+    def shapes_first(*lengths: int) -> None:
+        for length in lengths:
+            x = np.ones(length, np.float32)
+            jax.eval_shape(jitted, x)
+            jitted(x)
+            jax.eval_shape(jitted, x)
+
+    [report] = explained(lambda: shapes_first(2, 2), lambda: shapes_first(3))
+
+    assert (report.event, report.number, details(report)[0]) == ("trace", 2, "x: float32[2] -> float32[3]")
+    with pytest.raises(TooManyTracesError, match="double was traced twice"), treewright.max_traces(1):
+        shapes_first(4, 5)
 
 
 def test_calls_after_a_cleared_cache_are_not_reported() -> None:
@@ -141,15 +250,18 @@ def test_calls_after_a_cleared_cache_are_not_reported() -> None:
         jitted.clear_cache()
 
 
-def test_functions_traced_before_the_block_are_reported_at_their_second_compilation() -> None:
+@pytest.mark.devices(2)
+def test_functions_traced_before_the_block_are_reported_when_they_recompile() -> None:
     jitted = jitted_copy()
     jitted(np.ones(2, np.float32))
 
     with treewright.max_traces(0):
-        [report] = explained(lambda: on_two_devices(jitted))
+        first, report = explained(lambda: on_two_devices(jitted))
 
-    assert report.event == "recompile"
-    assert details(report)[0] == f"x (placement): committed to {jax.devices()[0]} -> committed to {jax.devices()[1]}"
+    assert str(first).startswith("double recompiled, without a trace (1st observed compilation, ")
+    assert (first.event, report.event) == ("recompile", "recompile")
+    places = [without_varying_parts(str(device)) for device in jax.devices()[:2]]
+    assert details(report)[0] == f"x (placement): committed to {places[0]} -> committed to {places[1]}"
 
 
 # Limits
@@ -182,6 +294,7 @@ def test_a_recreated_function_counts_as_the_same_function() -> None:
             loop(3)
 
 
+@pytest.mark.devices(2)
 def test_max_traces_can_forbid_recompiles() -> None:
     for recompiles in (None, 1):
         with treewright.max_traces(1, recompiles=recompiles):

@@ -246,3 +246,13 @@ def test_the_command_and_the_flag_report_a_pytest_run(command: Sequence[str], tm
     assert "1 passed" in output
     assert output.count("step retraced (2nd trace, ") == 1
     assert "x: float32[2] -> float32[3]" in output
+
+
+@pytest.mark.parametrize("search", ["importlib.util.find_spec('jax')", "None"])
+def test_the_command_sees_jax_after_a_search_for_it(search: str, tmp_path: Path) -> None:
+    searching = f"import importlib.util\nfor _ in range(2):\n    {search}\n{COMPILING}"
+
+    ended = run(*RETRACES, "--max-retraces", "0", program(tmp_path, searching), folder=tmp_path)
+
+    assert "Retraces and recompiles: 1" in ended.stderr
+    assert ended.returncode == 3

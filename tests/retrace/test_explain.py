@@ -53,6 +53,7 @@ def test_explain_names_every_difference_and_runs_nothing() -> None:
     assert (report.event, report.is_retrace) == ("would trace", False)
 
 
+@pytest.mark.devices(2)
 def test_explain_distinguishes_cached_calls_from_recompiles() -> None:
     old, new = jnp.ones(2), jax.device_put(jnp.ones(2), jax.devices()[1])
 
@@ -97,19 +98,17 @@ def in_memory(kind: str) -> Any:
     return jax.device_put(f32(8), NamedSharding(sharding.mesh, sharding.spec, memory_kind=kind))
 
 
-PLACES: list[tuple[Any, Any, str]] = [
-    (
-        jnp.ones(2),
-        under_a_mesh(),
-        "created under no mesh, and now under a mesh of data=2, model=2 (Auto); create it",
-    ),
-    (in_memory("device"), in_memory("pinned_host"), "the memory space is part of the type"),
-]
+@pytest.mark.devices(4)
+def test_explain_names_a_mesh_that_is_part_of_the_type() -> None:
+    text = details(explain(double, (jnp.ones(2),), (under_a_mesh(),)))[1]
+
+    assert text.startswith("    created under no mesh, and now under a mesh of data=2, model=2 (Auto); create it")
 
 
-@pytest.mark.parametrize(("old", "new", "reason"), PLACES)
-def test_explain_names_a_device_that_is_part_of_the_type(old: Any, new: Any, reason: str) -> None:
-    assert details(explain(double, (old,), (new,)))[1].startswith(f"    {reason}")
+def test_explain_names_a_memory_space_that_is_part_of_the_type() -> None:
+    text = details(explain(double, (in_memory("device"),), (in_memory("pinned_host"),)))[1]
+
+    assert text.startswith("    the memory space is part of the type")
 
 
 def test_explain_outlines_trees_too_deep_for_the_stack() -> None:
@@ -131,7 +130,7 @@ def are_deleted(*references: weakref.ref[Any]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", [lambda f, x: f(x), lambda f, x: f.lower(x), jax.eval_shape])
+@pytest.mark.parametrize("run", [lambda f, x: f(x), lambda f, x: f.lower(x)])
 def test_reports_keep_no_array_alive(run: Callable[[Any, Any], object]) -> None:
     jitted = jax.jit(fresh(double))
     references: list[weakref.ref[Any]] = []

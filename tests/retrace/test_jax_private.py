@@ -6,6 +6,7 @@ import functools
 import inspect
 import subprocess
 import sys
+import types
 import warnings
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from jax._src import config, dispatch, pjit
 import treewright
 from tests.conftest import skip_before_jax
 from tests.retrace.support import details, explained, fresh
+from treewright._base.jax_private import private
 from treewright.errors import RetraceWarning
 from treewright.retrace import jax_private
 
@@ -48,9 +50,10 @@ def what_jax_shows_is_looked_up_in_each_test() -> Iterator[None]:
 
 def _forgotten() -> Iterator[None]:
     remembered: list[Any] = [
-        jax_private.can_read_calls,
+        jax_private._outcomes,
         jax_private.can_observe_compilations,
         jax_private._names_of_settings,
+        private,
     ]
     for function in remembered:
         function.cache_clear()
@@ -72,9 +75,16 @@ def test_watching_before_any_trace_needs_no_device() -> None:
     program = """
 import jax, treewright
 from jax._src import xla_bridge
-with treewright.explain_retraces():
+
+@treewright.max_traces(1, recompiles=0)
+@jax.jit
+def step(x):
+    return x
+
+with treewright.explain_retraces(), treewright.max_traces(1, recompiles=0):
     print(xla_bridge.backends_are_initialized())
-    jax.jit(lambda x: x)(1.0)
+    jax.config.update("jax_num_cpu_devices", 2)  # as jax.distributed.initialize, possible only without a backend
+    step(1.0)
 """
 
     command = [sys.executable, "-m", "treewright", "retraces", "/dev/stdin"]
@@ -87,7 +97,7 @@ def test_inspection_ignores_the_surrounding_trace_and_settings() -> None:
     seen: list[Any] = []
 
     def look(x: Any) -> Any:
-        jax_private.can_read_calls.cache_clear()
+        jax_private._outcomes.cache_clear()
         seen.append(jax_private.can_read_calls())
         return x
 
@@ -142,8 +152,17 @@ def test_a_block_without_compilation_events_reports_the_gap(monkeypatch: pytest.
 
     assert caught[0].filename.endswith("support.py")  # the file of the block
     assert [report.event for report in reports] == ["trace"]
-    with pytest.raises(RuntimeError, match=r"can't count in JAX .*, or its compilations for recompiles="):
-        treewright.max_traces(1, recompiles=0).__enter__()
+    count = pytest.raises(RuntimeError, match=r"can't count in JAX .*, or its compilations for recompiles=")
+    with pytest.warns(RetraceWarning, match=lost), treewright.max_traces(1, recompiles=0), count:
+        jax.jit(fresh(double))(1.0)
+
+
+def test_reports_without_events_of_lowering_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "JAXPR_TO_MLIR_MODULE_EVENT", "/renamed")
+    jitted: Any = jax.jit(fresh(double))
+
+    with treewright.max_traces(2, recompiles=0):
+        assert len(explained(*calls_with_lengths(jitted, 2, 3))) == 1
 
 
 def test_a_block_that_ends_during_an_event_hides_it_from_no_other_block() -> None:
@@ -202,17 +221,29 @@ def test_a_block_without_vmap_frames_reports_missing_batch_sizes(monkeypatch: py
 # Frames
 
 
+def rename(name: str, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rename a function of JAX, or a variable, in the code of `function` and of the functions in it."""
+    owner: Any = inspect.unwrap(getattr(pjit, function))
+    monkeypatch.setattr(owner, "__code__", renamed(owner.__code__, name))
+
+
+def renamed(code: types.CodeType, name: str) -> types.CodeType:
+    def without(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple("renamed" if variable == name else variable for variable in names)
+
+    return code.replace(
+        co_name="renamed" if code.co_name == name else code.co_name,
+        co_varnames=without(code.co_varnames),
+        co_cellvars=without(code.co_cellvars),
+        co_freevars=without(code.co_freevars),
+        co_consts=tuple(renamed(each, name) if isinstance(each, types.CodeType) else each for each in code.co_consts),
+    )
+
+
 @pytest.mark.parametrize("name", ["_trace_for_jit", "fun", "args", "kwargs", "ji", "jaxpr", "dbg"])
 def test_a_block_without_frames_only_warns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_before_jax(0, 10)
-    traces: Any = inspect.unwrap(pjit._trace_for_jit)
-    code = traces.__code__
-    renamed = {
-        of: tuple("renamed" if variable == name else variable for variable in getattr(code, of))
-        for of in ("co_varnames", "co_cellvars")
-    }
-    function = "renamed" if code.co_name == name else code.co_name
-    monkeypatch.setattr(traces, "__code__", code.replace(co_name=function, **renamed))
+    rename(name, "_trace_for_jit", monkeypatch)
     jitted: Any = jax.jit(fresh(power), static_argnums=1)
 
     with pytest.warns(RetraceWarning, match=r"can't be read in JAX .*, so no retrace is observed"):
@@ -221,6 +252,72 @@ def test_a_block_without_frames_only_warns(name: str, monkeypatch: pytest.Monkey
     assert not reports
     with pytest.raises(RuntimeError, match="max_traces can't count"):
         treewright.max_traces(0, only="power").__enter__()
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        *((name, "_cpp_pjit") for name in ("cache_miss", "jit_info", "fun", "args", "kwargs")),
+        ("_pjit_call_impl_python", "_pjit_call_impl_python"),
+        ("_pjit_batcher", "_pjit_batcher"),
+        ("axis_data", "_pjit_batcher"),
+    ],
+)
+def test_a_block_without_frames_of_compilations_says_so(
+    name: str, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename(name, function, monkeypatch)
+    jitted: Any = jax.jit(fresh(double))
+    devices = jax.devices()[:2]
+
+    with pytest.warns(RetraceWarning, match="some recompiles, .*, were not observed. Update Treewright"):
+        reports = explained(
+            *calls_with_lengths(jitted, 2, 3),
+            *(functools.partial(jitted, jax.device_put(np.ones(3, np.float32), device)) for device in devices),
+            *(functools.partial(jax.vmap(jitted), np.ones((size, 2), np.float32)) for size in (2, 3)),
+        )
+
+    assert [details(report)[0] for report in reports if report.event == "trace"] == ["x: float32[2] -> float32[3]"]
+    with pytest.warns(RetraceWarning), treewright.max_traces(1, recompiles=0), pytest.raises(RuntimeError):
+        jax.jit(fresh(double))(1.0)
+
+
+def test_reports_of_pmap_do_not_depend_on_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["jax._src.pmap"], "__name__", "jax._src.renamed")
+    mapped: Any = jax.pmap(fresh(double))
+
+    [report] = explained(*(functools.partial(mapped, np.ones((1, number), np.float32)) for number in (2, 3)))
+
+    assert details(report)[0] == "x: float32[1,2] -> float32[1,3]"
+
+
+def test_without_the_wrapper_of_jit_earlier_programs_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax_private, "JIT_WRAPPER", "renamed")
+    jitted: Any = jax.jit(fresh(double))
+    earlier, *calls = calls_with_lengths(jitted, 1, 2, 3)
+    earlier()
+
+    [report] = explained(*calls)
+
+    assert (report.number, report.before) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("frame", "reported"), [("TRACE_ONLY_FRAME", ["eval_shape", "lower"]), ("LOWER_FRAME", [])], ids=["trace", "lower"]
+)
+def test_without_its_frames_a_trace_for_no_program_is_one_more_or_less(
+    frame: str, reported: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_before_jax(0, 10)
+    monkeypatch.setattr(jax_private, frame, "renamed")
+
+    def shapes(trace: Any) -> None:
+        jitted: Any = jax.jit(fresh(double))
+        for length in (2, 3):
+            trace(jitted, np.ones(length, np.float32))
+
+    traces = {"eval_shape": jax.eval_shape, "lower": lambda jitted, x: jitted.lower(x)}
+    assert [name for name, trace in traces.items() if explained(functools.partial(shapes, trace))] == reported
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import treewright
-from tests.retrace.support import explained
+from tests.retrace.support import details, explained
 from treewright import Module, TrainState, loop, static
 from treewright.errors import TooManyTracesError
 
@@ -73,6 +73,48 @@ def test_max_traces_counts_the_step_of_a_loop() -> None:
     assert run.state == 1.0
 
 
+@pytest.mark.parametrize("use", [lambda step: loop(step, jnp.zeros(())), jax.jit], ids=["loop", "jit"])
+def test_each_use_of_max_traces_on_one_function_has_its_own_limit(use: Any) -> None:
+    def update(state: Any, x: Any = 1.0) -> tuple[Any, Any]:
+        return state + x, state
+
+    runs = [use(treewright.max_traces(1)(update)) for _ in range(2)]
+    for size, run in enumerate(runs, start=1):
+        arguments = () if isinstance(run, loop) else (jnp.zeros(size),)
+        run(*arguments)
+        run(*arguments)
+    with pytest.raises(
+        TooManyTracesError, match=r"update was traced (twice|3 times); the limit is (1|2 for 2 uses of)"
+    ):
+        runs[1](jnp.ones(3), jnp.ones(3)) if use is jax.jit else runs[1](jnp.ones(()))
+
+
+def test_a_loop_does_not_use_up_the_limit_of_another() -> None:
+    def update(state: Any, x: Any) -> tuple[Any, Any]:
+        return state + x.sum(), state
+
+    run, _ = (loop(treewright.max_traces(1)(update), jnp.zeros(())) for _ in range(2))
+    run(jnp.ones(2))
+    with pytest.raises(TooManyTracesError, match="update was traced twice; the limit is 1:"):
+        run(jnp.ones(3))
+
+
+def test_a_recreated_loop_is_reported_as_a_loop() -> None:
+    def update(state: Any) -> tuple[Any, Any]:
+        return state + 1, None
+
+    def train() -> None:
+        for _ in range(2):
+            loop(update, jnp.zeros(()))()
+
+    [report] = explained(train)
+
+    name, fix, *_ = details(report)
+    assert name == f"the function itself: a new loop of {update.__qualname__}"
+    assert fix.startswith("    each loop compiles its own program: create it once, ")
+    assert fix.endswith(" and assign run.state to begin again")
+
+
 def test_jax_errors_name_the_path_in_the_state() -> None:
     def step(state: Any, x: Any) -> tuple[Any, Any]:
         return state, float(state["net"].kernel[0])
@@ -81,6 +123,7 @@ def test_jax_errors_name_the_path_in_the_state() -> None:
         loop(step, {"net": Net(jnp.ones(3))})(1.0)
 
 
+@pytest.mark.devices(4)
 def test_a_state_on_a_different_device_is_reported_as_a_recompile() -> None:
     def move() -> None:
         run = loop(count, jnp.zeros(2))

@@ -1,13 +1,13 @@
 """Reports on whole programs: `programs.txt` by kind of change, `code_bases.txt` as users write them.
 
-`UPDATE_SNAPSHOTS=1 pytest tests/retrace/test_programs.py` rewrites the reports: read the diff.
+`UPDATE_SNAPSHOTS=1 pytest tests/retrace/test_programs.py` rewrites the reports. The headline has tests of its own.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 import treewright
-from tests.conftest import skip_before_jax
+from tests.conftest import skip_before_jax, skip_below_devices
+from tests.expected_text import compare_with_snapshot, without_varying_parts
 from tests.retrace import programs
 from tests.retrace.support import Program, programs_in, rewrite
 from treewright.retrace import report as report_module
@@ -33,22 +34,12 @@ pytestmark = [
 FILES = [Path(__file__).with_name(name) for name in ("programs.txt", "code_bases.txt")]
 PROGRAMS = [(file, program) for file in FILES for program in programs_in(file)]
 FIXED = [(file, program) for file, program in PROGRAMS if program.fixed]
-VARYING = (
-    (r", [\d.e-]+ s\), called from .*", ")"),  # seconds and the caller
-    (r"((programs|code_bases|_\w+)\.(py|txt)):\d+", r"\1"),
-    (r"\n    compared with trace \d+", ""),
-    (r"TFRT_CPU_(\d)", r"cpu:\1"),  # before JAX 0.10
-    (r"P(artitionSpec)?\(('\w+')?,?\)", r"P(\2)"),
-    (r"Param\(.*", "Param"),
-)
 
 
 def written(report: RetraceReport) -> str:
-    """A report as the file has it."""
-    text = str(report)
-    for varying, fixed in VARYING:
-        text = re.sub(varying, fixed, text)
-    return f"{text}\n"
+    """A report as the file has it: function, event and number, and the lines below the headline."""
+    below = [line for line in str(report).splitlines()[1:] if not line.startswith("    compared with trace")]
+    return "\n".join([f"{report.function}: {report.event} {report.number}", *map(without_varying_parts, below), ""])
 
 
 def result_and_reports(file: Path, program: Program, *, fixed: bool = False) -> tuple[Any, str]:
@@ -62,22 +53,29 @@ def names(programs_of_files: list[tuple[Path, Program]]) -> list[str]:
     return [program.name for _, program in programs_of_files]
 
 
+def skip_without_devices(program: Program) -> None:
+    """Skip a program whose title says that it needs devices which are not here."""
+    if needed := re.search(r"on (\d) devices", program.name):
+        skip_below_devices(int(needed[1]))
+
+
 @pytest.mark.parametrize(("file", "program"), PROGRAMS, ids=names(PROGRAMS))
 def test_each_program_produces_exactly_its_reports(file: Path, program: Program) -> None:
     since = re.search(r"since JAX ([\d.]+)", program.name)
     if since:
         skip_before_jax(*map(int, since[1].split(".")))
 
-    _, reports = result_and_reports(file, program)
+    skip_without_devices(program)
 
-    if "UPDATE_SNAPSHOTS" in os.environ:
-        rewrite(file, program, reports)
-    else:
-        assert reports == program.reports
+    def reports() -> str:
+        return result_and_reports(file, program)[1]
+
+    compare_with_snapshot(reports, program.reports, functools.partial(rewrite, file, program))
 
 
 @pytest.mark.parametrize(("file", "program"), FIXED, ids=names(FIXED))
 def test_the_fixed_program_does_not_retrace_and_computes_the_same(file: Path, program: Program) -> None:
+    skip_without_devices(program)
     with jax.disable_jit():
         expected = program.run(dict(vars(programs)), file.name)
 

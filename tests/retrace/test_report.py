@@ -12,6 +12,7 @@ import pytest
 
 import treewright
 from tests.retrace.support import fresh
+from treewright import RetraceReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +38,37 @@ def logger() -> Iterator[logging.Logger]:
     logger.propagate = False
     yield logger
     logger.propagate, logger.level, logger.handlers = before
+
+
+@pytest.mark.parametrize(
+    ("report", "headline"),
+    [
+        (RetraceReport("f", "trace", 1), "f traced (1st trace)"),
+        (RetraceReport("f", "trace", 2, compared_with=1), "f retraced (2nd trace)"),
+        (RetraceReport("f", "trace", 11, compared_with=1), "f retraced (11th trace)"),
+        (RetraceReport("f", "trace", 23, compared_with=1), "f retraced (23rd trace)"),
+        (RetraceReport("f", "count", 3), "f retraced (3rd trace)"),
+        (RetraceReport("f", "recompile", 2, compared_with=1), "f recompiled, without a trace (2nd compilation)"),
+        (RetraceReport("f", "would trace", 2), "f would retrace"),
+        (RetraceReport("f", "would recompile", 2), "f would recompile, without a trace"),
+        (RetraceReport("f", "none", 2), "f would not retrace"),
+        (RetraceReport("f", "none", 2, unseen="a part"), "f would not retrace, as far as can be seen"),
+        (
+            RetraceReport("f", "trace", 2, seconds=0.151, caller="train.py:9", compared_with=1),
+            "f retraced (2nd trace, 0.15 s), called from train.py:9",
+        ),
+    ],
+)
+def test_the_headline_names_function_event_number_seconds_and_caller(report: RetraceReport, headline: str) -> None:
+    assert str(report).splitlines()[0] == headline
+
+
+def test_the_last_lines_name_the_trace_of_the_comparison_and_what_was_not_seen() -> None:
+    report = RetraceReport("f", "trace", 3, compared_with=1, unseen="the mesh was not seen")
+    without = RetraceReport("f", "trace", 3, compared_with=1)
+
+    assert str(report).splitlines()[1:] == ["    the mesh was not seen"]
+    assert str(without).splitlines()[-1] == "    compared with trace 1"
 
 
 def test_a_report_prints_as_its_text() -> None:

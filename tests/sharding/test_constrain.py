@@ -54,6 +54,7 @@ def mesh_of(kinds: tuple[AxisType, ...]) -> Mesh:
     return jax.make_mesh((2, 2), ("fsdp", "tensor"), axis_types=kinds)
 
 
+@pytest.mark.devices(4)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_model_trains_equally_with_and_without_a_mesh(name: str) -> None:
     kinds = KINDS[name]
@@ -84,6 +85,7 @@ def test_a_model_trains_equally_with_and_without_a_mesh(name: str) -> None:
         assert model.up.addressable_shards[0].data.shape == (4, 8)
 
 
+@pytest.mark.devices(4)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_batched_model_runs_on_any_mesh(name: str) -> None:
     kinds = KINDS[name]
@@ -95,6 +97,7 @@ def test_a_batched_model_runs_on_any_mesh(name: str) -> None:
         assert jax.jit(jax.vmap(doubled))(jnp.ones((3, 4))).tolist() == [[2.0] * 4] * 3
 
 
+@pytest.mark.devices(4)
 @pytest.mark.parametrize("name", ["auto", "explicit", "both"])
 @pytest.mark.parametrize("jitted", [True, False])
 def test_values_are_split_inside_jit_and_outside(name: str, jitted: bool) -> None:
@@ -107,6 +110,7 @@ def test_values_are_split_inside_jit_and_outside(name: str, jitted: bool) -> Non
     assert x.addressable_shards[0].data.shape == (1, 2, 3)
 
 
+@pytest.mark.devices(4)
 def test_explicit_mesh_axes_win_over_auto_axes() -> None:
     types: list[Any] = []
 
@@ -116,6 +120,7 @@ def test_explicit_mesh_axes_win_over_auto_axes() -> None:
     assert types[0].sharding.spec == P("fsdp")
 
 
+@pytest.mark.devices(4)
 def test_an_explicit_mesh_types_the_value() -> None:
     types: list[Any] = []
 
@@ -125,6 +130,7 @@ def test_an_explicit_mesh_types_the_value() -> None:
     assert types[0].sharding.spec == P(None, "tensor")
 
 
+@pytest.mark.devices(4)
 def test_out_sharding_is_none_without_explicit_axes() -> None:
     assert out_sharding("fsdp", None) is None
     with jax.set_mesh(mesh_of((AUTO, AUTO))):
@@ -134,6 +140,7 @@ def test_out_sharding_is_none_without_explicit_axes() -> None:
         assert out_sharding(("fsdp", "tensor")) == P(("fsdp", "tensor"))
 
 
+@pytest.mark.devices(4)
 def test_constrain_ignores_axes_that_shard_map_maps() -> None:
     mesh = mesh_of((AUTO, AUTO))
 
@@ -145,6 +152,7 @@ def test_constrain_ignores_axes_that_shard_map_maps() -> None:
         assert doubled(jnp.ones(4)).tolist() == [2.0] * 4
 
 
+@pytest.mark.devices(4)
 def test_constrain_tree_gathers_and_splits_by_field_names() -> None:
     mesh = mesh_of((AUTO, AUTO))
     model = jax.device_put(make(jax.random.key(0)), shardings(make(jax.random.key(0)), mesh, KEPT))
@@ -157,6 +165,7 @@ def test_constrain_tree_gathers_and_splits_by_field_names() -> None:
         constrain_tree(make(jax.random.key(0)), {"hidden": None})
 
 
+@pytest.mark.devices(4)
 @pytest.mark.parametrize("meshed", [True, False])
 @pytest.mark.parametrize(
     ("names", "rules", "message"),
@@ -171,6 +180,7 @@ def test_invalid_names_are_rejected_with_and_without_a_mesh(meshed: bool, names:
         constrain(jnp.ones((3, 4)), *names, rules=rules)
 
 
+@pytest.mark.devices(4)
 def test_an_indivisible_length_is_rejected_under_a_mesh() -> None:
     constrain(jnp.ones((3, 4)), "fsdp", None)
     with (
@@ -180,6 +190,7 @@ def test_an_indivisible_length_is_rejected_under_a_mesh() -> None:
         constrain(jnp.ones((3, 4)), "fsdp", None)
 
 
+@pytest.mark.devices(4)
 def test_use_rules_sets_default_rules_and_traces_once_for_each() -> None:
     jitted = jax.jit(counted := count_traces(lambda x: constrain(x * 2, "batch", None)))
     mesh = mesh_of((AUTO, AUTO))
@@ -197,6 +208,7 @@ def test_use_rules_sets_default_rules_and_traces_once_for_each() -> None:
     assert counted.count == 3
 
 
+@pytest.mark.devices(4)
 def test_use_rules_sets_compute_and_storage_rules() -> None:
     mesh, model = mesh_of((AUTO, AUTO)), make(jax.random.key(0))
 
@@ -217,6 +229,7 @@ def test_use_rules_warns_if_no_block_is_entered() -> None:
     assert [warning.filename for warning in caught] == [__file__]
 
 
+@pytest.mark.devices(4)
 def test_a_name_that_is_not_a_mesh_axis_warns_without_rules() -> None:
     def doubled(x: jax.Array) -> jax.Array:
         return constrain(x * 2, "batch", None)
@@ -231,6 +244,7 @@ def test_a_name_that_is_not_a_mesh_axis_warns_without_rules() -> None:
         doubled(jnp.ones((4, 2)))
 
 
+@pytest.mark.devices(4)
 def test_constrain_rejects_arrays_under_an_abstract_mesh() -> None:
     skip_before_jax(0, 10)  # JAX 0.9 raises before
     x = jnp.ones((4, 2))
@@ -240,6 +254,7 @@ def test_constrain_rejects_arrays_under_an_abstract_mesh() -> None:
             constrain(x, "fsdp", None)
 
 
+@pytest.mark.devices(4)
 def test_constrain_tree_without_rules_is_rejected_only_under_a_mesh() -> None:
     model = make(jax.random.key(0))
 
@@ -250,6 +265,7 @@ def test_constrain_tree_without_rules_is_rejected_only_under_a_mesh() -> None:
         use_rules("fsdp")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.devices(4)
 def test_a_mesh_set_by_the_old_context_manager_warns() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # JAX deprecates it.
@@ -264,11 +280,13 @@ def test_a_mesh_set_by_the_old_context_manager_warns() -> None:
     assert caught[0].filename == __file__
 
 
+@pytest.mark.devices(4)
 def test_constrain_rejects_a_misspelt_mesh_axis() -> None:
     with jax.set_mesh(mesh_of((AUTO, AUTO))), pytest.raises(ShardingError, match=r"'tensro' \(did you mean 'tensor'"):
         constrain(jnp.ones((4, 4)), "tensro", None)
 
 
+@pytest.mark.devices(4)
 def test_a_stack_is_constrained_by_the_names_below_it() -> None:
     mesh, model = mesh_of((AUTO, AUTO)), make(jax.random.key(0))
     stacked = jax.tree.map(lambda leaf: leaf[None], model)

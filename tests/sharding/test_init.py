@@ -20,7 +20,7 @@ from treewright.sharding import Rules, abstract_state, sharded_init
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.devices(4)]
 
 RULES: Rules = {"in": "fsdp", "out": "tensor"}
 P: Any = PartitionSpec  # its constructor has no annotations

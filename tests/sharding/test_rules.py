@@ -72,6 +72,7 @@ def test_an_abstract_tree_has_the_specs_of_a_live_one() -> None:
     assert partition_specs(jax.eval_shape(linear), None, RULES) == partition_specs(linear(), None, RULES)
 
 
+@pytest.mark.devices(4)
 def test_shardings_place_each_leaf() -> None:
     devices = jax.make_mesh((2, 2), ("fsdp", "tensor"))
 
@@ -282,6 +283,7 @@ def test_specs_and_shardings_reject_invalid_arguments(call: Any, error: type[Exc
         call()
 
 
+@pytest.mark.devices(4)
 @given(
     shape=st.lists(st.sampled_from([0, 1, 2, 3, 4, 6, 8]), max_size=4),
     names=st.lists(st.sampled_from(["a", "b", "c", None]), max_size=4),
@@ -308,6 +310,7 @@ def test_jax_accepts_shardings_with_replicated_violations(
         assert partition_specs(node, devices, rules).value == leaf.spec
 
 
+@pytest.mark.devices(4)
 def test_only_different_shardings_retrace() -> None:
     devices = jax.make_mesh((2, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     jitted = jax.jit(counted := count_traces(lambda net: net.kernel * 2))

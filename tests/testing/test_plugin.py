@@ -97,6 +97,7 @@ def test_tests_within_their_limits_pass(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=5)
 
 
+@pytest.mark.devices(2)
 def test_limits_apply_in_threads_tasks_and_caught_errors(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,

@@ -126,3 +126,17 @@ def test_at_most_twenty_differences_are_listed() -> None:
 def test_traced_values_cannot_be_compared() -> None:
     with pytest.raises(TracedComparisonError, match=r"^\.kernel is traced, so == has no value to compare"):
         jax.jit(lambda x: allclose(Layer(x), Layer(x + 1)))(1.0)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_large_integers_are_compared_without_rounding_and_without_overflow(dtype: Any) -> None:
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    values = np.array([low, 0, 1, 2**60, 2**60 + 1, high - 1, high], dtype)
+
+    for a in values:
+        for b in values:
+            left, right = np.array([a]), np.array([b])
+            distance = abs(int(a) - int(b))
+            assert bool(allclose(left, right, rtol=0.0, atol=0.0)) is (distance == 0)
+            assert bool(allclose(left, right, rtol=0.0, atol=2.0)) is (distance <= 2)
+            assert bool(allclose(left, right, rtol=0.5, atol=0.0)) is (distance <= 0.5 * abs(int(b)))

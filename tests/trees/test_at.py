@@ -7,10 +7,12 @@ from collections import OrderedDict, defaultdict
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from tests.conftest import count_traces, importorskip
-from treewright import Module, at, buffer, field, freeze, pytree_dataclass, spec_like, static
+from treewright import Module, at, buffer, field, freeze, partition, pytree_dataclass, spec_like, static
 from treewright.errors import MissingPlaceError, StaticFieldError
 
 flax: Any = importorskip("flax", "flax.core", "flax.struct")
@@ -86,7 +88,6 @@ def test_at_changes_several_places_in_one_call() -> None:
     assert at(both.set((8.0, 9.0)), lambda net: (net.layers[0].kernel, net.table["a"])).get() == (8.0, 9.0)
     assert named.get() == {"k": [1.0, 3.0]}
     assert [layer.kernel for layer in named.apply(lambda k: {"k": k["k"][::-1]}).layers] == [3.0, 1.0]
-    assert at(net, lambda net: [layer.bias for layer in net.layers[:0]]).set([]) is net
 
 
 def test_selectors_can_loop_slice_and_use_isinstance() -> None:
@@ -106,7 +107,6 @@ def test_selectors_can_loop_slice_and_use_isinstance() -> None:
         kernels(lambda net: [value for pair in net.layers for value in (pair.bias,) if hasattr(pair, "bias")])
         == [None] * 3
     )
-    assert not at(net, lambda net: [layer.kernel for layer in net.layers if hasattr(layer, "kernle")]).get()
 
 
 # Converters, checks, statics, transformations
@@ -283,7 +283,6 @@ def test_at_bypasses_constructors_of_foreign_classes() -> None:
         ("**.k*", {".layers[0].kernel": 1.0, ".layers[1].kernel": 3.0}),
         ("**[0].right", {".table['b'][0].right": 5.0}),
         ("name", "net"),
-        ("right", 5.0),
     ],
 )
 def test_a_path_matches_one_place_and_a_pattern_many(where: str, expected: Any) -> None:
@@ -320,23 +319,13 @@ def test_a_dict_by_path_sets_each_place_and_any_other_dict_is_a_value() -> None:
         biases.set({".layers[0].bias": 1.0, ".layers[2].bias": 2.0})
 
 
-def test_a_bare_name_selects_the_only_field_or_key_of_that_name() -> None:
+def test_a_name_without_a_dot_is_a_field_of_the_root() -> None:
     params: Any = {"dense": {"bias": 1.0, "kernel": 2.0}, "layers": [Linear(3.0, 4.0)]}
 
-    assert at(params, "dense").set(0.0)["dense"] == 0.0
-    assert at(params, "activation").get() == "relu"
-    assert at(params, "mean").apply(lambda mean: mean + 1)["layers"][0].mean == 1.0
+    assert at(small_net(), "name").get() == "net"
     assert at(params, "**.bias").get() == {"['layers'][0].bias": 4.0}
     assert at(params, "**['bias']").get() == {"['dense']['bias']": 1.0}
-
-
-def test_jax_key_paths_select_their_leaves() -> None:
-    net = small_net()
-
-    for path, leaf in jax.tree_util.tree_leaves_with_path(net):
-        assert at(net, path).get() is leaf
-        assert at(net, path).set(0.0) == at(net, jax.tree_util.keystr(path)).set(0.0)
-        assert jax.tree.leaves(spec_like(net, False, {path: True})).count(True) == 1
+    assert message(params, "bias").endswith('To select it at any depth, write "**[\'bias\']" or "**.bias".')
 
 
 # A predicate
@@ -374,7 +363,6 @@ REJECTED: dict[str, tuple[Any, str]] = {
     ),
     "below None": (lambda net: net.layers[1].bias["x"], "Net.layers[1].bias (None) has no ['x']. It has nothing."),
     "a named tuple": (lambda net: net.table["b"][0][2], "Net.table['b'][0] (Pair) has no [2]. It has .left, .right."),
-    "a loop over a leaf": (lambda net: list(net.name), "Net.name is 'net', which can't be iterated over."),
 }
 
 
@@ -386,22 +374,168 @@ def test_a_missing_path_lists_existing_ones(where: Any, expected: str) -> None:
 def test_long_lists_of_places_are_truncated() -> None:
     many = {str(index): index for index in range(20)}
     assert message(many, lambda tree: tree["x"]).endswith("['10'], ['11'], and 8 more.")
-    entries = message([{"bias": index} for index in range(9)], "bias")
-    assert entries.startswith("'bias' matches 9 places in list: [0]['bias'], [1]['bias'], [2]['bias'], ")
-    assert "[4]['bias'], and 4 more. To select all of them, write \"**['bias']\"; to select one, " in entries
-    both = message({"bias": 1, "layer": Linear(1.0, 2.0)}, "bias")
-    assert 'To select all of them, write "**[\'bias\']" and "**.bias"; to select one, write its path.' in both
+
+
+@pytest.mark.parametrize(
+    ("where", "returned"),
+    [
+        (lambda net: net.layers[0].kernel * 2, "2.0"),
+        (lambda net: [net.table["a"], 8.5], "8.5"),
+        (lambda net: None, "None"),
+        (lambda net: len(net.layers), "2"),
+    ],
+)
+def test_a_function_that_computes_returns_no_place(where: Any, returned: str) -> None:
+    net = at(small_net(), "**.bias").set(0.0)
+    assert f"must return a place in the tree, or a tuple, list or dict of places, but returned {returned}, " in message(
+        net, where
+    )
+    assert "To change values: at(tree, where).apply(lambda value: ...)" in message(net, where)
+
+
+@pytest.mark.parametrize("answer", [False, True])
+def test_a_predicate_of_one_argument_is_rejected(answer: bool) -> None:
+    expected = f"The where function returned {answer} for the whole tree. A function of one argument is called with "
+    for select in (at, partition, lambda tree, where: spec_like(tree, 0, {where: 1})):
+        with pytest.raises(TypeError, match=expected):
+            select(small_net(), lambda leaf: answer)
+        with pytest.raises(AttributeError) as caught:
+            select(small_net(), lambda leaf: leaf.ndim == 2)
+        assert "lambda path, value: ..." in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("result", [None, 2, -1, "no", [False], np.ones(2, bool)])
+def test_a_predicate_must_return_a_bool(result: Any) -> None:
+    for select in (at, partition, lambda tree, where: spec_like(tree, 0, {where: 1})):
+        with pytest.raises(TypeError, match=r"^The predicate must return True or False, but returned .* for "):
+            select([1.0], lambda path, value: result)
+    assert partition([1.0], lambda path, value: jnp.asarray(value) > 0) == ([1.0], [None])
+
+
+@pytest.mark.parametrize("where", [lambda net: [], lambda net: {}, lambda net: ((), [])])
+def test_an_empty_selection_is_rejected(where: Any) -> None:
+    assert "The where function returned no places of Net" in message(small_net(), where)
+    assert message(small_net(), spec_like(small_net(), False)) == "The mask is True for no leaf of Net."
+    assert message(small_net(), Point) == "Net contains no Point."
+
+
+# One grammar
 
 
 @pytest.mark.parametrize(
     "where",
     [
-        *(lambda net: net.name == "net", lambda net: net.name != "net", lambda net: net.name < "net"),
-        *(lambda net: net.layers if net.name else net.table, lambda net: net.name()),
+        "**.kernel",
+        lambda net: [layer.kernel for layer in net.layers],
+        lambda path, value: path.endswith(".kernel"),
+        spec_like(Net((Linear(0, 0), Linear(0)), {"b": [Pair(0, 0)], "a": 0}), False, {"**.kernel": True}),
+        lambda net: spec_like(net, False, {"**.kernel": True}),
     ],
+    ids=["pattern", "places", "predicate", "mask", "function that returns a mask"],
 )
-def test_selector_placeholders_cannot_be_compared_or_called(where: Any) -> None:
-    assert "selects places, so it can't compute with or compare their values" in message(small_net(), where)
+def test_all_functions_read_where_alike(where: Any) -> None:
+    net = at(small_net(), ".layers[0].kernel").set(1.5)
+    zeros = at(net, where).apply(lambda value: jax.tree.map(lambda _: 0.0, value))
+    assert [layer.kernel for layer in zeros.layers] == [0.0, 0.0]
+    assert jax.tree.leaves(partition(net, where)[0]) == [1.5, 3.0]
+    if not isinstance(where, Net):  # a mapping has keys, and this mask has no hash
+        assert jax.tree.leaves(spec_like(net, 0, {where: 1})).count(1) == 2
+
+
+def test_a_class_selects_its_nodes() -> None:
+    net: Any = small_net()
+
+    assert list(at(net, Linear).get()) == [".layers[0]", ".layers[1]"]
+    assert jax.tree.leaves(partition(net, Pair)[0]) == [4.0, 5.0]
+    assert jax.tree.leaves(spec_like(net, 0, {Pair: 1})).count(1) == 2
+
+
+# The function runs on the tree itself
+
+
+class Weighted(Module):
+    weight: Any
+    bias: Any = None
+    kind: str = static(default="relu")
+    is_first: bool = static(default=False)
+
+    @property
+    def first(self) -> Any:
+        return self.weight if self.bias is None else self.bias
+
+    def parts(self, name: str) -> list[Any]:
+        return [getattr(self, name)]
+
+
+class Stacked(Module):
+    layers: tuple[Weighted, ...]
+    spare: Any = None
+
+
+def is_weighted(value: Any) -> bool:
+    return isinstance(value, Weighted)
+
+
+EQUINOX_IDIOMS: list[Any] = [
+    lambda m: [layer.bias for layer in m.layers if layer.bias is not None],
+    lambda m: m.layers[0].weight if m.layers[0].bias is None else m.layers[0].bias,
+    lambda m: [x.weight for x in jax.tree.leaves(m, is_leaf=is_weighted) if is_weighted(x)],
+    lambda m: jax.tree.leaves(m),
+    lambda m: [layer.first for layer in m.layers],
+    lambda m: m.layers[1].parts("bias"),
+    lambda m: next(layer.weight for layer in m.layers if layer.kind == "gelu"),
+    lambda m: m.layers[0].weight if m.layers[0].is_first else m.layers[1].weight,
+    lambda m: m.layers,
+    lambda m: [layer.weight for layer in reversed(m.layers)],
+]
+
+
+@pytest.mark.parametrize("where", EQUINOX_IDIOMS)
+def test_a_function_selects_what_equinox_selects(where: Any) -> None:
+    equinox = importorskip("equinox")
+    layers = Weighted(jnp.ones((2, 3))), Weighted(jnp.ones((2, 5)), jnp.ones(5), "gelu")
+    tree = Stacked(layers)
+
+    def ten_times(values: Any) -> Any:
+        return jax.tree.map(lambda value: 10 * value, values)
+
+    changed = at(tree, where).apply(ten_times)
+    expected = equinox.tree_at(where, tree, ten_times(where(tree)))
+    assert changed != tree
+    assert jax.tree.structure(changed) == jax.tree.structure(expected)
+    assert all(map(np.array_equal, jax.tree.leaves(changed), jax.tree.leaves(expected)))
+
+
+def test_values_in_several_places_keep_their_place() -> None:
+    tied = jnp.ones(2)
+    tree = Stacked((Weighted(tied), Weighted(tied)))
+
+    assert at(tree, lambda m: m.layers[1].bias).set(1).layers[1].bias == 1
+    assert [layer.kind for layer in at(tree, lambda m: m.layers[1].kind).set("new").layers] == ["relu", "new"]
+    changed = at(tree, lambda m: m.layers[1].weight).set(0)
+    assert changed.layers[0].weight is tied
+    assert changed.layers[1].weight == 0
+    assert at(tree, lambda m: [layer.bias for layer in m.layers[::-1]]).set([1, 2]).layers[0].bias == 2
+    wide = Stacked((Weighted(tied), Weighted(jnp.ones(5))))
+    assert at(wide, lambda m: max(m.layers, key=lambda layer: layer.weight.size).weight).get() is wide.layers[1].weight
+    assert at(wide, lambda m: [leaf for leaf in jax.tree.leaves(m) if leaf.size == 5]).get() == [wide.layers[1].weight]
+
+
+def test_a_place_that_is_not_certain_is_an_error() -> None:
+    tree = Stacked((Weighted(1.0), Weighted(1.0)))
+    both = message(tree, lambda m: m.layers[0].bias if m.layers[0].bias is None else m.layers[1].bias)
+
+    assert both.startswith("The where function returned None, which is at 3 places of Stacked: .layers[0].bias, ")
+    assert both.endswith("Select by path, or with a predicate: lambda path, value: ...")
+
+
+def test_apply_rejects_a_function_without_a_return() -> None:
+    net = small_net()
+    for where in (".layers[0].kernel", "**.kernel", lambda net: net.table["a"]):
+        with pytest.raises(TypeError, match=r"^apply\(\)'s function returned None for every place\. Does it lack a re"):
+            at(net, where).apply(lambda value: None)
+    assert at(net, "**.kernel").set(None).layers[0].kernel is None
+    assert at(net, ".layers[1].bias").apply(lambda value: value) == net
 
 
 def test_places_and_selections_print_their_paths() -> None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from treewright import Module, at, buffer, edit, field, pytree_dataclass, replace, static
+from treewright.errors import ChildWarning
 
 ran: list[str] = []
 
@@ -271,3 +272,14 @@ def test_replace_works_under_transformations() -> None:
     assert slope == 4.0
     carried, _ = jax.lax.scan(lambda layer, x: (replace(layer, kernel=layer.kernel + x), None), layer, xs)
     assert carried.kernel.tolist() == [5.0, 5.0]
+
+
+def test_none_in_place_of_a_list_is_a_warning() -> None:
+    class Stack(Module):
+        layers: Any = None
+
+    stack = Stack([1.0])
+    with pytest.warns(ChildWarning, match=r"^replace\(\) stores None in .*Stack\.layers, which is a list\. append\(\)"):
+        assert replace(stack, layers=stack.layers.append(2.0)).layers is None
+    assert at(stack, ".layers").set(None).layers is None
+    assert replace(Stack(), layers=None).layers is None

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from treewright import Module, buffer, count, find_aliases, nbytes, partition, static, trainable
 
@@ -70,6 +71,7 @@ def test_find_aliases_finds_shared_arrays() -> None:
     assert find_aliases(Net([Layer(array), Layer(array.copy())])) == []
 
 
+@pytest.mark.devices(4)
 def test_two_objects_with_one_buffer_are_one_array() -> None:
     array = jnp.arange(8.0)
 

@@ -108,6 +108,7 @@ def test_abstract_stacked_and_traced_trees_and_specs_have_tables() -> None:
     assert summary([jax.random.key(0)]).rows[0].dtype == "key<fry>"
 
 
+@pytest.mark.devices(4)
 def test_sharded_trees_have_a_sharding_column() -> None:
     mesh = jax.make_mesh((4,), ("x",))
     spread = jax.device_put(jnp.ones((8, 2)), jax.NamedSharding(mesh, PARTITION("x")))
@@ -169,3 +170,20 @@ def test_a_table_created_under_jit_keeps_no_tracer() -> None:
         jax.jit(lambda x: tables.append(summary([x])))(jnp.ones(2))
 
     assert tables[0].rows[0].shape == "[2]"
+
+
+def test_equal_layouts_have_equal_texts_at_every_depth_and_when_traced() -> None:
+    mesh = jax.make_mesh((2, 2), ("x", "y"))
+
+    def put(array: Any, *axes: Any) -> Any:
+        return jax.device_put(array, jax.NamedSharding(mesh, PARTITION(*axes)))
+
+    layer = Linear(put(jnp.ones((8, 4)), "x"), bias=put(jnp.ones(4)))
+    computed = jax.tree.map(lambda array: array + 1, layer)
+    traced: list[Any] = []
+    with jax.set_mesh(mesh):
+        jax.jit(lambda layer: traced.append(summary(layer)))(layer)
+
+    for table in (summary(layer), summary(computed), *traced):
+        assert [row.sharding for row in table.rows if row.kind == "child"] == ["P('x',)", "P()"]
+    assert [row.sharding for row in summary({"a": layer}, depth=1).rows] == ["P('x',), P()"]

@@ -217,6 +217,16 @@ def earlier_class_hint(cls: type[Any]) -> str:
     )
 
 
+def is_pickled_by(*packages: str) -> bool:
+    """Whether a pickler of these packages is running, also in Ray and joblib. `cloudpickle` and `dill` copy code."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if not {*packages}.isdisjoint(str(frame.f_globals.get("__name__")).split(".")):
+            return True
+        frame = frame.f_back
+    return False
+
+
 # Code of libraries and of users
 
 

@@ -1,13 +1,13 @@
-"""Private, untyped and recent JAX APIs, each with what breaks if a JAX version lacks it.
+"""JAX's untyped, recent and private APIs. Private ones come from `private`, and each has a row in `PRIVATE_PARTS`.
 
-Every JAX version from 0.9.0 to the newest is supported. APIs used only for retraces are in
-`treewright.retrace.jax_private`; an API used by one other module is in that module.
-`tests/test_jax_private.py` removes each of them in turn.
+Every JAX version from 0.9.0 to the newest is supported. `tests/test_jax_private.py` takes each private part away, and
+its module.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable, Mapping
+import importlib
+import types
+from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any, TypeAlias
 
@@ -61,7 +61,61 @@ def numbers_of(array: Any) -> np.ndarray[Any, Any]:
     return np.asarray(jax.random.key_data(array) if is_key_dtype(array.dtype) else array)
 
 
+# Recent. `import treewright` fails in a JAX version without it.
+
+# A context setting in `jit`'s cache key: functions that read it retrace if it differs.
+part_of_jit_key: Any = untyped_jax.make_user_context
+
+
 # Private.
+
+
+# What a version of JAX without the part loses: because it renamed the part, or moved the module. docs/internals.md
+# prints this table. Frames and variables are not imported but found by name on the stack of a call, in any module.
+PRIVATE_PARTS: Mapping[str, str] = types.MappingProxyType(
+    {
+        "config.trace_context": "Of the settings of a trace, reports know only the long-standing ones and the mesh.",
+        "config.trace_context_names": "A setting that few programs use is reported as an unnamed setting.",
+        "core.trace_ctx": "A `loop` that is called in a different trace does not say so: JAX reports a leaked tracer.",
+        "core.trace_state_clean": "With JAX 0.9, traces of jitted functions inside other traces are reported too.",
+        "distributed.global_state": "Trees and checkpoints of several processes can't be compared: an error says so.",
+        "interpreters.pxla.batched_device_put": "`load` and `restore` take longer for thousands of small arrays.",
+        "lax.lax._convert_element_type": "Weakly typed arrays are restored strongly typed, so functions retrace once.",
+        "mesh.thread_resources": "No warning says that a `with mesh:` block has no effect on `constrain`.",
+        "monitoring.get_event_duration_listeners": (
+            "Where a block begins while another thread compiles, other listeners of JAX may miss that event."
+        ),
+        "traceback_util.register_exclusion": "Tracebacks of jitted functions contain frames of Treewright.",
+    }
+)
+
+
+@functools.cache
+def private(place: str, default: Any = None) -> Any:
+    """A private part of JAX by its place in `jax._src`; the default if this JAX version has none there."""
+    if place not in PRIVATE_PARTS:
+        raise KeyError(place)
+    module, _, name = place.rpartition(".")
+    try:
+        return getattr(importlib.import_module(f"jax._src.{module}"), name, default)
+    except ImportError:
+        return default
+
+
+def current_trace() -> object:
+    """The current trace, or JAX's object for no trace."""
+    return getattr(private("core.trace_ctx"), "trace", None)
+
+
+def mesh_of_old_context() -> Any:
+    """The mesh of an enclosing `with mesh:` block, or None."""
+    physical = getattr(getattr(private("mesh.thread_resources"), "env", None), "physical_mesh", None)
+    return None if physical is None or physical.empty else physical
+
+
+def coordination_client() -> Any:
+    """The client of JAX's coordination service; None if the job has none."""
+    return getattr(private("distributed.global_state"), "client", None)
 
 
 # The attributes in the `__dict__` of a jitted function, in addition to those of the wrapped function. With any further
@@ -93,9 +147,4 @@ def options_record(info: Any) -> Mapping[str, Any] | None:
 
 
 # Hide our frames in tracebacks of jitted functions, as JAX hides its own. `JAX_TRACEBACK_FILTERING=off` shows them.
-# Without this JAX API they are always shown.
-with contextlib.suppress(ImportError):
-    from jax._src.traceback_util import register_exclusion
-
-    _hide: Callable[[str], None] = register_exclusion
-    _hide(str(FilePath(__file__).parents[1]))
+private("traceback_util.register_exclusion", str)(str(FilePath(__file__).parents[1]))

@@ -229,7 +229,7 @@ def short_text(value: Any, *, with_module: bool = False) -> str:
 
 
 def node_repr(self: Any) -> str:
-    """The `__repr__` of a node: arrays as `f32[784,128]`, scalars as `f32(0.5)`, statics in full.
+    """The text of a node: arrays as f32[784,128], scalars as f32(0.5), statics in full.
 
     It uses one line of at most 88 characters, or several lines; dots replace everything after a thousand values.
     """

@@ -282,7 +282,8 @@ def _of_array(value: Any, scope: Scope) -> Comparison:
 def _of_function(value: types.FunctionType, scope: Scope) -> Comparison:
     """By code, globals, captured variables and defaults. An importable function is compared by identity."""
     code = value.__code__
-    from_library = is_library(value.__globals__.get("__name__"))
+    module = value.__globals__.get("__name__")
+    from_library = is_library(module)
     is_importable = "<" not in value.__qualname__ and import_path(value) is not None
     if is_importable and from_library:
         return _of_library(value, scope)
@@ -295,8 +296,9 @@ def _of_function(value: types.FunctionType, scope: Scope) -> Comparison:
         parts = (*parts, ("attribute", value.__dict__))
     if is_importable and scope.visited is None:
         return Comparison("identity", (), parts, "user") if parts else IDENTITY
-    if from_library:  # == of code ignores the file. Other globals of a library's function are constant.
-        return Comparison("parts", (code.co_filename, code, value.__name__), parts, "library", is_callable=True)
+    if from_library:  # == of code ignores the place; cloudpickle drops the file. The other globals are constant.
+        named: tuple[Hashable, ...] = (module, value.__qualname__, value.__name__, code)
+        return Comparison("parts", named, parts, "library", is_callable=True)
     owner: Owner = "package" if "-packages" in code.co_filename else "user"
     reason, reads = why_open(value)
     if reason:

@@ -16,10 +16,11 @@ import typing_extensions
 from treewright._base.functions import FrozenValue, foreign_library, is_generated, native_base, slots_of
 from treewright._base.text import annotation_text, short_text, with_article
 from treewright._core.field_checks import specifier_text
+from treewright._core.field_views import FieldView, as_view, field_view
 from treewright._core.fields import MISSING, options_of, specifier_in, specifier_in_annotation
 from treewright._core.init import Docstring, make_init
-from treewright._core.instance import FLAT_FORM, FieldView, Unfinished, replace, wrap_init
-from treewright._core.methods import METHODS, module_method
+from treewright._core.instance import FLAT_FORM, Unfinished, wrap_init
+from treewright._core.methods import METHODS, replace_method, restore_class, wrap_methods
 from treewright._core.registration import register_once
 from treewright._core.spec import FieldSpec, NodeSpec
 from treewright._core.statics import StaticTable
@@ -71,13 +72,16 @@ def make_node_class(cls: Any, options: Mapping[str, bool], *, is_module: bool) -
     for base in reversed(cls.__mro__[1:]):
         inherited.update(vars(base))
     annotations = typing_extensions.get_annotations(cls, format=typing_extensions.Format.FORWARDREF)
+    for name in (*annotations, *vars(cls)):
+        if type(inherited.get(name)) is property:
+            inherited[name] = as_view(inherited[name])
     draft = _Draft(cls, options, is_module, annotations, dict(vars(cls)), inherited)
     _reject_attributes(draft)
     _read_fields(draft)
     init, keeps_init = _init_of(draft)
     spec, arguments = _node_spec(draft, keeps_init=keeps_init)
     for field in spec.fields:
-        setattr(cls, field.name, FieldView(field, spec.table))
+        setattr(cls, field.name, field_view(field, spec.table))
     cls.__node_spec__, cls.__node_fields__ = spec, spec.by_name
     if options["init"] and not keeps_init:
         cls.__init__ = make_init(spec, arguments)
@@ -281,6 +285,7 @@ def _node_spec(draft: _Draft, *, keeps_init: bool) -> tuple[NodeSpec, list[Field
         init_vars=init_vars,
         unfinished=Unfinished(cls),
         slots=tuple([name for name in slots_of(cls) if name not in {FLAT_FORM, *cls.__dataclass_fields__}]),
+        restore_class=restore_class,
     )
     return node_spec, arguments
 
@@ -376,11 +381,8 @@ def _install_methods(draft: _Draft) -> None:
         if inherited is not method:
             setattr(cls, name, method)
     if not draft.is_module and "replace" not in {*body, *draft.inherited, *draft.annotations}:
-        cls.replace = replace
-    for name, value in body.items():
-        is_method = name not in draft.annotations and (name == "__call__" or not _is_special(name))
-        if draft.is_module and is_method and (method := module_method(value)) is not None:
-            setattr(cls, name, method)
+        cls.replace = replace_method
+    wrap_methods(cls)
     cls.__abstractmethods__ = frozenset()
     abc.update_abstractmethods(cls)
 

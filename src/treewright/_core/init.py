@@ -11,11 +11,13 @@ import inspect
 import keyword
 import linecache
 import sys
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from typing_extensions import Format, get_annotations
 
+from treewright._base.text import annotation_text
 from treewright._core.fields import MISSING
 from treewright._core.instance import FLAT_FORM, assign, check, run_init
 from treewright._core.spec import FieldSpec, NodeSpec
@@ -42,8 +44,7 @@ def make_init(spec: NodeSpec, arguments: Sequence[FieldSpec]) -> Callable[..., N
     header = f"  def __init__({', '.join([me, *_parameters(cls, arguments, helpers)])}):"
     body = "\n    ".join([header, *_body(spec, me, helpers)])
     source = f"def make({', '.join(helpers)}):\n{body}\n  return __init__\n"
-    filename = f"<treewright: {cls.__module__}.{cls.__qualname__}.__init__>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    filename = _cached_source(f"treewright: {cls.__module__}.{cls.__qualname__}.__init__", source)
     # The globals of the class's own module, so that typing.get_type_hints resolves string annotations.
     module = sys.modules.get(cls.__module__)
     made: dict[str, Any] = {}
@@ -51,8 +52,19 @@ def make_init(spec: NodeSpec, arguments: Sequence[FieldSpec]) -> Callable[..., N
     init: Callable[..., None] = made["make"](**helpers)
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__
-    _annotate(init, cls, {argument.name: argument.type for argument in arguments if argument.init})
+    _annotate(init, cls, [argument for argument in arguments if argument.init])
     return init
+
+
+def _cached_source(name: str, source: str) -> str:
+    """The file name under which tracebacks and `inspect` find a source; classes of one name may have different ones."""
+    entry = (len(source), None, source.splitlines(keepends=True), f"<{name}>")
+    cache: dict[str, Any] = linecache.cache
+    if cache.setdefault(f"<{name}>", entry) == entry:
+        return f"<{name}>"
+    filename = f"<{name} {zlib.crc32(source.encode()):08x}>"
+    cache[filename] = (*entry[:3], filename)
+    return filename
 
 
 def _parameters(cls: type[Any], arguments: Sequence[FieldSpec], helpers: dict[str, Any]) -> list[str]:
@@ -127,8 +139,13 @@ def _storing(spec: NodeSpec, me: str, assigning: str, helpers: dict[str, Any]) -
     return [*lines, f"__check__({me})"] if spec.checks else lines
 
 
-def _annotate(init: Any, cls: type[Any], types: dict[str, Any]) -> None:
-    """Annotate a generated `__init__` like `dataclasses`: from Python 3.14 on lazily, so that later names resolve."""
+def _annotate(init: Any, cls: type[Any], arguments: Sequence[FieldSpec]) -> None:
+    """Annotate a generated `__init__` like `dataclasses`: from Python 3.14 on lazily, so that later names resolve.
+
+    The parameter of a field with a converter is annotated like the converter's parameter, if at all.
+    """
+    accepted = {argument.name: _accepted_by(argument.converter) for argument in arguments if argument.converter}
+    unknown = {name for name, annotation in accepted.items() if annotation is inspect.Parameter.empty}
     if sys.version_info >= (3, 14):
 
         def __annotate__(format: Any, /) -> dict[str, Any]:  # noqa: N807  Python's name
@@ -137,14 +154,27 @@ def _annotate(init: Any, cls: type[Any], types: dict[str, Any]) -> None:
             declared: dict[str, Any] = {}
             for base in reversed(cls.__mro__):
                 declared.update(get_annotations(base, format=format))
-            parameters = {name: declared[name] for name in types if name in declared}
-            return {**parameters, "return": "None" if format == Format.STRING else None}
+            is_text = format == Format.STRING
+            declared |= {name: annotation_text(kind, cls) if is_text else kind for name, kind in accepted.items()}
+            names = [argument.name for argument in arguments if argument.name not in unknown]
+            parameters = {name: declared[name] for name in names if name in declared}
+            return {**parameters, "return": "None" if is_text else None}
 
         __annotate__.__qualname__ = f"{cls.__qualname__}.__init__.__annotate__"
         __annotate__.__module__ = cls.__module__
         init.__annotate__ = __annotate__
     else:  # before 3.14
-        init.__annotations__ = {**types, "return": None}
+        types = {argument.name: accepted.get(argument.name, argument.type) for argument in arguments}
+        init.__annotations__ = {name: kind for name, kind in types.items() if name not in unknown} | {"return": None}
+
+
+def _accepted_by(converter: Callable[[Any], Any]) -> Any:
+    """The annotation of a converter's first parameter; `Parameter.empty` if it has none."""
+    try:
+        first = next(iter(inspect.signature(converter, eval_str=True).parameters.values()))
+    except Exception:  # noqa: BLE001  a class written in C, or a name that is only imported for checkers
+        return inspect.Parameter.empty
+    return inspect.Parameter.empty if first.kind is first.VAR_KEYWORD else first.annotation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,11 @@ An instance stores exactly what `tree_flatten` returns, in one attribute: `_node
 import dataclasses
 import functools
 import operator
+import traceback
+import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from sys import getrefcount
-from typing import Any, Never, TypeVar
+from typing import Any, TypeVar
 
 from treewright._base.functions import earlier_class_hint, is_cached_property
 from treewright._base.jax_private import jax_trees
@@ -18,7 +20,6 @@ from treewright._base.text import (
     class_name,
     did_you_mean,
     is_node_class,
-    short_text,
     with_article,
     with_close_matches,
 )
@@ -26,13 +27,15 @@ from treewright._core.field_checks import check_fields
 from treewright._core.fields import MISSING
 from treewright._core.keys import reaches
 from treewright._core.spec import FieldSpec, NodeSpec, spec_of
-from treewright._core.statics import Statics, StaticTable
-from treewright.errors import FieldOnClassError, NodeDefinitionError, NodeInitError, UnfinishedNodeError
+from treewright._core.statics import Statics
+from treewright.errors import ChildWarning, NodeDefinitionError, NodeInitError, UnfinishedNodeError, warn_user
 
 FLAT_FORM = "_node"
 FlatForm = tuple[tuple[Any, ...], Statics]
 
 T = TypeVar("T")
+
+_SETTINGS = frozenset({types.NoneType, bool, int, str})  # what a spec holds where its nodes have arrays
 
 _new: Any = object.__new__
 _read = object.__getattribute__
@@ -72,16 +75,17 @@ def raw_form(node: Any) -> FlatForm | Unfinished:
         why = f"no __init__ has run. Create it by calling the class: {cls.__qualname__}(...)"
         if cls.__init__ is object.__init__:
             why = "the class has no __init__. Remove init=False, or write an __init__"
+        elif _wrap_init_again(cls):
+            why = (
+                "its __init__ was replaced after the class was defined, for example by autoreload, so it did not "
+                f"finish the node. This is repaired now: call {cls.__qualname__}(...) again"
+            )
         return Unfinished(cls, why)
     return form
 
 
 def flat_form(node: Any) -> FlatForm:
-    """`(children, aux_data)`: the values of the child fields in order, and one object for all static fields.
-
-    Raises:
-        UnfinishedNodeError: If the node's `__init__` has not returned.
-    """
+    """Return the values of the child fields in order, and one object for all static fields."""
     form = raw_form(node)
     if isinstance(form, Unfinished):
         raise UnfinishedNodeError(f"This is {form}.")
@@ -103,7 +107,12 @@ def is_node(value: object) -> bool:
 def reject_undecorated(cls: type[Any]) -> None:
     """Raise if a subclass of a node class is not a node class itself."""
     if "__node_spec__" in vars(cls):
-        return
+        if cls.__dictoffset__:
+            return
+        raise NodeDefinitionError(
+            f"{cls.__qualname__} is a copy of a node class with slots, which have no place for the values of a node. "
+            f"Another decorator made it, such as attrs.define. Remove that decorator."
+        )
     base = next((base.__qualname__ for base in cls.__mro__ if "__node_spec__" in vars(base)), "Module")
     problem, fix = "not decorated", f"Put @pytree_dataclass above class {cls.__name__}"
     if hasattr(cls, FLAT_FORM):  # Module.__init_subclass__ did not run.
@@ -118,131 +127,8 @@ def reject_undecorated(cls: type[Any]) -> None:
 # Attributes
 
 
-class FieldView(property):  # noqa: PLW1641  `__hash__` is one of the uses that it rejects
-    """The descriptor of a field: returns the value on an instance; on the class, using it as a value raises.
-
-    It reads by index in nodes of its own table, and by name in nodes that were built before their class was redefined.
-    Tools that redefine a class, such as IPython's autoreload, copy the new class's attributes to the old one.
-    """
-
-    # `dataclasses` must treat it as a field and assign its `name`, which raises; otherwise it would become a default.
-    __class__ = property(lambda _: dataclasses.Field)  # pyright: ignore[reportIncompatibleMethodOverride]
-
-    def __init__(self, field: FieldSpec, table: StaticTable) -> None:
-        name = field.name
-        super().__init__(
-            _reader(field, table),
-            lambda node, value: set_attribute(node, name, value),
-            lambda node: delete_attribute(node, name),
-        )
-        self.__doc__ = field.doc
-        self.field = field
-        self.table = table
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (FieldView, (self.field, self.table))
-
-    def __repr__(self) -> str:
-        return f"<field {self.table.owner.__qualname__}.{self.field.name}>"
-
-    def __getattr__(self, attribute: str) -> Never:
-        raise AttributeError(self._problem(f"has no {attribute}"), name=None, obj=None)
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both are views of the same field, also before and after its class was redefined."""
-        if not isinstance(other, FieldView):
-            self.reject_use()
-        owners = (self.table.owner, other.table.owner)
-        paths = {(cls.__module__, cls.__qualname__) for cls in owners}
-        return len(paths) == 1 and self.field.name == other.field.name
-
-    def reject_use(self, *_: object, **__: object) -> Never:
-        raise FieldOnClassError(self._problem("has no value"))
-
-    def _problem(self, problem: str) -> str:
-        field, cls = self.field, self.table.owner.__name__
-        constant = "..." if field.default is MISSING else short_text(field.default)
-        line = f"{field.name}: ClassVar[{annotation_text(field.type, self.table.owner)}] = {constant}"
-        return (
-            f"{self.table.owner.__qualname__}.{field.name} is a field, so on the class it {problem}: only instances "
-            f"have one. Read it on an instance. For a class constant, declare a ClassVar:\n"
-            f"  {line.replace('[...]', '')}\n"
-            f"For the default: {{field.name: field.default for field in dataclasses.fields({cls})}}[{field.name!r}]"
-        )
-
-    def _reject_dataclass(self, name: str) -> Never:
-        raise NodeDefinitionError(
-            f"{name} is a field of a node class, which is already a dataclass. Remove @dataclass, or replace it with "
-            f"@pytree_dataclass if this is a subclass of a decorated class."
-        )
-
-    name = property(None, _reject_dataclass)  # `dataclasses` assigns a field's name; nothing reads it.
-
-
-# Every operation that would use a view as a value: otherwise `Tiles.WALL == 1` would silently be False.
-for _use in (
-    *("lt", "le", "gt", "ge", "hash", "bool", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil"),
-    *("neg", "pos", "abs", "invert", "len", "iter", "contains", "getitem", "setitem", "delitem", "format"),
-    *("array", "array_ufunc", "jax_array"),
-    *(
-        f"{side}{operation}"
-        for operation in (
-            *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow"),
-            *("lshift", "rshift", "and", "or", "xor"),
-        )
-        for side in ("", "r")
-    ),
-):
-    setattr(FieldView, f"__{_use}__", FieldView.reject_use)
-
-
-def _reader(field: FieldSpec, table: StaticTable) -> Callable[[Any], Any]:
-    """A function that reads a field by its index, in a third of the time of reading by name (benchmarks: node)."""
-    index = field.index
-
-    def read_child(node: Any) -> Any:
-        try:
-            children, statics = node._node
-            if statics.table is table:
-                return children[index]
-        except (TypeError, AttributeError):  # unfinished
-            pass
-        return _read_by_name(node, field)
-
-    def read_static(node: Any) -> Any:
-        try:
-            _, statics = node._node
-            if statics.table is table:
-                return statics.values[index]
-        except (TypeError, AttributeError):  # unfinished
-            pass
-        return _read_by_name(node, field)
-
-    return read_static if field.is_static else read_child
-
-
-def _read_by_name(node: Any, field: FieldSpec) -> Any:
-    """The value of a field in an unfinished node, or in a node of an older definition of its class."""
-    form, name = raw_form(node), field.name
-    if isinstance(form, Unfinished):
-        value = form.values_of(node).get(name, field.default)
-        if value is MISSING:
-            raise UnfinishedNodeError(
-                f"{type(node).__qualname__}.{name} was read before __init__ set it. Assign it first."
-            )
-        return value
-    children, statics = form
-    values = dict(zip((*statics.table.children, *statics.table.names), (*children, *statics.values), strict=True))
-    if name not in values:
-        raise AttributeError(
-            f"This {type(node).__qualname__} has no field {name}: it belongs to an older definition of the class, "
-            f"with the fields {', '.join(values) or 'none'}. Recreate the object."
-        )
-    return values[name]
-
-
 def set_attribute(node: Any, name: str, value: Any) -> None:
-    """Assign an attribute while `__init__` runs; afterwards the node is frozen. Converters run."""
+    """Assign an attribute while the constructor runs; afterwards the node is frozen. Converters run."""
     try:
         form = _read(node, FLAT_FORM)
     except AttributeError:
@@ -259,7 +145,7 @@ def set_attribute(node: Any, name: str, value: Any) -> None:
 
 
 def delete_attribute(node: Any, name: str) -> None:
-    """Delete an attribute while `__init__` runs; afterwards the node is frozen."""
+    """Delete an attribute while the constructor runs; afterwards the node is frozen."""
     form = raw_form(node)
     if isinstance(form, tuple):
         raise frozen_error(node, name, "delete")
@@ -294,6 +180,21 @@ def wrap_init(init: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
+def _wrap_init_again(cls: type[Any]) -> bool:
+    """Wrap an `__init__` that a tool replaced: IPython's autoreload writes new code into our wrapper. False if ours."""
+    owner: Any = next(base for base in cls.__mro__ if "__init__" in vars(base))
+    init: Any = vars(owner)["__init__"]
+    if "__node_spec__" not in vars(owner) or not isinstance(init, types.FunctionType) or hasattr(init, "__wrapped__"):
+        return False
+    if not _GENERATED.isdisjoint(init.__code__.co_freevars):
+        return False
+    owner.__init__ = wrap_init(init)
+    return True
+
+
+_GENERATED = frozenset({"__cls__", "__build__"})  # captured by each generated `__init__`
+
+
 def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) -> object:
     """Run an `__init__`; the outermost one seals the node when it returns, or marks it as failed when it raises."""
     spec: NodeSpec = node.__node_spec__
@@ -312,6 +213,8 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
         return init(node, *args, **kwargs)
     if spec.cls is not type(node):
         reject_undecorated(type(node))
+    if spec.table.to_check:
+        spec.restore_class(spec)
     _store(node, FLAT_FORM, spec.unfinished)
     try:
         # Without a new reference to the node, no value can contain it, unless its `__new__` stored one.
@@ -321,10 +224,37 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
         _seal(node, spec, is_referenced=is_referenced)
     except BaseException as error:
         mark_failed(node, error)
+        _explain_call(node, error)
         raise
     if spec.checks or spec.table.to_check:
         check(node)
     return returned
+
+
+def _explain_call(node: Any, error: BaseException) -> None:
+    """Add a note to Python's error for arguments that an `__init__` does not take."""
+    cls, frames = type(node), [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    writer = cls.__init__.__qualname__
+    is_inherited = writer != f"{cls.__qualname__}.__init__"
+    if type(error) is TypeError and len(frames) == 1 and is_inherited:  # raised by the call itself
+        error.add_note(
+            f"{cls.__qualname__} inherits {writer}, so its fields are not parameters. Type checkers expect them to be, "
+            f"unless you write class {cls.__name__}(..., init=False)."
+        )
+    # Python's error if an `__init__` passed arguments on and no class after it has an `__init__`.
+    if not str(error).startswith("object.__init__() takes exactly one argument"):
+        return
+    code, caller = frames[-1].f_code, frames[-1].f_locals
+    if not code.co_varnames or caller.get(code.co_varnames[0]) is not node:  # the `__init__` of another object
+        return
+    name = next(iter(spec_of(cls).by_name), "x")
+    fix = f"Assign them in {code.co_qualname}: self.{name} = ..."
+    if is_inherited:
+        fix = f"Write an __init__ in {cls.__qualname__} that assigns them: self.{name} = ..."
+    error.add_note(
+        f"{code.co_qualname} called super().__init__(...) with arguments, but no other class has an __init__, and "
+        f"neither Module nor object assigns fields. {fix}"
+    )
 
 
 def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
@@ -339,8 +269,8 @@ def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None
         node.__post_init__(*post_init)
 
 
-def _seal(node: Any, spec: NodeSpec, *, is_referenced: bool) -> None:
-    """Check the assigned values and store the flat form."""
+def _seal(node: Any, spec: NodeSpec, *, is_referenced: bool, before: Statics | None = None) -> None:
+    """Check the assigned values and store the flat form; with the statics of `before` if all their values are kept."""
     pending, table = node.__dict__, spec.table
     if not spec.by_name.keys() <= pending.keys() or len(pending) > len(spec.fields) + (FLAT_FORM in pending):
         _complete(spec, pending)
@@ -359,7 +289,10 @@ def _seal(node: Any, spec: NodeSpec, *, is_referenced: bool) -> None:
                 f"{cls}.{slot} was assigned, but it is a slot of a base class, not a field: flattening would lose it. "
                 f"Declare it in {cls} ({slot}: ...)."
             )
-    statics = table.find(tuple([pending[name] for name in table.names]))
+    values = tuple([pending[name] for name in table.names])
+    # Not only faster: keys may have changed since, because optax's cosine schedule assigns to a captured variable.
+    is_same = before is not None and all(map(operator.is_, values, before.values))
+    statics = before if is_same else table.find(values)
     pending.clear()
     _store(node, FLAT_FORM, (children, statics))
 
@@ -384,23 +317,27 @@ def _complete(spec: NodeSpec, pending: dict[str, Any]) -> None:
     # Values of a cached_property were computed from an unfinished node: drop them.
     others = pending.keys() - {*spec.by_name, FLAT_FORM}
     undeclared = [name for name in pending if name in others and not is_cached_property(spec.cls, name)]
-    method = "__post_init__" if spec.runs_post_init else "__init__"
+    cls = spec.cls.__qualname__
+    method = f"{cls}.__post_init__" if spec.runs_post_init else spec.cls.__init__.__qualname__
     problems = [f"did not set {', '.join(missing)}"] if missing else []
-    fixes = [f"Set every field in {method}."] if missing else []
+    fixes = [f"Set every field in {method.rpartition('.')[2]}."] if missing else []
+    if missing and method.rpartition(".")[0] != cls:
+        method += f", which {cls} inherits,"
+        class_line = f"class {spec.cls.__name__}(..., init=False)"
+        fixes = [f"Write an __init__ in {cls}. Or declare defaults and, for type checkers, write {class_line}."]
     if undeclared:
         not_fields = "which is not a field" if len(undeclared) == 1 else "which are not fields"
         problems.append(f"set {with_close_matches(undeclared, spec.by_name)}, {not_fields}")
         fixes.append(f"Declare new fields in the class body ({undeclared[0]}: ...).")
     if problems:
-        raise NodeInitError(f"{spec.cls.__qualname__}.{method} {', and '.join(problems)}. {' '.join(fixes)}")
+        raise NodeInitError(f"{method} {', and '.join(problems)}. {' '.join(fixes)}")
 
 
-def check(node: Any) -> None:
-    """Check the children of a new node, and run every `__check_init__`, bases first."""
+def check(node: Any, *, is_copy: bool = False) -> None:
+    """Check the children of a new node, or of a changed copy, and run every `__check_init__`, bases first."""
     spec: NodeSpec = type(node).__node_spec__  # bypasses a user's `__getattr__`
     try:
         if spec.table.to_check:
-            _reject_class_assignments(spec)
             check_fields(node)
         for own_check in spec.checks:
             if own_check(node) is not None:
@@ -409,25 +346,23 @@ def check(node: Any) -> None:
                     f"an invalid instance instead."
                 )
     except BaseException as error:
+        if is_copy:
+            _explain_spec(node, error)
         mark_failed(node, error)
         raise
 
 
-def _reject_class_assignments(spec: NodeSpec) -> None:
-    """Undo an assignment to a field on the class and raise, because every instance would read the value.
-
-    Without a metaclass the assignment itself can't be observed, so it is detected when the first nodes are created.
-    """
-    for field in spec.fields:
-        value = vars(spec.cls).get(field.name)
-        if not isinstance(value, FieldView):
-            setattr(spec.cls, field.name, FieldView(field, spec.table))
-            name, line = f"{spec.cls.__qualname__}.{field.name}", f"{spec.cls.__name__}(..., {field.name}=...)"
-            raise NodeDefinitionError(
-                f"{name} = {short_text(value)} was assigned to a field on the class, so every instance would have "
-                f"read this value. The assignment was undone. Pass the value to the constructor, {line}, or change "
-                f"the default in the class body."
+def _explain_spec(node: Any, error: BaseException) -> None:
+    """Add a note if a changed copy looks like a spec, with one setting in the place of each array."""
+    children, _ = flat_form(node)
+    for field, child in zip(spec_of(node).children, children, strict=True):
+        annotation = annotation_text(field.type, type(node))
+        if type(child) in _SETTINGS and "rray" in annotation and not (child is None and "None" in annotation):
+            error.add_note(
+                f"{type(node).__qualname__}.{field.name} = {child!r} is not an array. For a spec, such as in_axes or a "
+                f"mask, use treewright.spec_like(node, ...), which runs no checks."
             )
+            return
 
 
 def mark_failed(node: Any, error: BaseException) -> None:
@@ -452,7 +387,7 @@ def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
         statics = spec.table.find(tuple(new_statics))
     copy = from_flat_form(type(node), (tuple(new_children), statics))
     if changes and spec.checks:
-        check(copy)
+        check(copy, is_copy=True)
     return copy
 
 
@@ -471,30 +406,37 @@ def with_post_init(node: Any, changes: dict[str, Any]) -> Any:
             )
     variables = [changes.pop(name, default) for name, default in spec.init_vars.items()]
 
-    def derive(copy: Any) -> None:
-        pending: dict[str, Any] = copy.__dict__
-        # As in the constructor, a field that only `__post_init__` sets has no value yet.
-        pending |= {field.name: field.value_in(pair) for field in spec.fields if not field.set_only_in_post_init}
-        for name, value in changes.items():
-            set_attribute(copy, name, value)
-        values = {name: pending[name] for name in changes if not spec.by_name[name].init}
-        copy.__post_init__(*variables)
-        for name, value in values.items():
-            if pending[name] is not value:
-                raise TypeError(
-                    f"{spec.cls.__qualname__}.{name} is derived: __post_init__ assigned it again, so the value passed "
-                    f"to replace() would be lost. Replace the fields that it is derived from, or use treewright.at("
-                    f"node, lambda node: node.{name}).set(...) to change only this field, without __post_init__."
-                )
-
     copy = _new(type(node))
-    run_init(copy, derive)
-    # Reuse the statics if all values are the same objects, because their keys may have changed since: optax's cosine
-    # schedule assigns to a captured variable when it is first called.
-    children, statics = flat_form(copy)
-    if all(map(operator.is_, statics.values, pair[1].values)):
-        return from_flat_form(type(node), (children, pair[1]))
+    _store(copy, FLAT_FORM, spec.unfinished)
+    try:
+        _derive(copy, spec, pair, changes, variables)
+        _seal(copy, spec, is_referenced=True, before=pair[1])
+    except BaseException as error:
+        mark_failed(copy, error)
+        raise
+    if spec.checks or spec.table.to_check:
+        check(copy)
     return copy
+
+
+def _derive(copy: Any, spec: NodeSpec, pair: FlatForm, changes: Mapping[str, Any], variables: Sequence[Any]) -> None:
+    """Assign the fields of a copy: the old values, the changes, and what `__post_init__` derives from them.
+
+    As in the constructor, a field that only `__post_init__` sets has no value before.
+    """
+    pending: dict[str, Any] = copy.__dict__
+    pending |= {field.name: field.value_in(pair) for field in spec.fields if not field.set_only_in_post_init}
+    for name, value in changes.items():
+        set_attribute(copy, name, value)
+    values = {name: pending[name] for name in changes if not spec.by_name[name].init}
+    copy.__post_init__(*variables)
+    for name, value in values.items():
+        if pending[name] is not value:
+            raise TypeError(
+                f"{spec.cls.__qualname__}.{name} is derived: __post_init__ assigned it again, so the value passed "
+                f"to replace() would be lost. Replace the fields that it is derived from, or use treewright.at("
+                f"node, lambda node: node.{name}).set(...) to change only this field, without __post_init__."
+            )
 
 
 def _reject_unknown(spec: NodeSpec, changes: Iterable[str], names: Collection[str]) -> None:
@@ -531,11 +473,24 @@ def replace(node: T, /, **changes: Any) -> T:
         >>> replace(Layer(1.0), activation="gelu")
         Layer(kernel=1.0, activation='gelu')
     """
+    copy: T = replace_fields(node, changes)
+    return copy
+
+
+def replace_fields(node: Any, changes: dict[str, Any]) -> Any:
+    """The function and the method `replace`."""
     if not is_node(node):
         raise TypeError(
             f"replace() needs an instance of a Module or of a class with @pytree_dataclass, "
             f"got {with_article(class_name(node))}."
         )
+    lists = [name for name, value in changes.items() if value is None and type(getattr(node, name, None)) is list]
+    if lists:
+        name = f"{type(node).__qualname__}.{lists[0]}"
+        warn_user(
+            f"replace() stores None in {name}, which is a list. append() and other methods that change a list return "
+            f"None. Pass a new list, [*old, new], or store None with treewright.at(node, '.{lists[0]}').set(None).",
+            ChildWarning,
+        )
     make: Any = with_post_init if changes and spec_of(node).runs_post_init else with_fields
-    copy: T = make(node, changes)
-    return copy
+    return make(node, changes)

@@ -3,7 +3,9 @@
 import copy as copying
 import functools
 import inspect
+import sys
 import types
+import weakref
 from collections.abc import Callable, Hashable, Iterable
 from types import MappingProxyType
 from typing import Any
@@ -16,19 +18,21 @@ from treewright._base.functions import NodeMethod
 from treewright._base.jax_private import GetAttrKey, Path, jax_trees, numbers_of, path_text
 from treewright._base.text import array_text, is_node_class, node_repr, short_text, text, with_article
 from treewright._core.field_checks import NoExactKeyError, add_static_hint
+from treewright._core.field_views import restore_views
 from treewright._core.instance import (
     FLAT_FORM,
     delete_attribute,
     flat_form,
     from_flat_form,
     is_node,
-    replace,
+    replace_fields,
     set_attribute,
 )
 from treewright._core.keys import compared_by_itself, exact_key
 from treewright._core.registration import register_with_jax
-from treewright._core.spec import FieldSpec, spec_of
+from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics
+from treewright._core.validation import pydantic_schema
 from treewright.errors import TracedComparisonError
 
 _new: Any = object.__new__
@@ -36,14 +40,7 @@ _store = object.__setattr__
 
 
 def tree_unflatten(cls: type[Any], aux_data: object, children: Iterable[Any]) -> Any:
-    """Rebuild a node from the `aux_data` of `tree_flatten` and any children.
-
-    It runs no constructor, converter or check, so children can be sentinels, tracers and specs.
-
-    Raises:
-        TypeError: If `aux_data` does not come from a node of this class.
-        ValueError: If the number of children is wrong.
-    """
+    """Rebuild a node from the second result of tree_flatten and any children, without a constructor or check."""
     values, names = tuple(children), spec_of(cls).table.children
     if not isinstance(aux_data, Statics) or aux_data.table is not spec_of(cls).table:
         raise TypeError(
@@ -59,13 +56,11 @@ def tree_unflatten(cls: type[Any], aux_data: object, children: Iterable[Any]) ->
 
 
 def equal(self: Any, other: object) -> Any:
-    """Compare class, statics, and the children's structure, shape, dtype and value; returns a plain `bool`.
+    """Compare class, statics, and the structure, shape, dtype and value of the children; returns a plain bool.
 
-    A nested node is compared with its own `==`. NaN equals itself. Children that are not arrays compare as exactly as
-    statics: `1`, `True` and `1.0` differ, and so do `0.0` and `-0.0`. Fields with `compare=False` are ignored.
-
-    Raises:
-        TracedComparisonError: If the result depends on a traced value.
+    A nested node is compared with its own method. NaN equals itself. Children that are not arrays compare as exactly as
+    statics: 1, True and 1.0 differ, and so do 0.0 and -0.0. Fields with compare=False are ignored. Comparing traced
+    values raises a TracedComparisonError.
     """
     if type(other) is not type(self):
         return NotImplemented
@@ -128,11 +123,7 @@ def leaves_equal(left: Any, right: Any, place: Callable[[], str]) -> bool:
 
 
 def hash_of(self: Any) -> int:
-    """Hash a node by value, like a tuple of its fields.
-
-    Raises:
-        TypeError: If a child contains an array or another unhashable value.
-    """
+    """Hash a node by value, like a tuple of its fields; arrays can't be hashed."""
     children, statics = form = flat_form(self)
     fields = [field for field in spec_of(self).fields if field.hash]
     keys = [statics.keys[field.index] if field.is_static else None for field in fields]
@@ -169,13 +160,24 @@ def _unhashable(node: Any, children: tuple[Any, ...], fields: list[FieldSpec]) -
         except TypeError:
             array = array_text(leaf)
             kind = with_article(type(leaf).__name__) if array is None else f"an array, {array}"
-            hint = " To pass it as a function to jit or checkpoint, pass its method: jit(node.__call__)."
+            hint = (
+                " To pass it as a function to jit, checkpoint, scan, fori_loop, while_loop, cond, switch or a "
+                "callback, pass its method: node.__call__."
+            )
             return TypeError(
                 f"unhashable type {cls.__qualname__!r}: {_path_text(path, fields, cls)} is {kind}. A traced argument "
                 f"of a jitted function needs no hash; a static argument or dict key does, and then every child must be "
-                f"hashable.{hint if callable(node) else ''}"
+                f"hashable.{hint if callable(node) and _is_hashed_by_jax() else ''}"
             )
     return None
+
+
+def _is_hashed_by_jax() -> bool:
+    """Whether JAX's Python code hashes a node, which it takes for a function. It hashes static arguments in C."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") in {__name__, weakref.__name__, functools.__name__}:
+        frame = frame.f_back
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith("jax.")
 
 
 # Copies and pickles
@@ -195,7 +197,7 @@ def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
 
 
 def reduce(self: Any) -> tuple[Any, ...]:
-    """Pickle the flat form, so that unpickling runs no `__init__`."""
+    """Pickle the flat form, so that unpickling runs no constructor."""
     children, statics = flat_form(self)
     # The pickle contains the function that fills the node, because an instance that is an attribute of its class is
     # restored before the class has its methods.
@@ -208,6 +210,8 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
     children, statics = state
     spec: Any = getattr(type(self), "__node_spec__", None)
     table = statics.table if spec is None else spec.table
+    if spec is not None and table.to_check:
+        restore_class(spec)  # cloudpickle restores methods as functions
     if statics.table is not table or {*children} != {*table.children}:
         raise TypeError(
             f"The pickle contains the fields {', '.join((*children, *statics.table.names)) or 'none'} of "
@@ -215,6 +219,16 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
             f"written by a different version of the class. Load it with that version, or recreate the object."
         )
     _store(self, FLAT_FORM, (tuple([children[name] for name in table.children]), statics))
+
+
+def replace_method(self: Any, /, **changes: Any) -> Any:
+    """Return a copy with some fields replaced, like the function treewright.replace."""
+    return replace_fields(self, changes)
+
+
+def replace_for_copy(self: Any, /, **changes: Any) -> Any:
+    """Return a copy with some fields replaced, for the function copy.replace."""
+    return replace_fields(self, changes)
 
 
 # The methods that every node class gets.
@@ -230,27 +244,63 @@ METHODS: MappingProxyType[str, Any] = MappingProxyType(
         "__copy__": copy,
         "__deepcopy__": deepcopy,
         "__reduce__": reduce,
-        "__replace__": replace,
+        "__replace__": replace_for_copy,
+        "__get_pydantic_core_schema__": classmethod(pydantic_schema),
     }
 )
+for _name, _method in {"replace": replace_method, **METHODS}.items():
+    _function: Any = getattr(_method, "__func__", _method)
+    _function.__name__ = _name  # `help` prints it. `__qualname__` remains the name under which pickles find it.
+    _function.__no_type_check__ = True  # `==` recognises our functions, so beartype must not wrap them.
 
 
 # Methods of a Module
 
 
+def _forward(name: str) -> Any:
+    """An attribute of a method that is its function's attribute."""
+    return property(lambda method: getattr(method.function, name))
+
+
+_FUNCTION_ATTRIBUTES = (
+    *("__code__", "__closure__", "__defaults__", "__kwdefaults__", "__globals__", "__builtins__", "__annotations__"),
+    *("__annotate__", "__type_params__", "__dict__", "__doc__", "__wrapped__", "__isabstractmethod__"),
+)
+
+
 class ModuleMethod:
-    """The descriptor of a `Module`'s method: returns the function on the class, a `BoundMethod` on an instance."""
+    """The descriptor of a `Module`'s method: returns the function on the class, a `BoundMethod` on an instance.
+
+    Otherwise it is a proxy of the function, also for `isinstance`, because tools that change the methods of a class
+    look for functions in its `__dict__`: beartype and typeguard replace them, IPython's autoreload assigns `__code__`.
+    """
+
+    function: Callable[..., Any]
+    __class__ = property(lambda method: type(method.function))  # pyright: ignore[reportIncompatibleMethodOverride]
+    # `__getattr__` instead would slow down `__get__`.
+    locals().update({name: _forward(name) for name in _FUNCTION_ATTRIBUTES})
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        # pydoc, doctest and abc look for these attributes.
-        wrapper: Any = self
-        functools.update_wrapper(wrapper, function, (*functools.WRAPPER_ASSIGNMENTS, "__isabstractmethod__"), ())
+        _store(self, "function", function)  # `__setattr__` assigns to the function.
+        for name in ("__module__", "__name__", "__qualname__"):  # pydoc and doctest read them
+            _store(self, name, getattr(function, name, None))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self.function
         return BoundMethod(self.function, instance)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            setattr(self.function, name, value)
+        except ValueError as error:  # Code with other captured variables: autoreload would write into our memory.
+            raise NotImplementedError(str(error)) from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (ModuleMethod, (self.function,))
 
 
 class BoundMethod(NodeMethod):
@@ -306,13 +356,30 @@ class BoundMethod(NodeMethod):
         return (BoundMethod, (self.__func__, self.__self__))
 
 
-def module_method(value: Any) -> ModuleMethod | None:
-    """The descriptor for a function in the body of a Module, jitted or not; None for any other value."""
-    if not isinstance(value, types.FunctionType):
-        wraps_function = callable(value) and isinstance(getattr(value, "__wrapped__", None), types.FunctionType)
-        if not wraps_function or not hasattr(type(value), "__get__") or isinstance(value, staticmethod | classmethod):
-            return None
-    return ModuleMethod(value)
+def restore_class(spec: NodeSpec) -> None:
+    """Restore the views and methods that a tool replaced since the class was defined, by plain properties or functions.
+
+    Tools such as beartype do so when the class statement ends. Without a metaclass, nothing runs then.
+    """
+    restore_views(spec)
+    for base in spec.cls.__mro__:
+        if "__node_spec__" in vars(base):
+            wrap_methods(base)
+
+
+def wrap_methods(cls: type[Any]) -> None:
+    """Wrap the methods of a Module, jitted or not, so that bound methods are pytrees."""
+    if not hasattr(cls, FLAT_FORM):  # a decorated class
+        return
+    for name, value in list(vars(cls).items()):
+        is_special = name.startswith("__") and name.endswith("__") and name != "__call__"
+        if is_special or name in METHODS or type(value) is ModuleMethod:
+            continue
+        method: Any = value
+        is_wrapper = callable(value) and isinstance(getattr(value, "__wrapped__", None), types.FunctionType)
+        is_descriptor = hasattr(type(value), "__get__") and not isinstance(value, staticmethod | classmethod)
+        if isinstance(value, types.FunctionType) or (is_wrapper and is_descriptor):
+            setattr(cls, name, ModuleMethod(method))
 
 
 _SELF_KEY: Any = GetAttrKey("__self__")

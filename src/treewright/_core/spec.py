@@ -1,9 +1,11 @@
 """`NodeSpec` and `FieldSpec`: the description of a node class and its fields that all other modules read."""
 
 import dataclasses
+import pickle
 from collections.abc import Callable
 from typing import Any, Literal
 
+from treewright._base.functions import is_pickled_by
 from treewright._base.text import text_with_class
 from treewright._core.fields import FieldKind, Sharding, Stack
 from treewright._core.statics import StaticTable
@@ -70,6 +72,23 @@ class NodeSpec:
     init_vars: dict[str, Any]  # the default of each, or MISSING
     unfinished: Any  # the value of `_node` until an instance is sealed
     slots: tuple[str, ...]  # slots of bases that are not nodes; their values would be lost
+    restore_class: Callable[["NodeSpec"], None]  # restores the views and methods that a tool replaced
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reject_dill(self.cls)
+        return object.__reduce_ex__(self, protocol)
+
+
+def reject_dill(cls: type[Any]) -> None:
+    """Raise if dill pickles a class by value, which it does where `pickle` could not import the class.
+
+    Dill needs the attributes of a class before the class, and those of a node class refer to it.
+    """
+    if is_pickled_by("dill"):
+        raise pickle.PicklingError(
+            f"dill can't pickle the node class {cls.__qualname__}, which is defined in __main__ or in a function. Use "
+            f"cloudpickle.dumps(...), or define the class in a module."
+        )
 
 
 def spec_of(node_or_class: Any) -> NodeSpec:

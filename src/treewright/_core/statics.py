@@ -11,14 +11,13 @@ import itertools
 import operator
 import pickle
 import pkgutil
-import sys
 import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from treewright._base.functions import CONSTANTS, import_path
+from treewright._base.functions import CONSTANTS, import_path, is_pickled_by
 from treewright._base.jax_private import GetAttrKey
 from treewright._base.text import short_text, text
 from treewright._core.comparison import Owner, Scope, Unchanged
@@ -71,9 +70,16 @@ class Statics:
     watched: tuple[Unchanged, ...] | None
 
     def __repr__(self) -> str:
-        """The fields and values, which JAX prints in its messages."""
-        pairs = zip(self.table.names, self.values, strict=True)
-        return ", ".join(f"{name}={text(value, with_module=True)}" for name, value in pairs)
+        """The fields and values, which JAX prints in its messages.
+
+        Two lambdas of one line have one text, so a text that is not the whole value ends with a number for its key.
+        """
+        parts = []
+        for name, value, key in zip(self.table.names, self.values, self.keys, strict=True):
+            shown = text(value, with_module=True)
+            mark = f" #{hash(key) & 0xFFFF:04x}" if "<" in shown and type(value) is not str else ""
+            parts.append(f"{name}={shown}{mark}")
+        return ", ".join(parts)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Statics":
         return self
@@ -244,7 +250,7 @@ def _portable(value: Any, place: str) -> Any:
     if path is not None:
         plain = isinstance(value, type | types.FunctionType) or path[0] == "__main__"
         return value if plain else Recipe(pkgutil.resolve_name, ":".join(path))
-    if isinstance(value, types.FunctionType) and not _copies_functions():
+    if isinstance(value, types.FunctionType) and not is_pickled_by("cloudpickle", "dill"):
         raise pickle.PicklingError(
             f"{place} holds {short_text(value)}, a function that pickle can't find by its name. Use "
             f"cloudpickle.dumps(...) instead of pickle.dumps(...)."
@@ -254,13 +260,3 @@ def _portable(value: Any, place: str) -> Any:
 
 def _partial_of(function: Any, args: tuple[Any, ...], keywords: tuple[Any, ...]) -> functools.partial[Any]:
     return functools.partial(function, *args, **dict(keywords))
-
-
-def _copies_functions() -> bool:
-    """Whether the current pickler writes functions by value, like dill and cloudpickle (also in Ray and joblib)."""
-    frame: types.FrameType | None = sys._getframe()
-    while frame is not None:
-        if {"cloudpickle", "dill"} & {*str(frame.f_globals.get("__name__")).split(".")}:
-            return True
-        frame = frame.f_back
-    return False

@@ -33,7 +33,7 @@ _BY_VALUE = ("static", "setting", "option", "batch", "function")  # kinds whose 
 _OF_TYPES = ("shape", "dtype", "weak_type", "memory_space")
 _MAX_DEPTH = 8  # levels of a static that are searched for the changed values
 _WIDTH, _MAX_SHOWN = 100, 20  # characters per line and entries of a printed list of differences
-_MAX_PARTS = 4  # changed entries of one container that are listed; with more, the whole container is
+_MAX_PARTS = 16  # changed entries of one container that are listed; with more, the whole container is
 
 
 class Absent(enum.Enum):
@@ -300,26 +300,31 @@ def _children_of_both(path: Path, old: Level, new: Level) -> tuple[list[tuple[Pa
 
 
 def _static_differences(path: Path, old: Level, new: Level, compare: Comparison) -> Iterator[Difference]:
-    if old.aux is new.aux or (old.exact is None and compare.same(old.aux, new.aux)):
+    """The differences between the statics of two levels of one class."""
+    is_foreign = old.exact is None
+    if old.aux is new.aux or (is_foreign and compare.same(old.aux, new.aux)):
         return
     theirs = dict(new.statics)
     pairs = [(key, value, theirs.get(key, ABSENT)) for key, value in old.statics]
-    if old.exact is None or new.exact is None:
+    if is_foreign:
         changed = [pair for pair in pairs if not compare.same(*pair[1:])]
-    else:  # keys that are equal but have different hashes are two statics
-        keys = zip(old.exact, new.exact, strict=True)
+    else:  # Keys that are equal but have different hashes are two statics.
+        keys = zip(old.exact or (), new.exact or (), strict=True)
         changed = [pair for pair, (a, b) in zip(pairs, keys, strict=True) if a != b or hash(a) != hash(b)]
         changed = changed or [pair for pair in pairs if not compare.alike(*pair[1:])]  # an object changed in place
-    exactly = old.exact is not None and new.exact is not None
     for key, value, other in changed:
         place = path if key == AuxKey(is_value=True) else (*path, key)
-        yield static_difference(place, value, other, compare, exactly=exactly)
+        yield static_difference(place, value, other, compare, exactly=not is_foreign)
+    if is_foreign and not changed:
+        yield from _unnamed_differences(path, old, new, compare)
+
+
+def _unnamed_differences(path: Path, old: Level, new: Level, compare: Comparison) -> Iterator[Difference]:
+    """The difference in a foreign class's `aux_data` that no named part shows: a part without a name, or the order."""
     names, others = ([key for key, _ in level.children] for level in (old, new))
-    if changed or old.exact is not None or set(names) != set(others):
-        return
-    if names == others:  # the difference is in the part of aux_data without names
+    if names == others:
         yield static_difference((*path, AuxKey()), old.aux, new.aux, compare)
-    else:
+    elif set(names) == set(others):
         old_order, new_order = (tuple(getattr(key, "key", key) for key in order) for order in (names, others))
         yield Difference(path, old_order, new_order, "static", "the same entries in a different order")
 
@@ -398,12 +403,19 @@ def _distance(left: Any, right: Any) -> str:
 
 
 def _compare(left: Any, right: Any, rtol: float = 0.0, atol: float = 0.0) -> tuple[Any, Any, Any, Any]:
-    """Two arrays or numbers in a dtype that subtracts without rounding, where they differ, and by how much."""
-    both = np.asarray(left), np.asarray(right)
-    wide: Any = np.complex128 if any(map(np.iscomplexobj, both)) else np.float64
-    if all(numbers.dtype.kind in "biuO" for numbers in both) and any(numbers.itemsize == 8 for numbers in both):
-        wide = object  # Python integers
-    a, b = (numbers.astype(wide) for numbers in both)
+    """Two arrays or numbers in a dtype that compares without rounding, where they differ, and by how much."""
+    a, b = np.asarray(left), np.asarray(right)
+    common: Any = None if "O" in {a.dtype.kind, b.dtype.kind} else np.result_type(a.dtype, b.dtype)
+    if common is not None and common.kind in "iu" and common.itemsize == 8:
+        # Subtracting the smaller from the larger, modulo 2**64, is right also where a signed difference overflows.
+        integers = a.astype(common), b.astype(common)
+        larger, smaller = (extreme(*integers).view(np.uint64) for extreme in (np.maximum, np.minimum))
+        distance, size = (larger - smaller).astype(np.float64), np.abs(b.astype(np.float64))
+        return a, b, (larger != smaller) & ~(distance <= atol + rtol * size), distance
+    wide: Any = np.complex128 if any(map(np.iscomplexobj, (a, b))) else np.float64
+    if all(numbers.dtype.kind in "biuO" for numbers in (a, b)) and any(numbers.itemsize == 8 for numbers in (a, b)):
+        wide = object  # Python integers, for uint64 beside int64 and for ints that no dtype holds
+    a, b = a.astype(wide), b.astype(wide)
     with np.errstate(invalid="ignore", over="ignore"):
         distance = np.asarray(np.abs(a - b))
         close = (distance <= atol + rtol * np.abs(b)) & (np.abs(b) < np.inf)

@@ -13,7 +13,6 @@ from treewright._base.jax_private import Key
 from treewright._base.text import class_name, with_article, with_close_matches
 from treewright._core import (
     FLAT_FORM,
-    Module,
     NodeSpec,
     Unfinished,
     check,
@@ -25,6 +24,7 @@ from treewright._core import (
 from treewright._trees.level import all_entries, level_of, reject_class, with_changes
 from treewright._trees.sizes import LEAVES
 from treewright.errors import NodeInitError
+from treewright.module import Module
 
 M = TypeVar("M", bound=Module)
 
@@ -184,7 +184,7 @@ class _Drafts:
                 self._result(draft)
             self.close(self._forms)
             for key in self._forms:
-                check(self._originals[key][0])
+                check(self._originals[key][0], is_copy=True)
         except BaseException:
             self.close({})
             raise

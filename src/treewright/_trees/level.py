@@ -160,7 +160,9 @@ def _flatten_once(value: Any) -> tuple[list[tuple[Path, Any]], Any]:
 def _named_statics(aux: Any, keys: list[Key], tree: Any) -> Iterator[tuple[Key, Any]]:
     """The contents of a foreign class's `aux_data` by attribute name.
 
-    Empty if `aux` only repeats the keys of the children, as for dicts.
+    Empty if `aux` only repeats the keys of the children, as for dicts. An `equinox.nn.Linear` has the children `weight`
+    and `bias` and an `aux` with `(2, 3, True)` in it; these objects are also its attributes `in_features`,
+    `out_features` and `use_bias`, so these are the names. An `aux` whose contents are no attributes has none.
     """
     if aux is None or _repeats(aux, keys):
         return

@@ -1,22 +1,13 @@
 """`partition` and `combine`: split the leaves of a tree in two, and merge the halves."""
 
-import functools
-import types
-from collections.abc import Callable
 from typing import Any, TypeVar
-
-import jax
-import numpy as np
 
 from treewright._base.jax_private import Path, jax_trees, path_text
 from treewright._base.text import short_text
-from treewright._trees.at import arguments_of
 from treewright._trees.level import is_none, note_redefined_classes, reject_classes
-from treewright._trees.specs import broadcast, jax_error_text, spec_like
+from treewright._trees.where import chosen_leaves, jax_error_text
 
 T = TypeVar("T")
-
-_FUNCTIONS = (types.MethodType, functools.partial)
 
 
 def partition(tree: T, where: Any) -> tuple[T, T]:
@@ -27,13 +18,14 @@ def partition(tree: T, where: Any) -> tuple[T, T]:
 
     Args:
         tree: A node, or any other tree.
-        where: The leaves to select: a mask, which is a tree of bools like `tree` or a prefix of it; a function that
-            returns a mask for `tree`, such as `trainable`; a predicate of path and leaf; or a text, as in `at`.
+        where: The leaves to select, as in `at`: most often a mask or a function that returns one, such as `trainable`,
+            or a path or pattern. A predicate is called with the path and the value of each leaf. All leaves below a
+            place are selected.
 
     Raises:
-        MissingPlaceError: If a text matches nothing.
-        TypeError: If the mask contains anything but bools, or a predicate returns None for every leaf.
-        ValueError: If the mask is not a prefix of `tree`, or a bare name matches several places.
+        MissingPlaceError: If a path, a pattern, a class or a function selects nothing.
+        TypeError: If the mask contains anything but bools, or a predicate returns anything else.
+        ValueError: If the mask is not a prefix of `tree`, or the selected place is a static.
 
     Examples:
         >>> class Norm(Module):
@@ -46,38 +38,12 @@ def partition(tree: T, where: Any) -> tuple[T, T]:
         ({'bias': None, 'kernel': 1.0}, {'bias': 2.0, 'kernel': None})
     """
     reject_classes("partition", tree)
-    mask: Any = where
-    # A model of bools may be callable but is a mask. JAX also flattens the methods of a node.
-    is_function = isinstance(mask, _FUNCTIONS) or (callable(mask) and jax.tree_util.all_leaves((mask,)))
-    if isinstance(mask, str) or (is_function and arguments_of(mask) == 2):
-        mask = spec_like(tree, default=False, where={mask: True})
-    elif is_function:
-        mask = _mask_by(mask, tree)
-    chosen = broadcast("where=", mask, tree)
-    wrong = [setting for setting in chosen if not isinstance(setting, bool | np.bool_)]
-    if wrong:
-        raise TypeError(f"A mask needs True or False for each leaf, got {short_text(wrong[0])}.")
+    chosen = chosen_leaves(tree, where)
     leaves, treedef = jax_trees.tree_flatten(tree)
     pairs = list(zip(leaves, chosen, strict=True))
     first: T = treedef.unflatten(leaf if keep else None for leaf, keep in pairs)
     rest: T = treedef.unflatten(None if keep else leaf for leaf, keep in pairs)
     return first, rest
-
-
-def _mask_by(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The mask that a function returns for a tree. A predicate of leaves is rejected."""
-    calls = "partition calls a function of one argument with the whole tree, and one of two with each path and leaf"
-    try:
-        mask: Any = function(tree)
-    except Exception as error:
-        error.add_note(f"{calls}: lambda path, leaf: ...")
-        raise
-    if type(mask) in {bool, np.bool_} and not jax.tree_util.all_leaves((tree,)):
-        raise TypeError(
-            f"where= returned {mask} for the whole tree, which would select {'all' if mask else 'none'} of its leaves: "
-            f"{calls}. Write lambda path, leaf: ..."
-        )
-    return mask
 
 
 def combine(*trees: T) -> T:

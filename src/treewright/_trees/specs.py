@@ -1,19 +1,19 @@
 """Specs: trees with one setting for each leaf of a tree. A mask is a spec of bools."""
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar, overload
 
 import jax
+import numpy as np
 
-from treewright._base.jax_private import Path, jax_trees, path_text
-from treewright._base.text import short_text, with_article
+from treewright._base.jax_private import jax_trees
+from treewright._base.text import short_text
 from treewright._core import flat_form, is_node, spec_of
-from treewright._trees.at import arguments_of, select
-from treewright._trees.level import Place, is_none, note_redefined_classes, reject_classes
+from treewright._trees.level import reject_classes
+from treewright._trees.where import broadcast, chosen_leaves
 
 T = TypeVar("T")
-Where: TypeAlias = "str | tuple[Any, ...] | Callable[[T], Any] | Callable[[str, Any], Any]"
+Where: TypeAlias = "str | type[Any] | Callable[[T], Any] | Callable[[str, Any], bool]"
 
 
 @overload
@@ -32,14 +32,15 @@ def spec_like(tree: Any, default: Any = None, where: Mapping[Any, Any] | None = 
         tree: A node, or any other tree.
         default: The setting of every other leaf. It may be a prefix of `tree`: a tree that ends earlier, and each of
             its settings applies to all leaves below.
-        where: The settings of some leaves, by place as in `at`, such as a path, `"**.bias"` or a function of the tree,
-            or by a predicate of path and leaf. All leaves below a place get its setting, and later entries override
-            earlier ones. A tuple, list or dict here is one setting; as `default` it would be a prefix.
+        where: The settings of some leaves, by `where=` as in `at`: a path, `"**.bias"`, a class or a function of the
+            tree, or a predicate of the path and the value of each leaf. All leaves below a place get its setting, and
+            later entries override earlier ones. A tuple, list or dict here is one setting; as `default` it would be a
+            prefix.
 
     Raises:
         MissingPlaceError: If a place does not exist.
-        TypeError: If `where` is not a mapping, or a predicate returns None for every leaf.
-        ValueError: If a place is a static, a bare name matches several places, or `default` is not a prefix of `tree`.
+        TypeError: If `where` is not a mapping, or a predicate returns anything but a bool.
+        ValueError: If a place is a static, or `default` is not a prefix of `tree`.
 
     Examples:
         >>> class Layer(Module):
@@ -60,60 +61,12 @@ def spec_like(tree: Any, default: Any = None, where: Mapping[Any, Any] | None = 
             f"The third argument of spec_like must be a mapping from places to settings, got {wrong}. Write "
             f"spec_like(tree, default, {{place: setting}})."
         )
-    leaves, treedef = jax_trees.tree_flatten_with_path(tree)
+    treedef = jax_trees.tree_structure(tree)
     settings = broadcast("default=", default, tree)
     for place, setting in (where or {}).items():
-        chosen = chosen_leaves(tree, leaves, place)
+        chosen = chosen_leaves(tree, place)
         settings = [setting if change else old for change, old in zip(chosen, settings, strict=True)]
     return treedef.unflatten(settings)
-
-
-def broadcast(argument: str, prefix: Any, tree: object) -> list[Any]:
-    """The settings of a prefix, repeated for each leaf of the tree."""
-    settings: list[Any] = []
-
-    def add(setting: Any, part: Any) -> None:
-        settings.extend([setting] * len(jax.tree.leaves(part)))
-
-    try:
-        jax.tree.map(add, prefix, tree, is_leaf=is_none)
-    except ValueError as error:
-        rejection = ValueError(f"{argument} is not a prefix of the tree. {jax_error_text(error)}")
-        note_redefined_classes(rejection, prefix, tree)
-        raise rejection from error
-    return settings
-
-
-def jax_error_text(error: ValueError) -> str:
-    """JAX's message about two different trees, without `tree_map` as the name of the first."""
-    return re.sub(
-        r"(pytree )?tree_map(?:_with_path)? tree", lambda found: "pytree" if found[1] else "the tree", str(error)
-    )
-
-
-def chosen_leaves(tree: Any, leaves: list[tuple[Path, Any]], where: str | Path | Callable[..., Any]) -> list[bool]:
-    """For each leaf, whether `where` selects it: it is below a place, or the predicate is true for it."""
-    if not isinstance(where, str | tuple) and arguments_of(where) == 2:
-        results = [where(path_text(path), leaf) for path, leaf in leaves]
-        if results and all(map(is_none, results)):
-            raise TypeError("The predicate returned None for every leaf. Does it lack a return?")
-        return list(map(bool, results))
-    selection = select(tree, where)
-    places = {place.path for place in selection.places}
-    chosen = [any(path[:end] in places for end in range(len(path) + 1)) for path, _ in leaves]
-    statics = [place.path for place in selection.places if _is_static(place)]
-    if statics and not (selection.is_search and any(chosen)):
-        names = ", ".join(map(path_text, statics))
-        raise ValueError(
-            f"{names} of {with_article(type(tree).__qualname__)} is static, so it has no leaf and no setting. To "
-            f"change it: at(tree, where).set(value)."
-        )
-    return chosen
-
-
-def _is_static(place: Place) -> bool:
-    parents = ((step.key, step.parent) for step in place.ancestors if step.parent)
-    return any(all(key != child.key for child in parent.children()) for key, parent in parents)
 
 
 def trainable(tree: T) -> T:
@@ -137,6 +90,9 @@ def trainable(tree: T) -> T:
     return mask
 
 
+_ARRAYS = (jax.Array, np.ndarray, float)  # leaves for certain; finding that out from JAX takes ten times as long
+
+
 def _are_trained(tree: Any) -> list[bool]:
     """The mask of `trainable` as a list, in the order of the leaves."""
     are_trained: list[bool] = []
@@ -145,6 +101,6 @@ def _are_trained(tree: Any) -> list[bool]:
             are_trained.append(True)
             continue
         for field, child in zip(spec_of(part).children, flat_form(part)[0], strict=True):
-            inner = _are_trained(child)
+            inner = [True] if isinstance(child, _ARRAYS) else _are_trained(child)
             are_trained += [False] * len(inner) if field.kind == "buffer" else inner
     return are_trained

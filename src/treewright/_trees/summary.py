@@ -9,7 +9,7 @@ from typing import Any
 from jax.core import Tracer
 
 from treewright._base.functions import attribute_of
-from treewright._base.jax_private import Path, path_text
+from treewright._base.jax_private import Path, path_text, typeof
 from treewright._base.lines import counted, table
 from treewright._base.text import array_text, class_name, cut_text, first_names, short_text, text
 from treewright._core import flat_form, is_node
@@ -174,14 +174,22 @@ def _row(item: Item, tied: dict[Path, Path]) -> Row:
 def _merged_row(tree: object, path: Path, items: Sequence[Item], tied: Collection[Path]) -> Row:
     """The row that sums up a subtree."""
     leaves = [item for item in items if item.kind != "static"]
+    sizes = [elements_in(item.value) for item in leaves]
+    # One value for each dtype, because a text takes longer than all else about a leaf.
+    by_dtype = {_dtype_key(item.value): item.value for item, size in zip(leaves, sizes, strict=True) if size}
     return Row(
         path_text(path),
         class_name(functools.reduce(child_of, path, tree)),
         ", ".join(dict.fromkeys("tied" if item.path in tied else item.kind for item in leaves or items)),
-        dtype=", ".join(dict.fromkeys(_dtype(item.value) for item in leaves if elements_in(item.value))),
-        count=sum(elements_in(item.value) for item in leaves),
+        dtype=", ".join(dict.fromkeys(map(_dtype, by_dtype.values()))),
+        count=sum(sizes),
         nbytes=sum(bytes_in(item.value) for item in leaves),
+        sharding=", ".join(dict.fromkeys(filter(None, (_sharding(item.value) for item in leaves)))),
     )
+
+
+def _dtype_key(value: Any) -> object:
+    return attribute_of(value, "dtype") or type(value)
 
 
 def _dtype(value: Any) -> str:
@@ -191,22 +199,36 @@ def _dtype(value: Any) -> str:
 
 
 def _sharding(value: Any) -> str:
-    sharding = None if isinstance(value, Tracer) else attribute_of(value, "sharding")
+    """The partition spec of an array over a mesh, or the class of another sharding over several devices.
+
+    A traced array has only a spec, and only on a mesh with explicit axes: otherwise the compiler chooses one later.
+    """
+    sharding: Any = attribute_of(typeof(value) if isinstance(value, Tracer) else value, "sharding")
     spec = getattr(sharding, "spec", None)
     if spec is not None:
-        return str(spec).replace("PartitionSpec", "P")
+        return "" if sharding.mesh.empty else _spec_text(spec)
     devices: Any = getattr(sharding, "device_set", ())
     return type(sharding).__name__ if len(devices) > 1 else ""
 
 
+def _spec_text(spec: Any) -> str:
+    """The text of a partition spec, without the `None`s at its end: `P('x')` and `P('x', None)` are one layout."""
+    axes = tuple(spec)
+    while axes and axes[-1] is None:
+        axes = axes[:-1]
+    shown = type(spec)(*axes, unreduced=spec.unreduced, reduced=spec.reduced)
+    return str(shown).replace("PartitionSpec", "P")
+
+
 def _total(leaves: Sequence[Item], tied: Collection[Path]) -> str:
     size = sum(bytes_in(item.value) for item in leaves)
-    total = f"{counted(sum(elements_in(item.value) for item in leaves), 'number')}, {counted(size, 'byte')}"
+    elements = [elements_in(item.value) for item in leaves]
+    total = f"{counted(sum(elements), 'number')}, {counted(size, 'byte')}"
     if size >= 1024:
         exponent = min((size.bit_length() - 1) // 10, 4)
         total += f" ({size / 1024**exponent:.1f} {'KMGT'[exponent - 1]}iB)"
-    in_buffers = sum(elements_in(item.value) for item in leaves if item.kind == "buffer")
-    in_ties = sum(elements_in(item.value) for item in leaves if item.path in tied)
+    in_buffers = sum(count for item, count in zip(leaves, elements, strict=True) if item.kind == "buffer")
+    in_ties = sum(count for item, count in zip(leaves, elements, strict=True) if item.path in tied)
     parts = [
         f"{number:,} of them {where}" for number, where in ((in_buffers, "in buffers"), (in_ties, "tied")) if number
     ]

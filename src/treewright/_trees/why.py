@@ -384,16 +384,20 @@ def _of_functions(old: Snapshot, new: Snapshot, before: Code, after: Code) -> Ca
     inner_cause = _cause_in_user_part(old, new, differences) if after.is_library else ""
     if inner_cause:
         return Cause(name, inner_cause, is_bare=is_bare)
+    if name == "recreated optimiser" and any(type(each.right) in {int, float} for each in differences):
+        name = "other numbers"
     texts: list[str] = []
     for verb, role in _VERBS:
         of_verb = [change for change in differences if change.path[0].role == role]
         texts += [f"{verb} {_listed(of_verb)}"] if of_verb else []
     if not differences:
         captured = [key for key in new.parts if key.role == "captured"]
-        is_same = all(_is_known_same(old.parts.get(key), new.parts[key]) for key in captured)
+        are_equal = all(alike(old.parts.get(key), new.parts[key]) for key in captured)
+        are_same = are_equal and all(_is_known_same(old.parts.get(key), new.parts[key]) for key in captured)
+        same, equal = "the same " if are_same else "", " with equal contents" if are_equal and not are_same else ""
         names = ", ".join(key.name for key in captured)
         nothing = f"which {new.reason}" if new.reason else "which captures nothing"
-        texts = [f"which captured {'the same ' * is_same}{names}" if captured else nothing]
+        texts = [f"which captured {same}{names}{equal}" if captured else nothing]
     about = ", ".join(filter(None, (f"recreated by the same code ({after.place})", " and ".join(texts))))
     return Cause(name, about, is_bare=is_bare)
 

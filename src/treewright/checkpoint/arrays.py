@@ -18,6 +18,7 @@ from treewright._base.jax_private import is_key_dtype, is_ref, untyped_jax
 from treewright._base.text import cut_text, text
 from treewright._freeze import FrozenArray
 from treewright._processes import process_index
+from treewright.checkpoint.host import on_threads
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
 LeafKind = Literal["array", "numpy", "numpy scalar", "bool", "int", "float", "complex", "key"]
@@ -153,8 +154,8 @@ def keeps_kind(saved: str, wanted: str) -> bool:
     return ranks[0] <= ranks[1]
 
 
-def cast(array: Any, dtype: str, path: str) -> Any:
-    """Convert an array to a dtype. Floats may be rounded, ints may not.
+def check_fits(array: Any, dtype: str, path: str) -> None:
+    """Check the values of an array before a cast. Floats may be rounded, ints may not.
 
     Raises:
         CheckpointError: If a value does not fit; only in the process that has the value.
@@ -166,17 +167,42 @@ def cast(array: Any, dtype: str, path: str) -> Any:
     for block in () if fits else map(np.asarray, blocks):
         for part in (np.real(block), np.imag(block)) if np.iscomplexobj(block) else (block,):
             outside = (part < low) | (part > high)
-            if not is_int and np.isinf(np.float32(np.inf).astype(wanted)):
-                outside &= ~np.isinf(part)
-            if not is_int and not np.isnan(np.float32(np.nan).astype(wanted)):  # float4
-                outside |= np.isnan(part)
+            if not is_int:
+                outside &= ~(np.isinf(part) & np.bool_(_has_infinity(wanted)))
+                outside |= np.isnan(part) & np.bool_(not _has_nan(wanted))
             if outside.any():
                 value = part[outside][0]
                 raise CheckpointError(
                     f"{path} was saved as {array.dtype} and contains {value}, which does not fit into {dtype}. Convert "
                     f"it in migrate=."
                 )
-    return array.astype(wanted)
+
+
+def _has_infinity(dtype: Any) -> bool:
+    return bool(np.isinf(np.float32(np.inf).astype(dtype)))  # not float8_e4m3fn
+
+
+def _has_nan(dtype: Any) -> bool:
+    return bool(np.isnan(np.float32(np.nan).astype(dtype)))  # not float4
+
+
+def jax_dtype(dtype: str) -> str:
+    """The dtype of JAX's arrays of values of this dtype: 64 bits need jax_enable_x64."""
+    name: str = untyped_jax.dtypes.canonicalize_dtype(DTYPES[dtype]).name
+    return name
+
+
+def check_width(dtype: str, path: str) -> None:
+    """Raise if JAX would narrow arrays of this dtype.
+
+    Raises:
+        CheckpointError: If it needs jax_enable_x64.
+    """
+    if jax_dtype(dtype) != dtype:
+        raise CheckpointError(
+            f"{path} is {dtype}, but JAX would convert it to {jax_dtype(dtype)}. Load it with "
+            f"jax.config.update('jax_enable_x64', True)."
+        )
 
 
 def _range(dtype: Any, *, of_ints: bool) -> tuple[Any, Any]:
@@ -267,7 +293,15 @@ def local_blocks(array: Any, grid: Sequence[int]) -> Iterator[tuple[int, Any]]:
             yield int(np.ravel_multi_index(place, grid)), np.asarray(values)[part]
 
 
-def verify(array: Any, grid: Sequence[int], digest_at: Callable[[int], str], path: str) -> None:
+class Saved(NamedTuple):
+    """A saved array: its grid of blocks, the digest of each, and its path for messages."""
+
+    grid: Sequence[int]
+    digest_at: Callable[[int], str]
+    path: str
+
+
+def verify(arrays: Sequence[Any], saved: Sequence[Saved]) -> None:
     """Compare saved blocks with their digests, if they are entirely inside one of this process's blocks.
 
     Blocks that the new sharding splits are not verified: that would need communication.
@@ -275,13 +309,20 @@ def verify(array: Any, grid: Sequence[int], digest_at: Callable[[int], str], pat
     Raises:
         CheckpointDamagedError: If a block differs from the saved one.
     """
-    for number, values in local_blocks(array, grid) if array.size else ():
-        now, saved = digest_of(values), digest_at(number)
-        if now != saved:
-            starts = [int(at) * size for at, size in zip(np.unravel_index(number, grid), values.shape, strict=True)]
-            place = ",".join(f"{start}:{start + size}" for start, size in zip(starts, values.shape, strict=True))
-            where = path if math.prod(grid) == 1 else f"{path}[{place}]"
+    blocks = [
+        (each, number, values)
+        for array, each in zip(arrays, saved, strict=True)
+        for number, values in (local_blocks(array, each.grid) if array.size else ())
+    ]
+    digests = on_threads(digest_of, [values for _, _, values in blocks])
+    for (each, number, values), now in zip(blocks, digests, strict=True):
+        if now != (digest := each.digest_at(number)):
+            places = zip(np.unravel_index(number, each.grid), values.shape, strict=True)
+            starts = [(int(at) * size, size) for at, size in places]
+            place = ",".join(f"{start}:{start + size}" for start, size in starts)
+            path = cut_text(each.path, 200)
+            where = path if math.prod(each.grid) == 1 else f"{path}[{place}]"
             raise CheckpointDamagedError(
-                f"{where} is damaged: the digest of its bytes is {now}, but {saved} was saved. Load an earlier "
+                f"{where} is damaged: the digest of its bytes is {now}, but {digest} was saved. Load an earlier "
                 f"checkpoint."
             )

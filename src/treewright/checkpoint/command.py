@@ -1,14 +1,17 @@
 """`python -m treewright checkpoint PATH`: list or verify checkpoints.
 
-Only manifests are read. With `--verify`, arrays are read one at a time and compared with their digests. Reading a
-checkpoint imports nothing and runs no code from it.
+Only manifests are read. With `--verify`, arrays are read a few megabytes at a time and compared with their digests.
+Reading a checkpoint imports nothing and runs no code from it.
 """
 
 import argparse
+import collections
 import contextlib
+import functools
+import itertools
 import math
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 from treewright._base.lines import counted
@@ -16,10 +19,12 @@ from treewright._base.text import cut_text
 from treewright.checkpoint.arrays import digest_of
 from treewright.checkpoint.differences import static_text
 from treewright.checkpoint.file import open_saved
-from treewright.checkpoint.fit import Read, as_saved
+from treewright.checkpoint.fit import as_saved
+from treewright.checkpoint.loading import Read
 from treewright.checkpoint.manifest import LeafRecord, Manifest
-from treewright.errors import CheckpointDamagedError, CheckpointError
+from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
+_BATCH_BYTES = 1 << 25
 _HELP = "List the contents of a checkpoint, or verify it."
 
 
@@ -34,7 +39,9 @@ def main(arguments: list[str]) -> int:
         return max([_list(path, whole=len(paths) == 1, verify=options.verify) for path in paths])
     except (CheckpointError, OSError) as error:
         _print(str(error), to_stderr=True)
-        return 2
+    except ImportError as error:  # our own text, of several lines
+        sys.stderr.write(f"{error}\n")
+    return 2
 
 
 def _print(text: str, *, to_stderr: bool = False) -> None:
@@ -49,8 +56,10 @@ def _checkpoints(path: Path) -> list[Path]:
     """The file or step at a path, or the steps of a run in order."""
     if not path.is_dir():
         return [path]
-    from treewright.checkpoint.folder import LISTING, steps_in
-
+    try:
+        from treewright.checkpoint.folder import LISTING, steps_in
+    except ImportError as error:
+        raise missing_extra("Listing steps", "orbax-checkpoint", "checkpoint") from error
     steps = [path] if (path / LISTING).exists() else [path / str(step) for step in steps_in(path)]
     if not steps:
         raise CheckpointError(f"{path} contains no steps.")
@@ -61,10 +70,11 @@ def _checkpoints(path: Path) -> list[Path]:
 def _open(path: Path) -> Generator[tuple[Manifest, Read, Callable[[LeafRecord, int], str]]]:
     """The manifest of a file or step, a reader of its arrays, and a function that returns the digests of blocks."""
     if path.is_dir():
-        from treewright.checkpoint.items import MANIFEST, digests_in, open_step
+        from treewright.checkpoint.folder import MANIFEST
+        from treewright.checkpoint.items import arrays_of_step, digests_in, manifest_of_step
 
-        manifest, read = open_step(path)
-        yield manifest, read, digests_in(path / MANIFEST, manifest)
+        manifest = manifest_of_step(path)
+        yield manifest, functools.partial(arrays_of_step, path, manifest), digests_in(path / MANIFEST, manifest)
         return
     with open_saved(path) as (manifest, read):
         yield manifest, read, lambda leaf, _: leaf.digest
@@ -81,14 +91,24 @@ def _list(path: Path, *, whole: bool, verify: bool) -> int:
             for node in manifest.nodes if whole else ():
                 for name, value in node.statics.items():
                     _print(f"  {node.path}.{name} = {cut_text(static_text(value), 100)}  (static of {node.cls})")
-            for leaf in manifest.leaves if verify else ():  # one at a time, to save memory
-                next(read([as_saved(leaf)]))
+            for batch in _batches(manifest.leaves) if verify else ():
+                collections.deque(read([as_saved(leaf) for leaf in batch]), maxlen=0)
             if verify:
                 _print(f"  {counted(len(manifest.leaves), 'array')} verified")
     except CheckpointDamagedError as error:
         _print(f"{path} is damaged: {error}")
         return 1
+    except (CheckpointError, OSError) as error:  # the other steps of the run are listed too
+        _print(str(error), to_stderr=True)
+        return 2
     return 0
+
+
+def _batches(leaves: Sequence[LeafRecord]) -> Iterator[list[LeafRecord]]:
+    """Leaves that are read together: few bytes, to save memory, but many leaves, because each read parses an index."""
+    ends = itertools.accumulate(leaf.form.nbytes for leaf in leaves)
+    for _, group in itertools.groupby(zip(leaves, ends, strict=True), key=lambda pair: pair[1] // _BATCH_BYTES):
+        yield [leaf for leaf, _ in group]
 
 
 def _digest(leaf: LeafRecord, manifest: Manifest, digest_at: Callable[[LeafRecord, int], str]) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -10,13 +10,14 @@ from treewright._base.lines import excerpts, first_lines
 from treewright._base.text import cut_text, first_names
 from treewright._json import OF_CLASS, encoded_text
 from treewright._trees.diff import ABSENT
-from treewright.checkpoint.arrays import ARRAYS, NARROWED, NUMBERS, keeps_kind
-from treewright.checkpoint.manifest import LeafRecord, Manifest, NodeRecord, join_name
+from treewright.checkpoint.arrays import ARRAYS, NARROWED, NUMBERS, ON_HOST, Form, jax_dtype, keeps_kind
+from treewright.checkpoint.manifest import LeafRecord, Manifest, NodeRecord, join_name, renamer
 from treewright.checkpoint.tree import may_be_same_name
 from treewright.errors import CheckpointMismatchError
 
 MismatchKind = Literal["missing", "unexpected", "shape", "dtype", "kind", "class", "static", "optimiser"]
 
+_MAX_COMPONENTS = 100_000  # in names; a tree with more is too deep for the search of moved subtrees
 _LENGTH = 200  # characters of a static or a path in a message
 _NAMED = frozenset({"name", *OF_CLASS})  # encoded statics that begin with a name
 
@@ -35,6 +36,9 @@ _FIXES: MappingProxyType[str, str] = MappingProxyType(
         "static": "Different static: build the tree as it was saved, or on_static='warn' to keep the tree's static.",
     }
 )
+
+
+_MIGRATED = "With migrate=, each leaf needs a value: let the function add the leaves that were not saved."
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,36 +86,145 @@ class Mismatch:
         return _FIXES["cast" if loses else self.kind]
 
 
-def raise_mismatches(mismatches: Sequence[Mismatch], first: Sequence[str] = ()) -> None:
-    """Raise one error for all mismatches, if there are any, with `first` and the fix for each kind."""
+def raise_mismatches(mismatches: Sequence[Mismatch], fixes: Sequence[str]) -> None:
+    """Raise one error for all mismatches, if there are any."""
     if mismatches:
         count = "a difference" if len(mismatches) == 1 else f"{len(mismatches):,} differences"
         lines = [
             f"The checkpoint does not fit the tree, {count}:",
             *(f"  {line}" for line in first_lines(list(map(str, mismatches)))),
         ]
-        fixes = dict.fromkeys([*first, *(mismatch.fix for mismatch in mismatches)])
         message = "\n".join([*lines, "What to do:", *(f"  {fix}" for fix in fixes)])
         raise CheckpointMismatchError(message, tuple(mismatches))
 
 
-def mismatches(saved: Manifest, wanted: Manifest, *, allow_cast: bool = False) -> Iterator[Mismatch]:
-    """The differences of classes, statics and leaves, and the nodes and leaves that only one side has."""
-    nodes = {node.name: node for node in wanted.nodes}
-    for node in saved.nodes:
-        if node.name in nodes:
-            yield from _mismatches_in_place(node, nodes[node.name])
-    for path, text in _only_in(saved, wanted):
-        yield Mismatch(path, "unexpected", text, "nothing")
-    for path, text in _only_in(wanted, saved):
-        yield Mismatch(path, "missing", "nothing", text)
-    leaves = {leaf.name: leaf for leaf in wanted.leaves}
-    for leaf in saved.leaves:
-        if leaf.name in leaves and leaf.form != leaves[leaf.name].form:
-            yield from _form_mismatches(leaf, leaves[leaf.name], allow_cast=allow_cast)
+@dataclasses.dataclass(frozen=True)
+class Differences:
+    """The differences of classes, statics and leaves between a checkpoint and a tree, and their fixes.
+
+    Attributes:
+        saved: The manifest of the checkpoint, with the leaves that `migrate=` returned.
+        wanted: The manifest of the tree.
+        allow_cast: Whether leaves may be cast.
+        abstract: The names of the tree's leaves that are `jax.ShapeDtypeStruct`s.
+        changed: The names that `migrate=` added or removed; None without it.
+    """
+
+    saved: Manifest
+    wanted: Manifest
+    allow_cast: bool = False
+    abstract: Collection[str] = ()
+    changed: Collection[str] | None = None
+
+    def listed(self) -> Iterator[Mismatch]:
+        """All differences, also of nodes and leaves that only one side has."""
+        nodes = {node.name: node for node in self.wanted.nodes}
+        is_migrated = self.changed is not None
+        above = self._nodes_above_changes()
+        for node in self.saved.nodes:
+            if node.name in nodes:
+                yield from _mismatches_in_place(node, nodes[node.name], is_replaced=node.name in above)
+        for path, text, is_node in _only_in(self.saved, self.wanted):
+            yield Mismatch(path, "unexpected", text, "nothing", is_warning=is_node and is_migrated)
+        for path, text, is_node in _only_in(self.wanted, self.saved):
+            yield Mismatch(path, "missing", "nothing", text, is_warning=is_node and is_migrated)
+        leaves = {leaf.name: leaf for leaf in self.wanted.leaves}
+        for leaf in self.saved.leaves:
+            if leaf.name in leaves and leaf.form != leaves[leaf.name].form:
+                is_abstract = leaf.name in self.abstract
+                yield from _form_mismatches(
+                    leaf, leaves[leaf.name], is_abstract=is_abstract, allow_cast=self.allow_cast
+                )
+
+    def _nodes_above_changes(self) -> set[str]:
+        """The names of nodes and leaves below which `migrate=` has changed names."""
+        found = {*(self.changed or ())}
+        for manifest in (self.saved, self.wanted) if found else ():
+            for node in reversed(manifest.nodes):  # children come after their parents
+                if any(join_name(node.name, step) in found for step in node.children):
+                    found.add(node.name)
+        return found
+
+    def fixes(self, rejected: Sequence[Mismatch]) -> list[str]:
+        """The fixes for some of the differences, the most likely first."""
+        fixes = dict.fromkeys(mismatch.fix for mismatch in rejected)
+        if self.changed is not None:  # with migrate=
+            fixes = {_MIGRATED if fix == _FIXES["missing"] else fix: None for fix in fixes}
+            fixes.pop(_FIXES["optimiser"], None)
+        if advice := part_advice(self.saved, self.wanted):
+            return [*advice, *fixes]
+        moved = moved_subtrees(self.saved.leaves, self.wanted.leaves) if self.changed is None and rejected else {}
+        if not moved:
+            return [*fixes]
+        new_name, _ = renamer(moved)
+        others = list(dataclasses.replace(self, saved=self.saved.with_names(new_name)).listed())
+        if all(one.is_warning or one.kind in {"static", "optimiser"} for one in others):
+            fixes = dict.fromkeys(one.fix for one in others if not one.is_warning)
+        return [f"If leaves moved: renamed={moved!r}.", *fixes]
 
 
-def _mismatches_in_place(old: NodeRecord, new: NodeRecord) -> Iterator[Mismatch]:
+def _names_above(leaf: str) -> Iterator[str]:
+    """The names of a leaf and of the nodes that contain it."""
+    return itertools.accumulate(["", *leaf.split(".")], join_name)
+
+
+def moved_subtrees(saved: Sequence[LeafRecord], wanted: Sequence[LeafRecord]) -> dict[str, str]:
+    """The `renamed=` that moves subtrees which only the checkpoint has to those with the same leaves in the tree.
+
+    Empty if none fits, or if several fit equally.
+    """
+    names, others = {leaf.name for leaf in saved}, {leaf.name for leaf in wanted}
+    if sum(name.count(".") for name in names ^ others) > _MAX_COMPONENTS:
+        return {}
+    old, new = _subtrees(saved, names - others), _subtrees(wanted, others - names)
+    places: dict[Any, list[str]] = {}
+    for place, leaves in new.items():
+        places.setdefault(leaves, []).append(place)
+    pairs: dict[str, str] = {}
+    for name, leaves in sorted(old.items(), key=lambda item: item[0].count(".")):
+        if not any(above in pairs for above in _names_above(name)):
+            fitting = places.get(leaves, [])
+            beside = [place for place in fitting if place.rpartition(".")[0] == name.rpartition(".")[0]]
+            if len(beside or fitting) == 1:
+                pairs[name] = (beside or fitting)[0]
+    goals = {
+        join_name(name, rest) if rest else name: join_name(place, rest) if rest else place
+        for name, place in pairs.items()
+        for rest, _ in old[name]
+    }
+    if len({*goals.values()}) != len(goals):
+        return {}
+    for renamed in (_shortest(pairs), pairs) if pairs else ():
+        new_name, _ = renamer(renamed)
+        if all(new_name(name) == goals.get(name, name) for name in names):
+            return renamed
+    return {}
+
+
+def _subtrees(leaves: Sequence[LeafRecord], lone: Collection[str]) -> dict[str, tuple[tuple[str, Form], ...]]:
+    """The subtrees in which the other side has no leaf: by name, the leaves by the rest of their names."""
+    shared = {above for leaf in leaves if leaf.name not in lone for above in _names_above(leaf.name)}
+    found: dict[str, list[tuple[str, Form]]] = {}
+    for leaf in leaves:
+        for above in _names_above(leaf.name) if leaf.name in lone else ():
+            if above and above not in shared:
+                found.setdefault(above, []).append((leaf.name[len(above) + 1 :], leaf.form))
+    return {name: tuple(sorted(rest)) for name, rest in found.items()}
+
+
+def _shortest(pairs: dict[str, str]) -> dict[str, str]:
+    """The pairs without the components that old and new name begin with: `mu.out` and `mu.head` give `out`, `head`."""
+    short: dict[str, str] = {}
+    for old, new in pairs.items():
+        before, after = old.split("."), new.split(".")
+        pairs_above = zip(before[:-1], after[:-1], strict=False)
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs_above))
+        short[".".join(before[same:])] = ".".join(after[same:])
+    return short
+
+
+def _mismatches_in_place(old: NodeRecord, new: NodeRecord, *, is_replaced: bool = False) -> Iterator[Mismatch]:
+    """The differences of two nodes in one place. If `migrate=` replaced leaves of the node, another class is meant."""
     saved, wanted = old.cls or old.kind, new.cls or new.kind
     has_node = "node" in {old.kind, new.kind}
     moved = has_node and may_be_same_name(saved, wanted)
@@ -121,7 +234,7 @@ def _mismatches_in_place(old: NodeRecord, new: NodeRecord) -> Iterator[Mismatch]
     else:  # for containers, only the class's own name counts
         is_same = None in {old.cls, new.cls} or saved.rpartition(":")[2] == wanted.rpartition(":")[2]
     if not is_same:
-        yield Mismatch(new.shown_path, "class", saved, wanted, is_warning=moved)
+        yield Mismatch(new.shown_path, "class", saved, wanted, is_warning=moved or is_replaced)
     if has_node or old.kind == new.kind:  # dicts of different kinds have different statics
         for name in {**old.statics, **new.statics}:
             before, after = old.statics.get(name, ABSENT), new.statics.get(name, ABSENT)
@@ -130,11 +243,15 @@ def _mismatches_in_place(old: NodeRecord, new: NodeRecord) -> Iterator[Mismatch]
                 is_optimiser = _is_optimiser(before) and _is_optimiser(after)
                 texts = _changed_settings(before, after) if is_optimiser else (static_text(before), static_text(after))
                 kind: MismatchKind = "optimiser" if is_optimiser else "static"
-                yield Mismatch(f"{new.path}.{name}", kind, *texts, is_warning=result == "similar")
+                is_lone = ABSENT in (before, after) and is_replaced and not is_same
+                yield Mismatch(f"{new.path}.{name}", kind, *texts, is_warning=result == "similar" or is_lone)
 
 
-def _only_in(manifest: Manifest, other: Manifest) -> Iterator[tuple[str, str]]:
-    """Paths and texts of leaves that the other side lacks; and of nodes with statics, unless their leaves tell."""
+def _only_in(manifest: Manifest, other: Manifest) -> Iterator[tuple[str, str, bool]]:
+    """Paths and texts of leaves that the other side lacks; and of nodes with statics, unless their leaves tell.
+
+    The third value is whether it is a node.
+    """
     nodes, leaves = ({record.name for record in records} for records in (other.nodes, other.leaves))
     lone = [node for node in manifest.nodes if node.statics and node.name not in nodes]
     names = [leaf.name.split(".") for leaf in manifest.leaves] if lone else []
@@ -142,10 +259,10 @@ def _only_in(manifest: Manifest, other: Manifest) -> Iterator[tuple[str, str]]:
     for node in lone:
         if node.name not in with_leaves:
             statics = (f"{name}={static_text(value)}" for name, value in node.statics.items())
-            yield node.shown_path, f"{node.cls}({', '.join(statics)})"
+            yield node.shown_path, f"{node.cls}({', '.join(statics)})", True
     for leaf in manifest.leaves:
         if leaf.name not in leaves:
-            yield leaf.path, str(leaf.form)
+            yield leaf.path, str(leaf.form), False
 
 
 # Statics as JSON
@@ -205,10 +322,10 @@ def _settings_in(form: Any) -> list[str]:
 # Leaves
 
 
-def _form_mismatches(one: LeafRecord, other: LeafRecord, *, allow_cast: bool) -> Iterator[Mismatch]:
+def _form_mismatches(one: LeafRecord, other: LeafRecord, *, is_abstract: bool, allow_cast: bool) -> Iterator[Mismatch]:
     saved, wanted, path = one.form, other.form, other.path
-    if saved.kind == "array" and wanted.kind in NUMBERS and saved.dtype in {wanted.dtype, NARROWED.get(wanted.dtype)}:
-        saved = saved._replace(kind=wanted.kind, dtype=wanted.dtype)  # jit converts a number, to 32 bits by default
+    if _is_conversion_of_jax(saved, wanted, is_abstract=is_abstract):
+        saved = saved._replace(kind=wanted.kind, dtype=wanted.dtype)
     both_arrays = ARRAYS.issuperset({saved.kind, wanted.kind})
     if saved.key != wanted.key or (saved.kind != wanted.kind and not both_arrays and not allow_cast):
         yield Mismatch(path, "kind", str(saved), str(wanted))
@@ -217,6 +334,20 @@ def _form_mismatches(one: LeafRecord, other: LeafRecord, *, allow_cast: bool) ->
         yield Mismatch(path, "shape", str(saved.shape), str(wanted.shape))
     if saved.dtype != wanted.dtype and not (allow_cast and keeps_kind(saved.dtype, wanted.dtype)):
         yield Mismatch(path, "dtype", saved.dtype, wanted.dtype)
+
+
+def _is_conversion_of_jax(saved: Form, wanted: Form, *, is_abstract: bool) -> bool:
+    """Whether `jit` and `eval_shape` make such an array of such a number, or the number became one in a step.
+
+    They narrow 64 bits by default; so do arrays of numpy in a template of the same function.
+    """
+    kinds = {saved.kind, wanted.kind}
+    if saved.shape != wanted.shape:
+        return False
+    if "array" in kinds and kinds & NUMBERS:
+        number, array = (saved, wanted) if wanted.kind == "array" else (wanted, saved)
+        return array.dtype in {number.dtype, NARROWED.get(number.dtype)}
+    return is_abstract and saved.kind in ON_HOST and wanted.dtype == jax_dtype(saved.dtype)
 
 
 def part_advice(saved: Manifest, wanted: Manifest) -> list[str]:

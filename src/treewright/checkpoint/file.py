@@ -9,9 +9,8 @@ import glob
 import json
 import os
 import re
-import shutil
+import secrets
 import stat
-import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -20,27 +19,30 @@ from typing import IO, Any, TypeVar, Unpack, overload
 import jax
 import numpy as np
 
-from treewright._base.jax_private import untyped_jax
 from treewright._base.text import cut_text, short_text
 from treewright._processes import process_count
-from treewright.checkpoint.arrays import DTYPES, array_to_save, digest_of, verify
-from treewright.checkpoint.fit import MISSING, LeafRequest, LoadOptions, Read, check_options, rebuild_tree
-from treewright.checkpoint.manifest import MAX_BYTES, TEXT, LeafRecord, Manifest, from_metadata
+from treewright.checkpoint.arrays import DTYPES, Saved, array_to_save, digest_of, verify
+from treewright.checkpoint.fit import MISSING, LeafRequest, LoadOptions, check_options
+from treewright.checkpoint.host import copied_to_host
+from treewright.checkpoint.loading import Read, load_tree
+from treewright.checkpoint.manifest import DIGEST, MAX_BYTES, TEXT, LeafRecord, Manifest, from_metadata
 from treewright.checkpoint.tree import parts_to_save
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
 try:
     import fcntl
-except ImportError:  # Windows: folders of killed writers are not deleted
+except ImportError:  # Windows: what killed writers leave is not deleted
     fcntl = None  # type: ignore[assignment]
 
 T = TypeVar("T")
 StrPath = str | os.PathLike[str]
 _METADATA = "__metadata__"  # safetensors' own key
 _ALIGNED = 64  # bytes; XLA copies arrays on a CPU that begin elsewhere
-_LOCK = "lock"  # locked while its writer lives
+_LOCK = ".lock"  # locked while its writer lives
 # Errors that describe the disk's content; all others may be temporary.
 _LASTING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO})
+# TensorStore's codes for a bucket that does not answer, or not to this user.
+_TEMPORARY = re.compile("(UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|CANCELLED|PERMISSION_DENIED|UNAUTH)")
 # Our names of safetensors' dtypes.
 _CODES = MappingProxyType(
     {"BOOL": "bool", "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64", "C64": "complex64"}
@@ -81,10 +83,8 @@ def save(path: StrPath, tree: object) -> None:
     target = local_path(path)
     parts = parts_to_save(tree, problems_of=_problems)
     leaves = parts.manifest.leaves
-    values = [array_to_save(parts.values[leaf.name]) for leaf in leaves]
-    if jax.default_backend() != "cpu":  # there it only costs 4 us per array
-        untyped_jax.copy_to_host_async([value for value in values if isinstance(value, jax.Array)])
-    arrays = [np.asarray(value, order="C") for value in values]
+    copies = copied_to_host({leaf.name: array_to_save(parts.values[leaf.name]) for leaf in leaves})
+    arrays = [np.asarray(copies[leaf.name], order="C") for leaf in leaves]
     specs: dict[str, Any] = {}
     for leaf, array in zip(leaves, arrays, strict=True):
         leaf.digest = digest_of(array)
@@ -150,7 +150,7 @@ def load(path: StrPath, *, like: Any = MISSING, **options: Any) -> Any:
     """
     checked = check_options(like, options)
     with open_saved(local_path(path)) as (manifest, read):
-        return rebuild_tree(manifest, read, like, checked)
+        return load_tree(manifest, read, like, checked)
 
 
 def read_manifest(path: StrPath) -> Manifest:
@@ -215,6 +215,8 @@ def open_saved(path: Path) -> Generator[tuple[Manifest, Read]]:
         CheckpointError: If it is not a file, lacks a manifest, or has a different format version.
     """
     with _open_safetensors(path) as (metadata, _, read_bytes):
+        if TEXT not in metadata and DIGEST in metadata:
+            raise CheckpointDamagedError(f"{path} is damaged: the key of its manifest is missing.")
         if TEXT not in metadata:
             raise CheckpointError(
                 f"{path} has no manifest: a different program wrote this safetensors file. Load it by name: "
@@ -229,7 +231,7 @@ def open_saved(path: Path) -> Generator[tuple[Manifest, Read]]:
             for leaf in [request.leaf for request in requests]:
                 with translate_read_errors(f"{leaf.path} in {path}"):
                     array = read_bytes(leaf.array).view(DTYPES[leaf.form.dtype]).reshape(leaf.form.shape)
-                    verify(array, manifest.layout_of(leaf).grid, [leaf.digest].__getitem__, leaf.path)
+                    verify([array], [Saved(manifest.layout_of(leaf).grid, [leaf.digest].__getitem__, leaf.path)])
                 yield array
 
         yield manifest, read
@@ -237,21 +239,35 @@ def open_saved(path: Path) -> Generator[tuple[Manifest, Read]]:
 
 @contextlib.contextmanager
 def translate_read_errors(subject: str) -> Generator[None]:
-    """Raise errors of the file system and of memory unchanged, and all others as damage."""
+    """Raise what the bytes on disk prove as damage, and errors of the machine, of a package or of the target unchanged.
+
+    A decoder raises any error for bytes that it does not expect, so this lists the others.
+    """
     try:
         yield
-    except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):
+    except (CheckpointError, MemoryError, ImportError):
         raise
     except Exception as error:
-        number = getattr(error, "errno", None)
-        # TensorStore reports errno only in the message.
-        if in_text := re.search(r"\bos[ _]error(?:_code)?[ ='\"]+(\d+)", str(error), re.IGNORECASE):
-            number = int(in_text[1])
-        if number not in _LASTING and (isinstance(error, OSError) or number):
-            raise (
-                error if isinstance(error, OSError) else OSError(number, f"{subject} can't be read: {error}")
-            ) from error
-        raise CheckpointDamagedError(f"{subject} can't be read: {error}") from error
+        # JSON that is nested too deeply is damage. Other RuntimeErrors are JAX's, or about threads and event loops.
+        if isinstance(error, RuntimeError) and not isinstance(error, RecursionError):
+            raise
+        _raise_if_temporary(error, subject)
+        raise CheckpointDamagedError(f"{cut_text(subject, 200)} can't be read: {cut_text(str(error), 1000)}") from error
+
+
+def _raise_if_temporary(error: Exception, subject: str) -> None:
+    """Raise an error of the file system that says nothing about its content; TensorStore has it only in its text."""
+    number = getattr(error, "errno", None)
+    if in_text := re.search(r"\bos[ _]error(?:_code)?[ ='\"]+(\d+)", str(error), re.IGNORECASE):
+        number = int(in_text[1])
+    if number in _LASTING:
+        return
+    if isinstance(error, OSError):
+        raise error
+    if number:
+        raise OSError(number, f"{subject} can't be read: {error}") from error
+    if _TEMPORARY.match(str(error)):
+        raise OSError(f"{subject} can't be read: {error}") from error
 
 
 @contextlib.contextmanager
@@ -340,7 +356,7 @@ def local_path(path: StrPath) -> Path:
 def atomic_write(path: Path) -> Generator[Path]:
     """Yield a temporary path; when the block ends, the file there is flushed to disk and renamed to `path`.
 
-    Until then, and after any error, `path` does not change. Temporary folders of killed writers are deleted.
+    Until then, and after any error, `path` does not change. Temporary files of killed writers are deleted.
 
     Raises:
         CheckpointError: If `path` is not a file, or the rename could not be flushed to disk.
@@ -350,15 +366,21 @@ def atomic_write(path: Path) -> Generator[Path]:
         raise CheckpointError(f"{path} is not a regular file, so it can't be replaced.")
     name = os.fsencode(target.name)[:200].decode(errors="ignore")  # names have at most 255 bytes
     prefix = f".{name}.unfinished-"
-    for leftover in target.parent.glob(f"{glob.escape(prefix)}*"):
-        _delete_if_dead(leftover)
-    with _locked_folder(target.parent, prefix) as folder:
-        temporary = folder / "file"
+    token = glob.escape(prefix) + "[0-9a-f]" * 8
+    for leftover in (*target.parent.glob(token), *target.parent.glob(token + _LOCK)):
+        with contextlib.suppress(OSError):  # of a different user, or deleted already
+            _delete_leftover(leftover)
+    temporary = target.with_name(f"{prefix}{secrets.token_hex(4)}")
+    lock = create_lock(lock_of(temporary))
+    try:
         yield temporary
-        # The mode of the old file, or of any new one; safetensors sets a different mode.
-        temporary.chmod(stat.S_IMODE((target if target.exists() else folder / _LOCK).stat().st_mode))
-        flush_to_disk(temporary)
+        flush_to_disk(temporary)  # before it may become read-only
+        # The mode of the old file, or of any new one; safetensors sets 0o600.
+        temporary.chmod(stat.S_IMODE((target if target.exists() else lock_of(temporary)).stat().st_mode))
         temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+        release_lock(lock)
     try:
         flush_to_disk(target.parent)
     except OSError as error:
@@ -368,30 +390,54 @@ def atomic_write(path: Path) -> Generator[Path]:
         ) from error
 
 
-@contextlib.contextmanager
-def _locked_folder(parent: Path, prefix: str) -> Generator[Path]:
-    """A new folder with a lock file, deleted after the block. The lock marks the writer as alive."""
+def _delete_leftover(path: Path) -> None:
+    if path.suffix == _LOCK:
+        delete_unlocked(path)
+    elif not is_locked(lock_of(path)):
+        path.unlink()
+
+
+# Locks: what a process writes under a temporary name is a leftover if no process holds its lock.
+
+
+def lock_of(path: Path) -> Path:
+    """The lock of a temporary file or folder."""
+    return path.with_name(("" if path.name.startswith(".") else ".") + path.name + _LOCK)
+
+
+def create_lock(path: Path) -> IO[str]:
+    """Create a lock and hold it until it is closed, or the process ends. Do this before what it protects is created."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        try:
-            lock = (folder / _LOCK).open("w")
-        except OSError:
-            folder.rmdir()
-            raise
-        with lock:
-            try:
-                _lock(lock, wait=True)
-                if (folder / _LOCK).exists():  # a different writer may have deleted it before the lock was taken
-                    yield folder
-                    return
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
+        lock = path.open("w")
+        if not _lock(lock, wait=True):
+            lock.close()  # it protects nothing, and Windows deletes no open file
+        if path.exists():  # a different process may have deleted it before it was locked
+            return lock
+        lock.close()
 
 
-def _delete_if_dead(folder: Path) -> None:
-    with contextlib.suppress(OSError), (folder / _LOCK).open() as lock:  # may be a different user's, or deleted already
-        if _lock(lock, wait=False):
-            shutil.rmtree(folder)
+def release_lock(lock: IO[str]) -> None:
+    """Close and delete a lock."""
+    lock.close()
+    Path(lock.name).unlink(missing_ok=True)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of a file, or may: without locks, nobody can tell."""
+    try:
+        with path.open("r+") as file:  # NFS locks only files that are open for writing
+            return not _lock(file, wait=False)
+    except FileNotFoundError:
+        return False
+    except OSError:  # of a different user
+        return True
+
+
+def delete_unlocked(path: Path) -> None:
+    """Delete a lock file, unless a process holds it."""
+    with contextlib.suppress(OSError), path.open("r+") as file:
+        if _lock(file, wait=False):
+            path.unlink()
 
 
 def _lock(file: IO[str], *, wait: bool) -> bool:
@@ -406,13 +452,24 @@ def _lock(file: IO[str], *, wait: bool) -> bool:
 
 def flush_to_disk(path: Path) -> None:
     """Flush a file, or the entries of a folder, to disk."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
+    is_folder = path.is_dir()
+    try:  # Windows flushes only files that are open for writing
+        descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
     except PermissionError:  # Windows can't open folders
-        if path.is_dir():
+        if is_folder:
             return
         raise
     try:
-        os.fsync(descriptor)
+        _flush(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _flush(descriptor: int) -> None:
+    """`os.fsync`, on macOS with F_FULLFSYNC: there fsync leaves the data in the cache of the disk."""
+    control: Any = fcntl
+    if hasattr(control, "F_FULLFSYNC"):
+        with contextlib.suppress(OSError):  # a network or USB disk may not support it
+            control.fcntl(descriptor, control.F_FULLFSYNC)
+            return
+    os.fsync(descriptor)

@@ -1,15 +1,16 @@
 """Load a checkpoint into a tree: the options, the comparison, and the new leaves."""
 
+import contextlib
 import dataclasses
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 
 import jax
 import numpy as np
 
-from treewright._base.jax_private import is_ref, typeof, untyped_jax
+from treewright._base.jax_private import is_ref, private, typeof, untyped_jax
 from treewright._base.lines import first_lines
 from treewright._base.text import did_you_mean, short_text
 from treewright._freeze import FrozenArray, freeze
@@ -19,12 +20,14 @@ from treewright.checkpoint.arrays import (
     Form,
     UnsupportedLeafError,
     array_to_save,
-    cast,
+    check_fits,
+    check_width,
     form_of,
     is_deleted,
 )
-from treewright.checkpoint.differences import Mismatch, mismatches, part_advice, raise_mismatches
-from treewright.checkpoint.manifest import ROOT_LEAF, LeafRecord, Manifest, NodeRecord, join_name
+from treewright.checkpoint.differences import Differences, Mismatch, part_advice, raise_mismatches
+from treewright.checkpoint.host import blocks_for, on_host
+from treewright.checkpoint.manifest import ROOT_LEAF, LeafRecord, Manifest, join_name, renamer
 from treewright.checkpoint.tree import Parts, parts_to_save, tree_of
 from treewright.errors import CheckpointError, CheckpointWarning, warn_user
 
@@ -46,10 +49,12 @@ class LoadOptions(TypedDict, total=False):
             difference is only a warning.
         allow_cast: Whether leaves may be cast to the tree's dtype.
         strict: Whether leaves that only one side has, and different classes, are errors. Otherwise a warning lists
-            them, and leaves that were not saved keep the tree's values.
+            them, and leaves that were not saved keep the tree's values, unless `migrate` is given.
         renamed: New names by old names, of one or several components, at any depth: `{"out": "head"}` renames
             `params.out.kernel` and the optimiser's `opt_state.0.mu.out.kernel`.
-        migrate: A function from the saved leaves, by flat name, to the leaves of the tree, by flat name.
+        migrate: A function from the saved leaves, by flat name, to all leaves of the tree, by flat name. A leaf is read
+            when the function uses its value. Differences of classes and containers above the changed names are only
+            a warning.
 
     Examples:
         >>> import tempfile
@@ -122,10 +127,6 @@ class LeafRequest(NamedTuple):
     sharding: Any = None
 
 
-# Reads arrays, verifies them and yields them in the order of the requests.
-Read = Callable[[Sequence[LeafRequest]], Iterator[Any]]
-
-
 def as_saved(leaf: LeafRecord, *, on_host: bool = False) -> LeafRequest:
     """A request for a leaf as it was saved, or as a numpy array."""
     form = leaf.form
@@ -134,29 +135,42 @@ def as_saved(leaf: LeafRecord, *, on_host: bool = False) -> LeafRequest:
     return LeafRequest(leaf, leaf.path, form)
 
 
-def rebuild_tree(manifest: Manifest, read: Read, like: Any, options: Options) -> Any:
-    """The tree of a checkpoint, or a part of it, shaped like `like`; without it, in plain lists, tuples and dicts.
+class Plan(NamedTuple):
+    """The arrays to read, and a function that makes the tree of them, in the same order.
+
+    Each is a numpy array, or has the sharding of its request, or that of a copy in host memory.
+    """
+
+    requests: list[LeafRequest]
+    finish: Callable[[Iterable[Any]], Any]
+
+
+def part_and_names(manifest: Manifest, options: Options) -> Manifest:
+    """The manifest of the part to load, with new names.
 
     Raises:
-        CheckpointMismatchError: If the checkpoint does not fit `like`. Arrays were only read if `migrate` needed them.
-        CheckpointDamagedError: If an array differs from the saved one.
-        CheckpointError: If the part does not exist.
+        CheckpointError: If the part or an old name does not exist, or two leaves would have one name.
     """
-    part, renamed, migrate = options["part"], options["renamed"], options["migrate"]
-    if part is not None:
-        manifest = _part_of(manifest, part)
+    if options["part"] is not None:
+        manifest = _part_of(manifest, options["part"])
+    return _rename_manifest(manifest, options["renamed"]) if options["renamed"] else manifest
+
+
+def plan_of(manifest: Manifest, like: Any, options: Options, migrated: Mapping[str, Any] | None = None) -> Plan:
+    """How to make the tree of a checkpoint: like `like`, or in plain lists, tuples and dicts.
+
+    `migrated` are the values that replace the saved leaves, by name; a leaf that stays has its record.
+
+    Raises:
+        CheckpointMismatchError: If the checkpoint does not fit `like`.
+    """
     if like is MISSING:
-        return tree_of(manifest, _values(list(map(as_saved, manifest.leaves)), read))
-    if renamed:
-        manifest = _rename_manifest(manifest, renamed)
-    if migrate is None:
-        return _into_tree(manifest, read, like, options)
-    migrated = migrate(_values([as_saved(leaf, on_host=True) for leaf in manifest.leaves], read))
-    if not isinstance(migrated, Mapping):
-        raise TypeError(
-            f"migrate= returned {short_text(migrated)}, but must return a dict: the leaves of the tree by flat name."
-        )
-    return _from_values(manifest.nodes, migrated, like, options)
+        saved = list(map(as_saved, manifest.leaves))
+        return Plan(saved, lambda arrays: tree_of(manifest, values_of(saved, arrays)))
+    if migrated is None:
+        return _into_tree(manifest, {}, like, options)
+    changed = {leaf.name for leaf in manifest.leaves} ^ {*migrated}
+    return _into_tree(*_replaced(manifest, migrated), like, options, changed)
 
 
 def from_names(values: Mapping[str, Any], *, like: T, allow_cast: bool = False, strict: bool = True) -> T:
@@ -183,28 +197,27 @@ def from_names(values: Mapping[str, Any], *, like: T, allow_cast: bool = False, 
             "from_names needs a dict of arrays by name. To load a file: from_names(read_names(path), like=tree)."
         )
     options = check_options(like, {"allow_cast": allow_cast, "strict": strict})
-    return _from_values(parts_to_save(like, abstract=True).manifest.nodes, values, like, options)
+    nodes = parts_to_save(like, abstract=True).manifest.nodes
+    tree: T = _into_tree(*_replaced(Manifest(nodes, ()), values), like, options).finish(())
+    return tree
 
 
-def _from_values(nodes: tuple[NodeRecord, ...], values: Mapping[str, Any], like: T, options: Options) -> T:
-    """A tree like `like` with copies of the values, by flat name; its nodes are compared with `nodes`."""
-    by_name = {str(name): value for name, value in values.items()}
+def _replaced(manifest: Manifest, values: Mapping[str, Any]) -> tuple[Manifest, dict[str, Any]]:
+    """The manifest with the records of these values, and the values that are no records, by name."""
+    given: dict[str, Any] = {}
     leaves: list[LeafRecord] = []
-    for name, value in by_name.items():
+    for name, value in ((str(name), value) for name, value in values.items()):
+        if isinstance(value, LeafRecord):
+            leaves.append(value)
+            continue
         try:
             leaves.append(LeafRecord(name, name, form_of(value)))
         except UnsupportedLeafError as problem:
             is_nested = isinstance(value, Mapping | list | tuple)
             fix = " Flatten nested values: from_names(to_names(values), like=...)." if is_nested else ""
             raise CheckpointError(f"The value named {name!r} {problem}.{fix}") from problem
-
-    def read(requests: Sequence[LeafRequest]) -> Iterator[Any]:
-        arrays = (array_to_save(by_name[each.leaf.name]) for each in requests)
-        return (
-            np.array(array) if isinstance(array, np.ndarray) else array for array in arrays
-        )  # the caller's may change
-
-    return _into_tree(Manifest(nodes, tuple(leaves)), read, like, options)
+        given[name] = value
+    return dataclasses.replace(manifest, leaves=tuple(leaves)), given
 
 
 def _part_of(manifest: Manifest, part: str) -> Manifest:
@@ -224,15 +237,8 @@ def _part_of(manifest: Manifest, part: str) -> Manifest:
 
 def _rename_manifest(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest:
     """The manifest with new names. A key is one or several components, such as `out` or `params.out`, at any depth."""
-    runs = sorted(renamed, key=lambda run: -run.count("."))
-    unused = dict.fromkeys(runs)
-
-    def new_run(match: re.Match[str]) -> str:
-        unused.pop(match[0], None)
-        return renamed[match[0]]
-
-    pattern = re.compile(rf"(?<![^.])(?:{'|'.join(map(re.escape, runs))})(?![^.])")
-    other = manifest.with_names(lambda name: pattern.sub(new_run, name))
+    new_name, unused = renamer(renamed)
+    other = manifest.with_names(new_name)
     for old in unused:
         steps = {step for leaf in manifest.leaves for step in leaf.name.split(".")}
         raise CheckpointError(f"renamed=: no saved name contains {old!r}{did_you_mean(old, steps)}.")
@@ -247,9 +253,17 @@ def _rename_manifest(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest
 # Into a tree
 
 
-def _into_tree(manifest: Manifest, read: Read, like: T, options: Options) -> T:
+def _into_tree(
+    manifest: Manifest, given: Mapping[str, Any], like: Any, options: Options, changed: Collection[str] | None = None
+) -> Plan:
+    """A plan for the leaves of a manifest without the values that are given, which are copied.
+
+    `changed` are the names that `migrate` added or removed; None without it.
+    """
     target = parts_to_save(like, abstract=True)
-    allowed = _allowed_differences(manifest, target.manifest, options)
+    abstract = {name for name, value in target.values.items() if isinstance(value, jax.ShapeDtypeStruct)}
+    differences = Differences(manifest, target.manifest, options["allow_cast"], abstract, changed)
+    allowed = _allowed_differences(differences, options)
     saved = {leaf.name: leaf for leaf in manifest.leaves}
     requests = [
         _request(saved[leaf.name], leaf, target.values[leaf.name])
@@ -257,11 +271,21 @@ def _into_tree(manifest: Manifest, read: Read, like: T, options: Options) -> T:
         if leaf.name in saved
     ]
     _check_values(manifest, target, {each.leaf.name for each in requests})
-    values = {**target.values, **_values(requests, read)}
-    _warn_of(allowed, options)
-    leaves = [values[leaf.name] for leaf in target.manifest.leaves]
-    tree: T = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    return tree
+    to_read = [each for each in requests if each.leaf.name not in given]
+    to_copy = [each for each in requests if each.leaf.name in given]
+
+    def finish(arrays: Iterable[Any]) -> Any:
+        copies = (_copied(array_to_save(given[each.leaf.name])) for each in to_copy)
+        values = {**target.values, **values_of(to_copy, copies), **values_of(to_read, arrays)}
+        _warn_of(allowed, options)
+        leaves = [values[leaf.name] for leaf in target.manifest.leaves]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+    return Plan(to_read, finish)
+
+
+def _copied(array: Any) -> Any:
+    return np.array(array) if isinstance(array, np.ndarray) else array  # the caller may change it
 
 
 def _request(saved: LeafRecord, wanted: LeafRecord, value: Any) -> LeafRequest:
@@ -270,15 +294,16 @@ def _request(saved: LeafRecord, wanted: LeafRecord, value: Any) -> LeafRequest:
     return LeafRequest(saved, wanted.path, form, value, _sharding_of(value, form, wanted.path))
 
 
-def _allowed_differences(saved: Manifest, wanted: Manifest, options: Options) -> list[Mismatch]:
+def _allowed_differences(differences: Differences, options: Options) -> list[Mismatch]:
     """The differences that the options allow. If there are others, raise an error that lists them."""
     by_option: dict[str, bool] = dict.fromkeys(("static", "optimiser"), options["on_static"] != "error")
-    by_option |= dict.fromkeys(("missing", "unexpected", "class"), not options["strict"])
+    by_option |= dict.fromkeys(("unexpected", "class"), not options["strict"])
+    by_option["missing"] = not options["strict"] and differences.changed is None  # migrate= is to provide all
     allowed: list[Mismatch] = []
     rejected: list[Mismatch] = []
-    for mismatch in mismatches(saved, wanted, allow_cast=options["allow_cast"]):
+    for mismatch in differences.listed():
         (allowed if mismatch.is_warning or by_option.get(mismatch.kind) else rejected).append(mismatch)
-    raise_mismatches(rejected, part_advice(saved, wanted))
+    raise_mismatches(rejected, differences.fixes(rejected))
     return allowed
 
 
@@ -330,18 +355,20 @@ def _sharding_of(value: Any, form: Form, path: str) -> Any:
     return jax.sharding.NamedSharding(sharding.mesh, untyped_jax.P(*split, *whole))
 
 
-def _values(requests: Sequence[LeafRequest], read: Read) -> dict[str, Any]:
+def values_of(requests: Sequence[LeafRequest], arrays: Iterable[Any]) -> dict[str, Any]:
     """The leaves of a tree by name. In `jit` they are constants, not results of the program."""
     values: dict[str, Any] = {}
     batch: dict[str, tuple[Any, LeafRequest]] = {}  # placed in one call
     size = 0
     with jax.ensure_compile_time_eval():
-        for array, each in zip(read(requests), requests, strict=True):
-            fitting = array if each.leaf.form.dtype == each.form.dtype else cast(array, each.form.dtype, each.path)
+        for array, each in zip(arrays, requests, strict=True):
+            if each.leaf.form.dtype != each.form.dtype:
+                check_fits(array, each.form.dtype, each.path)
             if each.form.kind in ON_HOST:
-                values[each.leaf.name] = _on_host(np.asarray(fitting), each)
+                fitting = np.asarray(array).astype(DTYPES[each.form.dtype], copy=False)
+                values[each.leaf.name] = _on_host(fitting, each)
                 continue
-            batch[each.leaf.name] = fitting, each
+            batch[each.leaf.name] = array, each
             size += array.nbytes
             if size >= _PLACE_BATCH_BYTES:
                 values.update(_device_arrays(batch))
@@ -364,57 +391,78 @@ def _device_arrays(batch: Mapping[str, tuple[Any, LeafRequest]]) -> dict[str, An
     Raises:
         CheckpointError: If a dtype needs jax_enable_x64, or a key a different version of JAX.
     """
-    arrays, requests = [array for array, _ in batch.values()], [each for _, each in batch.values()]
-    placed = device_put(arrays, [each.sharding for each in requests])
+    requests = [each for _, each in batch.values()]
+    arrays = [
+        array.astype(DTYPES[each.form.dtype], copy=False) if isinstance(array, np.ndarray) else array
+        for array, each in batch.values()
+    ]
+    placed = _placed(arrays, [each.sharding for each in requests])
     return dict(zip(batch, map(_leaf_from, placed, requests), strict=True))
+
+
+def _placed(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+    """Arrays with these shardings. Copies in host memory are moved block by block, each to all devices that need it."""
+    blocks: list[list[tuple[Any, Any]]] = [
+        list(blocks_for(array, sharding)) if _is_copy(array, sharding) else [(array, sharding)]
+        for array, sharding in zip(arrays, shardings, strict=True)
+    ]
+    flat = [pair for pairs in blocks for pair in pairs]
+    moved = iter(device_put([block for block, _ in flat], [target for _, target in flat]))
+    join: Any = untyped_jax.make_array_from_single_device_arrays
+    return [
+        join(array.shape, sharding, list(itertools.islice(moved, len(pairs))))
+        if _is_copy(array, sharding)
+        else next(moved)
+        for array, sharding, pairs in zip(arrays, shardings, blocks, strict=True)
+    ]
+
+
+def _is_copy(array: Any, sharding: Any) -> bool:
+    """Whether an array is the copy in host memory of an array with this sharding."""
+    is_elsewhere = isinstance(array, jax.Array) and sharding is not None and array.sharding != sharding
+    return is_elsewhere and array.sharding == on_host(sharding, array.shape)
 
 
 def device_put(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
     """`jax.device_put`, five times as fast for numpy arrays that go to one device.
 
     Only the first array of each shape, dtype and sharding goes through `jax.device_put`; the others reuse its type and
-    sharding: 5 us each instead of 25. In a JAX without the private function, all go through `jax.device_put`.
+    sharding: 5 us each instead of 25.
     """
-    put: Any = getattr(untyped_jax._src.interpreters.pxla, "batched_device_put", None)
-    if put is None:
-        return list(untyped_jax.device_put(arrays, shardings))
-    firsts: dict[Any, int] = {}
-    like = [
-        firsts.setdefault((array.shape, array.dtype, sharding), index)
-        if type(array) is np.ndarray and (sharding is None or sharding.num_devices == 1)
-        else index
-        for index, (array, sharding) in enumerate(zip(arrays, shardings, strict=True))
-    ]
-    unique = [index for index, other in enumerate(like) if index == other]
-    placed = untyped_jax.device_put([arrays[index] for index in unique], [shardings[index] for index in unique])
-    result = dict(zip(unique, placed, strict=True))
-    for index, other in enumerate(like):
-        if index != other:
-            first = result[other]
-            values, devices = [arrays[index].astype(first.dtype, copy=False)], list(first.sharding.device_set)
-            try:
-                result[index] = put(first.aval, first.sharding, values, devices, first.committed)
-            except TypeError:  # different arguments in this JAX
-                result[index] = untyped_jax.device_put(arrays[index], shardings[index])
+    groups: dict[Any, list[int]] = {}
+    for index, (array, sharding) in enumerate(zip(arrays, shardings, strict=True)):
+        is_simple = type(array) is np.ndarray and (sharding is None or sharding.num_devices == 1)
+        groups.setdefault((array.shape, array.dtype, sharding) if is_simple else index, []).append(index)
+    firsts = [indices[0] for indices in groups.values()]
+    placed = untyped_jax.device_put([arrays[index] for index in firsts], [shardings[index] for index in firsts])
+    put: Any = private("interpreters.pxla.batched_device_put")
+    result: dict[int, Any] = {}
+    for first, indices in zip(placed, groups.values(), strict=True):
+        result[indices[0]] = first
+        for index in indices[1:]:
+            result[index] = _placed_like(first, arrays[index], shardings[index], put)
     return [result[index] for index in range(len(arrays))]
 
 
-def weakly_typed(array: Any) -> Any:
-    """A weakly typed copy of an array, like `jnp.asarray(1.0)`.
+def _placed_like(first: Any, array: Any, sharding: Any, put: Any) -> Any:
+    """An array on one device, with the type and sharding of one of the same shape and dtype."""
+    values, devices = [array.astype(first.dtype, copy=False)], list(first.sharding.device_set)
+    with contextlib.suppress(TypeError):  # no such function, or different arguments in this JAX
+        return put(first.aval, first.sharding, values, devices, first.committed)
+    return untyped_jax.device_put(array, sharding)
 
-    Without it, weakly typed arrays are restored from a checkpoint strongly typed, so functions retrace once.
-    """
-    convert: Any = getattr(untyped_jax._src.lax.lax, "_convert_element_type", None)
+
+def weakly_typed(array: Any) -> Any:
+    """A weakly typed copy of an array, like `jnp.asarray(1.0)`."""
+    convert: Any = private("lax.lax._convert_element_type")
     return array if convert is None else convert(array, weak_type=True)
 
 
 def _leaf_from(array: Any, request: LeafRequest) -> Any:
     path, form, value = request.path, request.form, request.value
     if array.dtype != DTYPES[form.dtype]:
-        raise CheckpointError(
-            f"{path} is {form.dtype}, but JAX would convert it to {array.dtype}. Load it with "
-            f"jax.config.update('jax_enable_x64', True)."
-        )
+        check_width(form.dtype, path)
+        array = array.astype(DTYPES[form.dtype])
     if form.key is not None:
         try:
             array = untyped_jax.random.wrap_key_data(array, impl=form.key)

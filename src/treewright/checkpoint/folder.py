@@ -1,74 +1,48 @@
-"""A run's folder: list and delete steps, and clear unfinished steps of killed processes.
+"""A run's folder: list, lock and delete steps.
 
-Symbolic links are not followed, and nothing is deleted that a process may still be writing.
+Symbolic links are not followed, and nothing is deleted that a process is writing.
 """
 
 # Optional dependencies:
 # mypy: disable-error-code="import-not-found, import-untyped"
 
+import asyncio
 import contextlib
-import math
 import os
 import re
 import secrets
 import shutil
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import orbax.checkpoint as ocp
 from etils import epath
 
-from treewright._base.text import did_you_mean
-from treewright.checkpoint.file import StrPath, flush_to_disk, local_path
+from treewright._base.text import cut_text
+from treewright.checkpoint.file import (
+    StrPath,
+    create_lock,
+    delete_unlocked,
+    flush_to_disk,
+    is_locked,
+    local_path,
+    lock_of,
+    release_lock,
+)
 from treewright.errors import CheckpointError, CheckpointWarning, warn_user
 
 LISTING = "_CHECKPOINT_METADATA"  # the file in which Orbax lists the items of a step
-_UNTOUCHED_S = 3600.0  # after this time, an unfinished step has no living writer
+STATE, MANIFEST = "state", "manifest"  # Orbax's items in a step
 _MAX_LISTINGS = 3  # a listing may miss the only step while a process renames steps
 
 _BUCKETS = ("gs://", "s3://", "az://")
 _STEP = re.compile(r"0|[1-9][0-9]*")
-_THROWN_OUT = re.compile(r"[0-9]+\.thrown-out-[0-9a-f]{8}")
-_TEMPORARY = re.compile(r"([0-9]+)\.orbax-checkpoint-tmp.*")
-
-
-_OF_ORBAX = MappingProxyType(
-    {"max_to_keep": "keep", "keep_period": "keep_every", "best_mode": "mode", "best_fn": "metric"}
-)
-_OPTIONS = ("keep", "keep_every", "keep_best", "metric", "mode", "timeout_seconds")
-
-
-def rules_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The retention rules in the options of a manager, with the metric if it ranks steps; empty to keep all steps.
-
-    Raises:
-        TypeError: If an option is unknown.
-        ValueError: If one is invalid, or they contradict each other.
-    """
-    for name in options:
-        if name not in _OPTIONS:
-            fix = f" Write {_OF_ORBAX[name]}= instead." if name in _OF_ORBAX else did_you_mean(name, _OPTIONS)
-            raise TypeError(f"CheckpointManager() got an unexpected option {name!r}.{fix}")
-    keep, keep_every, keep_best, metric, mode, timeout = map(options.get, _OPTIONS)
-    if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
-        raise ValueError(f"CheckpointManager(timeout_seconds={timeout!r}): pass a positive number of seconds.")
-    counts = {"keep": keep, "keep_every": keep_every, "keep_best": keep_best}
-    are_counts = all(count is None or (type(count) is int and count > 0) for count in counts.values())
-    if not are_counts or (keep is None and (keep_every or keep_best)):
-        raise ValueError(
-            f"CheckpointManager({keep=}, {keep_every=}, {keep_best=}): each must be a positive int, or None. Without "
-            f"keep=, all steps are kept: add keep=1 to delete the others."
-        )
-    ranks = isinstance(metric, str) and metric != "" and mode in ("min", "max")
-    if not ranks and (keep_best, metric, mode) != (None, None, None):
-        raise ValueError(
-            f"CheckpointManager({keep_best=}, {metric=}, {mode=}): ranking steps needs the name of a metric and a "
-            f"direction. Pass both: metric='loss', mode='min' or 'max'."
-        )
-    return {} if keep is None else {**counts, **({"metric": metric, "mode": mode} if keep_best else {})}
+_SUFFIX = ocp.path.atomicity.TMP_DIR_SUFFIX
+_HEX = "[0-9a-f]{8}"
+_THROWN_OUT = re.compile(rf"[0-9]+\.thrown-out-{_HEX}")
+_TEMPORARY = re.compile(rf"[0-9]+{re.escape(_SUFFIX)}-{_HEX}")
+_LOCK = re.compile(rf"\.{_TEMPORARY.pattern}\.lock")
 
 
 def folder_of_steps(directory: StrPath) -> Any:
@@ -97,32 +71,95 @@ def steps_in(directory: Any) -> list[int]:
         return sorted(info.step for info in ocp.path.step.standard_name_format().find_all(directory))
     steps: list[int] = []
     for _ in range(_MAX_LISTINGS):
-        with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
-            steps = sorted(int(entry.name) for entry in entries if _STEP.fullmatch(entry.name) and entry.is_dir())
+        steps = [step for step in _numbered_folders(directory) if _is_step(directory / str(step))]
         if steps:
             break
     return steps
 
 
-def temporary_paths(token: str) -> Any:
-    """A factory of Orbax's temporary folders, such as `7.orbax-checkpoint-tmp-TOKEN` for step 7.
+def foreign_folders(directory: Any) -> list[int]:
+    """The numbers of folders that are named like steps, but are not: they are the user's."""
+    numbers = _numbered_folders(directory) if isinstance(directory, Path) else []
+    return [number for number in numbers if is_foreign(directory / str(number))]
 
-    By default, all writers of step 7 use the same folder, and the second one deletes the first one's files.
+
+def is_foreign(path: Any) -> bool:
+    """Whether a path exists, but has no part of a step."""
+    return isinstance(path, Path) and path.exists() and not _is_step(path)
+
+
+def _is_step(folder: Path) -> bool:
+    """Whether a folder has any part of a step, which may be damaged."""
+    return any(os.path.lexists(folder / name) for name in (LISTING, MANIFEST, STATE))
+
+
+def _numbered_folders(directory: Path) -> list[int]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+        return sorted(int(entry.name) for entry in entries if _STEP.fullmatch(entry.name) and entry.is_dir())
+    return []
+
+
+class UnfinishedSteps:
+    """The folders of a manager's saves until they are finished, such as `7.orbax-checkpoint-tmp-TOKEN`.
+
+    Each has a lock, `.7.orbax-checkpoint-tmp-TOKEN.lock`, which this process holds while it exists: without its lock, a
+    folder is a leftover. The lock is taken before the folder is created, so that it is never found without it.
+
+    By default, all of Orbax's writers of step 7 use the same folder, and the second one deletes the first one's files;
+    and only arrays are flushed.
+
+    Attributes:
+        path_class: The class of temporary folders for Orbax. Only process 0 creates and finishes them.
     """
-    atomicity = ocp.path.atomicity
 
-    def from_final(final: Any, **options: Any) -> Any:
-        folder = final.parent / f"{final.name}{atomicity.TMP_DIR_SUFFIX}-{token}"
-        return atomicity.AtomicRenameTemporaryPath(folder, final, **options)
+    def __init__(self, token: str) -> None:
+        self.path_class = _path_class(self, token)
+        self.is_finished = False  # whether the last one has its final name
+        self._lock: IO[str] | None = None
 
-    return SimpleNamespace(from_final=from_final)
+    def begin(self, folder: Path) -> None:
+        """Delete leftovers, so that the disk has room, and take the lock of a folder."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        clear(folder.parent, in_background=True)
+        self._lock = create_lock(lock_of(folder))
+
+    def finish(self) -> None:
+        """Release the lock of a folder that has its final name."""
+        self.release()
+        self.is_finished = True
+
+    def release(self) -> None:
+        """Give up the lock: its folder was renamed, or is a leftover."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            release_lock(lock)
 
 
-def flush_temporary(directory: Path, token: str) -> None:
-    """Flush a step to disk before it is renamed. Orbax flushes only the arrays."""
-    for folder in directory.glob(f"*.orbax-checkpoint-tmp-{token}"):
-        for path in (folder, *folder.rglob("*")):
-            flush_to_disk(path)
+def _path_class(steps: UnfinishedSteps, token: str) -> type[Any]:
+    class UnfinishedStep(ocp.path.atomicity.AtomicRenameTemporaryPath):  # type: ignore[misc]
+        @classmethod
+        def from_final(cls, final_path: Any, **options: Any) -> Any:
+            return cls(final_path.parent / f"{final_path.name}{_SUFFIX}-{token}", final_path, **options)
+
+        async def create(self) -> Any:
+            """Create the folder, with its lock."""
+            await asyncio.to_thread(steps.begin, Path(self.get()))
+            return await super().create()
+
+        async def finalize(self) -> None:
+            """Flush all files and folders, and rename the folder."""
+            await asyncio.to_thread(_flush_step, Path(self.get()))
+            await super().finalize()
+            steps.finish()
+
+    return UnfinishedStep
+
+
+def _flush_step(folder: Path) -> None:
+    if not (folder / LISTING).is_file():
+        raise CheckpointError(f"Orbax finishes {folder}, but has written nothing to it that could be flushed to disk")
+    for path in (folder, *folder.rglob("*")):
+        flush_to_disk(path)
 
 
 def throw_out(directory: Any, steps: Iterable[int]) -> None:
@@ -131,20 +168,38 @@ def throw_out(directory: Any, steps: Iterable[int]) -> None:
         folder = directory / str(step)
         if isinstance(folder, Path):
             with contextlib.suppress(FileNotFoundError):  # a different process was faster
-                folder.rename(directory / f"{step}.thrown-out-{secrets.token_hex(4)}")
+                folder.rename(_thrown_out(directory, step))
         else:
             folder.rmtree()
 
 
+def _thrown_out(directory: Path, step: object) -> Path:
+    return directory / f"{step}.thrown-out-{secrets.token_hex(4)}"
+
+
+def quarantine(directory: Any, damaged: Mapping[int, str]) -> list[str]:
+    """Rename damaged steps; return a line about each, with the reason."""
+    notes: list[str] = []
+    for step, reason in damaged.items():
+        name = f"{step}.damaged-{secrets.token_hex(4)}"
+        try:
+            (directory / str(step)).rename(directory / name)
+            outcome = f"Renamed to {name}."
+        except OSError as error:  # for example without permission to change the folder
+            outcome = f"It could not be renamed: {error}"
+        notes.append(f"\n  {step}: {cut_text(reason, 400)} {outcome}")
+    return notes
+
+
 def clear(directory: Any, *, in_background: bool = False) -> None:
-    """Delete the steps that `throw_out` renamed, and unfinished steps of killed processes.
+    """Delete the steps that `throw_out` renamed, and the unfinished steps that no process writes any more.
 
     Warns if that fails; not in the background, because only a later `wait` can name the user's line.
     """
     for path in list(_deletable(directory)) if isinstance(directory, Path) else ():
         try:
-            path.unlink() if path.is_symlink() else shutil.rmtree(path)
-        except FileNotFoundError:
+            _delete(path)
+        except FileNotFoundError:  # a different process was faster, or its writer has finished it
             continue
         except OSError as error:
             if in_background:
@@ -153,18 +208,19 @@ def clear(directory: Any, *, in_background: bool = False) -> None:
 
 
 def _deletable(directory: Path) -> Iterator[Path]:
-    newest = max(steps_in(directory), default=-1)
-    for path in directory.iterdir() if directory.is_dir() else ():
-        temporary = _TEMPORARY.fullmatch(path.name)
-        is_dead = temporary and int(temporary[1]) < newest and not path.is_symlink() and _is_untouched(path)
-        if is_dead or _THROWN_OUT.fullmatch(path.name):
+    """Unfinished steps come before locks: a folder whose lock is missing is deletable too."""
+    paths = sorted(directory.iterdir(), reverse=True) if directory.is_dir() else []
+    for path in paths:
+        is_leftover = _TEMPORARY.fullmatch(path.name) and not path.is_symlink() and not is_locked(lock_of(path))
+        if is_leftover or _THROWN_OUT.fullmatch(path.name) or _LOCK.fullmatch(path.name):
             yield path
 
 
-def _is_untouched(folder: Path) -> bool:
-    """Whether nothing in a folder was written for an hour."""
-    try:
-        latest = max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
-    except FileNotFoundError:  # its writer is alive
-        return False
-    return time.time() - latest > _UNTOUCHED_S
+def _delete(path: Path) -> None:
+    """Delete a folder, a link or a lock; an unfinished step is renamed first, so that its writer can't finish it."""
+    if _LOCK.fullmatch(path.name):
+        delete_unlocked(path)
+        return
+    if _TEMPORARY.fullmatch(path.name):
+        path = path.rename(_thrown_out(path.parent, path.name.partition(".")[0]))
+    path.unlink() if path.is_symlink() else shutil.rmtree(path)

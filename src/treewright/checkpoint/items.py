@@ -1,4 +1,4 @@
-"""Read and write one step with Orbax: the manifest, the arrays, the items, and agreement between processes."""
+"""Read and write one step with Orbax: the manifest, the arrays and the items."""
 
 # Optional dependencies:
 # mypy: disable-error-code="import-not-found, import-untyped"
@@ -26,86 +26,25 @@ from orbax.checkpoint import future
 
 from treewright._base.lines import counted, first_lines
 from treewright._base.text import short_text
-from treewright._processes import (
-    agree,
-    digest_of_texts,
-    process_count,
-    process_index,
-    raise_differences,
-    raise_in_all,
-    representatives_of,
-)
-from treewright.checkpoint.arrays import DTYPES, Layout, array_to_save, digest_of, grid_of, verify
+from treewright._processes import process_count, process_index, run_on_all_processes
+from treewright.checkpoint.arrays import DTYPES, Layout, Saved, array_to_save, check_width, digest_of, grid_of, verify
 from treewright.checkpoint.file import translate_read_errors
-from treewright.checkpoint.fit import LeafRequest, Options, Read, rebuild_tree
-from treewright.checkpoint.folder import LISTING, clear
-from treewright.checkpoint.manifest import LeafRecord, Manifest, from_metadata, join_name, seal, unseal
+from treewright.checkpoint.fit import LeafRequest, Options
+from treewright.checkpoint.folder import LISTING, MANIFEST, STATE
+from treewright.checkpoint.host import copied_to_host, read_on_host
+from treewright.checkpoint.loading import load_tree
+from treewright.checkpoint.manifest import MAX_BYTES, LeafRecord, Manifest, from_metadata, join_name, seal, unseal
 from treewright.checkpoint.tree import Parts, parts_to_save
-from treewright.errors import CheckpointDamagedError, CheckpointError
+from treewright.errors import CheckpointError
 
-STATE, MANIFEST = "state", "manifest"  # Orbax's items in a step
 _JSON = "metadata"  # Orbax's file name for a JSON item
 _OF_PROCESS = "process.{}"  # its items, and its blocks' digests by leaf and number
+_MAX_FILE_BYTES = 4 * MAX_BYTES + 1000  # quotes of the items are escaped twice
 _READ_CHUNK_BYTES = 1 << 25  # read together, however small the state
 _MAX_READ_BLOCKS = 1000  # read together: for each block read, Orbax wakes all that wait
 
 
 _JSON_VALUES = "Convert it to dicts with str keys, lists, str, int, float, bool or None, or make it a leaf of the tree."
-
-
-# Agreement between processes
-
-
-def run_on_all_processes(
-    name: str,
-    work: Callable[[], Any],
-    timeout: float,
-    *,
-    on_first: bool = False,
-    same: Callable[[Any], Mapping[str, str]] | None = None,
-    channel: str = "exchange",
-) -> Any:
-    """Run `work` in every process, or only in the first, and return its result, with one exchange.
-
-    If it fails anywhere, every process raises: its own error, or one that names the failed process. The error is a
-    CheckpointDamagedError only if all failures are.
-
-    Args:
-        name: Name of the work in messages.
-        work: The function to run.
-        timeout: Seconds to wait for the other processes.
-        on_first: Run only in process 0 and share its result, which must be JSON.
-        same: Texts of a result, by path, that must be equal in all processes.
-        channel: As for `agree`.
-    """
-    value: Any = None
-    error: Exception | None = None
-    texts: Mapping[str, str] = {}
-    try:
-        if not on_first or process_index() == 0:
-            value = work()
-        if same is not None and process_count() > 1:
-            texts = same(value)
-    except Exception as caught:  # noqa: BLE001  raised below, after the exchange
-        error = caught
-    is_damage = isinstance(error, CheckpointDamagedError)
-    shown = None if error is None else f"{type(error).__name__}: {error}"
-    outcome = [is_damage, shown, value if on_first else None, digest_of_texts(texts)]
-    failure, first, representatives = agree(outcome, _decision, name=name, timeout=timeout, channel=channel)
-    if failure:
-        damaged, shown, index = failure
-        if error is not None and is_damage == damaged:
-            raise_in_all(error)
-        kind = CheckpointDamagedError if damaged else CheckpointError
-        raise_in_all(kind(f"In process {index}, {name} failed: {shown}"))
-    raise_differences(texts, representatives, name=name, timeout=timeout)
-    return first if on_first else value
-
-
-def _decision(outcomes: Sequence[Any]) -> tuple[Any, Any, list[int]]:
-    """The failure to raise, if any; the result of process 0; one process for each group with equal texts."""
-    failures = [(damaged, shown, index) for index, (damaged, shown, *_) in enumerate(outcomes) if shown is not None]
-    return min(failures, default=None), outcomes[0][2], representatives_of(outcome[3] for outcome in outcomes)
 
 
 # Writing a step
@@ -127,17 +66,26 @@ def step_to_save(
         layout, numbers = blocks_of(sharding, grid)
         return layouts.setdefault(layout, len(layouts)), numbers
 
-    blocks: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for leaf in parts.manifest.leaves:
         array = arrays[leaf.name]
         if isinstance(array, jax.Array) and array.size:
-            leaf.layout, numbers = layout_and_numbers(array.sharding, grid_of(array))
-            blocks[leaf.name] = array, numbers
+            leaf.layout, numbers[leaf.name] = layout_and_numbers(array.sharding, grid_of(array))
         else:
             leaf.digest = digest_of(array if array.size else b"")
     manifest = dataclasses.replace(parts.manifest, processes=process_count(), layouts=tuple(layouts), **of_step)
+    text = _json_of(items)
     full = {name: array for name, array in arrays.items() if array.size}  # Orbax saves no empty arrays
-    return parts._replace(manifest=manifest), full, SaveManifest(manifest, _json_of(items), blocks)
+    copies = copied_to_host(full)
+    blocks = {
+        name: [(*here[shard.device], shard.data) for shard in copies[name].addressable_shards if shard.device in here]
+        for name, here in numbers.items()
+    }
+    for name, array in full.items() if process_count() > 1 else ():
+        # Orbax writes a part of each replica, and needs those of all processes: it copies such arrays itself.
+        if name in numbers and copies[name].sharding.num_devices != array.sharding.num_devices:
+            copies[name] = array
+    return parts._replace(manifest=manifest), copies, SaveManifest(manifest, text, blocks)
 
 
 def _json_of(items: Mapping[str, Any]) -> str:
@@ -154,6 +102,11 @@ def _json_of(items: Mapping[str, Any]) -> str:
         raise CheckpointError(f"save(..., items=) can't be written as JSON: {error}. {_JSON_VALUES}") from error
     if inexact:
         raise CheckpointError(f"save(..., items=): JSON can't represent {short_text(inexact)}. {_JSON_VALUES}")
+    if len(text) > MAX_BYTES:
+        raise CheckpointError(
+            f"save(..., items=) have {len(text):,} bytes as JSON, and the limit is {MAX_BYTES:,}. Save large data as "
+            f"leaves of the tree."
+        )
     return text
 
 
@@ -188,14 +141,10 @@ class ManifestHandler(ocp.JsonCheckpointHandler):  # type: ignore[misc]
         self, directory: Any, args: "SaveManifest"
     ) -> list[Any]:
         """Collect views of the blocks now, and digest them in the background."""
-        # Views of the copies that Orbax has just made on the host; on CPU, of the arrays' own memory.
+        # Of the copies on the host; on CPU, of the arrays' own memory, which is then not donated.
         blocks = {
-            name: [
-                (*numbers[shard.device], np.asarray(shard.data))
-                for shard in array.addressable_shards
-                if shard.device in numbers
-            ]
-            for name, (array, numbers) in args.blocks.items()
+            name: [(number, is_mine, np.asarray(block)) for number, is_mine, block in each]
+            for name, each in args.blocks.items()
         }
         args.blocks = {}  # allows the devices to free them
         return [future.CommitFutureAwaitingContractedSignals(_write(directory, args, blocks), name="manifest")]
@@ -209,16 +158,14 @@ class SaveManifest(ocp.args.CheckpointArgs):  # type: ignore[misc]
     Attributes:
         manifest: The manifest.
         items: The items of this process, as JSON.
-        blocks: JAX's arrays with their blocks by device, as `blocks_of` returns them, by name.
-        folder: The run's folder, to clear.
+        blocks: The blocks of JAX's arrays that this process digests, by name: number, whether it writes it, values.
         timeout: Seconds to wait for the other processes.
         returned: Set when `save` returns: until then digests would compete with it for cores.
     """
 
     manifest: Manifest
     items: str
-    blocks: dict[str, tuple[jax.Array, dict[Any, tuple[int, bool]]]]
-    folder: Any = None
+    blocks: dict[str, list[tuple[int, bool, Any]]]
     timeout: float = 0.0
     returned: threading.Event = dataclasses.field(default_factory=threading.Event)
 
@@ -230,16 +177,13 @@ async def _write(directory: Any, args: SaveManifest, blocks: dict[str, list[tupl
         CheckpointError: In all processes, if they have different values for one block.
     """
     args.returned.wait()
-    if process_index() == 0:
-        clear(args.folder, in_background=True)
     manifest = args.manifest
-    digests: dict[str, dict[int, str]] = {}
+    digests: dict[str, dict[int, str]] = {leaf.name: {} for leaf in manifest.leaves}
     copies: list[tuple[LeafRecord, int, str]] = []
-    for leaf in manifest.leaves:
-        mine = digests.setdefault(leaf.name, {})
+    for leaf in manifest.leaves:  # one after the other: Orbax writes meanwhile, which takes longer
         for number, is_mine, block in blocks.pop(leaf.name, ()):
             if is_mine:
-                mine[number] = digest_of(block)
+                digests[leaf.name][number] = digest_of(block)
             else:
                 copies.append((leaf, number, digest_of(block)))
     together = functools.partial(run_on_all_processes, timeout=args.timeout, channel="digests")
@@ -288,26 +232,23 @@ def manifest_of_step(folder: Any) -> Manifest:
         return from_metadata(json.loads(_read_regular(file)))
 
 
-def open_step(folder: Any) -> tuple[Manifest, Read]:
-    """The manifest of a step, and a reader of its arrays that verifies each by its digests."""
-    manifest = manifest_of_step(folder)
-    return manifest, functools.partial(arrays_of_step, folder, manifest)
-
-
 def tree_of_step(folder: Any, like: Any, options: Options) -> Any:
     """The tree of a step, shaped like `like`."""
-    return rebuild_tree(*open_step(folder), like, options)
+    manifest = manifest_of_step(folder)
+    return load_tree(manifest, functools.partial(arrays_of_step, folder, manifest), like, options)
 
 
 def _read_regular(path: Any) -> bytes:
-    """The content of a file in a step; reading a pipe would wait for its writer.
+    """The content of a small file in a step; reading a pipe would wait for its writer, and a huge file take all memory.
 
     Raises:
         OSError: If it can't be read.
-        ValueError: If it is not a regular file.
+        ValueError: If it is not a regular file, or larger than any that `save` writes.
     """
-    if isinstance(path, Path) and not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError(f"{path.name} is not a regular file")
+    if isinstance(path, Path):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_FILE_BYTES:
+            raise ValueError(f"{path.name} is not a regular file of at most {_MAX_FILE_BYTES:,} bytes")
     content: bytes = path.read_bytes()
     return content
 
@@ -357,31 +298,47 @@ def digests_in(folder: Any, manifest: Manifest) -> Callable[[LeafRecord, int], s
 
 
 def arrays_of_step(folder: Any, manifest: Manifest, requests: Sequence[LeafRequest]) -> Iterator[Any]:
-    """The arrays of a step, verified. Each process reads its own blocks, without communication.
-
-    They are read in batches, because Orbax keeps two copies until it returns.
-    """
+    """The arrays of a step, in host memory, verified. Each process reads its own blocks, without communication."""
     # Errors of the target, such as a sharding that does not divide the shape, are raised here, unchanged.
-    blocks = [len(each.sharding.addressable_devices) if each.sharding else 1 for each in requests]
-    mine = sum(_block_bytes(each) * count for each, count in zip(requests, blocks, strict=True))
-    enough = max(sum(each.leaf.form.nbytes for each in requests) // 16, _READ_CHUNK_BYTES)
+    for each in requests:
+        if each.sharding is not None:
+            check_width(each.leaf.form.dtype, each.path)
+    requests = [each._replace(sharding=read_on_host(each.sharding, each.leaf.form.shape)) for each in requests]
+    mine = sum(_block_bytes(each) * _block_count(each) for each in requests)
     if isinstance(folder, Path) and process_index() == 0:
         with translate_read_errors(f"Step {folder.name}"):
             _check_regular_files(folder / STATE)
     digest_at = digests_in(folder / MANIFEST, manifest)
+    for batch in _batches(requests):
+        grids = [manifest.layout_of(each.leaf).grid for each in batch]
+        arrays = _read(folder, batch, max(mine // 32, *map(_bytes_at_once, batch, grids)))
+        leaves = [each.leaf for each in batch]
+        saved = [
+            Saved(grid, functools.partial(digest_at, leaf), leaf.path) for leaf, grid in zip(leaves, grids, strict=True)
+        ]
+        verify([arrays[leaf.array] for leaf in leaves], saved)
+        for leaf in leaves:
+            yield arrays.pop(leaf.array)
+
+
+def _batches(requests: Sequence[LeafRequest]) -> Iterator[list[LeafRequest]]:
+    """Arrays that are read together: about a sixteenth of them, because Orbax keeps two copies until it returns."""
+    enough = max(sum(each.leaf.form.nbytes for each in requests) // 16, _READ_CHUNK_BYTES)
     batch: list[LeafRequest] = []
     size = count = 0
-    for each, number in zip(requests, blocks, strict=True):
+    for each in requests:
         batch.append(each)
-        size, count = size + each.leaf.form.nbytes, count + number
-        if size >= enough or count >= _MAX_READ_BLOCKS or each is requests[-1]:
-            limits = [_bytes_at_once(one, manifest.layout_of(one.leaf).grid) for one in batch]
-            arrays = _read(folder, batch, max(mine // 32, *limits))
-            for leaf in [one.leaf for one in batch]:
-                array = arrays.pop(leaf.array)
-                verify(array, manifest.layout_of(leaf).grid, functools.partial(digest_at, leaf), leaf.path)
-                yield array
+        size, count = size + each.leaf.form.nbytes, count + _block_count(each)
+        if size >= enough or count >= _MAX_READ_BLOCKS:
+            yield batch
             batch, size, count = [], 0, 0
+    if batch:
+        yield batch
+
+
+def _block_count(request: LeafRequest) -> int:
+    """The number of blocks of an array that this process reads."""
+    return len(request.sharding.addressable_devices) if request.sharding else 1
 
 
 def _block_bytes(request: LeafRequest) -> int:

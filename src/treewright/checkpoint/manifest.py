@@ -8,15 +8,17 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from treewright._base.text import cut_text
 from treewright.checkpoint.arrays import KINDS, Form, Layout, digest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
-VERSION = 5  # earlier versions were never released
+VERSION = 6  # earlier versions were never released
 FORMAT = "treewright.checkpoint"
 MAX_BYTES = 100_000_000  # limit of a manifest, as in safetensors; parsed JSON needs about 20 times the memory
 TEXT, DIGEST = "treewright", "treewright.digest"  # keys in a file's metadata and in a step's manifest item
@@ -31,7 +33,20 @@ def join_name(name: str, step: str) -> str:
     return f"{name}.{step}" if name else step
 
 
-# Neither frozen nor slotted: construction would take three times as long, and `vars(record)` is the JSON.
+def renamer(renamed: Mapping[str, str]) -> tuple[Callable[[str], str], dict[str, None]]:
+    """A function that renames whole components at any depth, and the old names that it has not found yet."""
+    runs = sorted(renamed, key=lambda run: -run.count("."))
+    unused = dict.fromkeys(runs)
+
+    def new_run(match: re.Match[str]) -> str:
+        unused.pop(match[0], None)
+        return renamed[match[0]]
+
+    pattern = re.compile(rf"(?<![^.])(?:{'|'.join(map(re.escape, runs))})(?![^.])")
+    return lambda name: pattern.sub(new_run, name), unused
+
+
+# Neither frozen nor slotted: construction would take three times as long, and `vars(record)` has the JSON.
 
 
 @dataclasses.dataclass
@@ -56,7 +71,7 @@ class LeafRecord:
     form: Form
     digest: str = ""
     layout: int | None = None
-    saved_name: str = ""  # if it was renamed
+    saved_name: str = ""  # if it was renamed; never written
 
     @property
     def array(self) -> str:
@@ -136,10 +151,8 @@ class Manifest:
         Raises:
             CheckpointError: If the JSON is larger than the limit of the reader.
         """
-        nodes, leaves = list(map(vars, self.nodes)), list(map(vars, self.leaves))
-        document = {"format": FORMAT, "version": VERSION, "nodes": nodes, "leaves": leaves}
-        document |= {"metrics": self.metrics, "processes": self.processes, "layouts": self.layouts}
-        sealed = seal(document | {"retention": self.retention})
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        sealed = seal({"format": FORMAT, "version": VERSION, **fields})
         if len(sealed[TEXT]) > MAX_BYTES:
             raise CheckpointError(
                 f"The tree can't be saved: its manifest would have {len(sealed[TEXT]):,} bytes, and the limit is "
@@ -150,8 +163,12 @@ class Manifest:
 
 def seal(document: Any) -> dict[str, str]:
     """A document as JSON, and the digest of the JSON."""
-    text = json.dumps(document, separators=(",", ":"), check_circular=False)  # a third of the time
+    text = json.dumps(document, separators=(",", ":"), check_circular=False, default=_fields_of)  # a third of the time
     return {TEXT: text, DIGEST: digest_of(text.encode())}
+
+
+def _fields_of(record: LeafRecord | NodeRecord) -> dict[str, Any]:
+    return {name: value for name, value in vars(record).items() if name != "saved_name"}
 
 
 def unseal(metadata: Mapping[str, Any]) -> Any:
@@ -200,29 +217,42 @@ def _check_version(document: Any) -> None:
 
 def _manifest(document: Any) -> Manifest:
     _check_version(document)
-    nodes = tuple([_node_record(**record) for record in document["nodes"]])
-    form = functools.cache(_form)  # many leaves share few forms
-
-    def leaf_record(fields: Any) -> LeafRecord:
-        kind, shape, *rest = fields["form"]
-        changed: dict[str, Any] = {"path": str(fields["path"]), "form": form(kind, tuple(shape), *rest)}
-        return LeafRecord(**{**fields, **changed})
-
-    leaves = tuple(map(leaf_record, document["leaves"]))
+    manifest = Manifest(**{name: read(document[name]) for name, read in _READERS.items()})
+    nodes, leaves = manifest.nodes, manifest.leaves
     names = [*(node.name for node in nodes), *(leaf.name for leaf in leaves)]
     expected = ["" if nodes else ROOT_LEAF, *(join_name(x.name, step) for x in nodes for step in x.children)]
     if len({*names}) != len(names) or sorted(names) != sorted(expected):
         raise ValueError("its records do not form one tree")
-    layouts = tuple([_layout(tuple(grid), tuple(map(tuple, writers))) for grid, writers in document["layouts"]])
-    metrics, processes, retention = dict(document["metrics"]), int(document["processes"]), dict(document["retention"])
-    if any(type(value) not in {int, float} for value in metrics.values()):
-        raise ValueError("its metrics are not numbers")
-    manifest = Manifest(nodes, leaves, metrics, processes, layouts, retention)
     for leaf in leaves:
         grid = manifest.layout_of(leaf).grid
         if any(size % count for size, count in zip(leaf.form.shape, grid, strict=True)):
             raise ValueError(f"{leaf.name!r} can't have the blocks {grid}")
     return manifest
+
+
+def _leaves(records: Any) -> tuple[LeafRecord, ...]:
+    form_of = functools.cache(_form)  # many leaves share few forms
+
+    def leaf_record(*, name: Any, path: Any, form: Any, digest: Any, layout: Any) -> LeafRecord:
+        is_layout = layout is None or (type(layout) is int and layout >= 0)
+        if not (type(name) is type(path) is type(digest) is str and is_layout):
+            raise ValueError(f"its record of {name!r} is invalid")
+        kind, shape, *rest = form
+        return LeafRecord(name, path, form_of(kind, tuple(shape), *rest), digest, layout)
+
+    return tuple([leaf_record(**record) for record in records])
+
+
+def _metrics(numbers: Any) -> dict[str, float]:
+    if any(type(value) not in {int, float} for value in numbers.values()):
+        raise ValueError("its metrics are not numbers")
+    return dict(numbers)
+
+
+def _processes(count: Any) -> int:
+    if type(count) is not int or count < 1:
+        raise ValueError(f"its number of processes is {count!r}")
+    return count
 
 
 def _layout(grid: tuple[Any, ...], writers: tuple[Any, ...]) -> Layout:
@@ -247,6 +277,19 @@ def _form(kind: Any, shape: tuple[int, ...], *rest: Any) -> Form:
         kind in {"array", "numpy", "key"} or not shape
     )
     is_key = isinstance(form.key, str) if kind == "key" else form.key is None
-    if kind not in KINDS or not is_shape or not is_key or form.nbytes > sys.maxsize:
+    if kind not in KINDS or not is_shape or not is_key or form.ref not in (True, False) or form.nbytes > sys.maxsize:
         raise ValueError(f"its form {form} is invalid")
     return form
+
+
+# How each field of a manifest is read from JSON.
+_READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    {
+        "nodes": lambda records: tuple([_node_record(**record) for record in records]),
+        "leaves": _leaves,
+        "metrics": _metrics,
+        "processes": _processes,
+        "layouts": lambda pairs: tuple([_layout(tuple(grid), tuple(map(tuple, writers))) for grid, writers in pairs]),
+        "retention": dict,
+    }
+)

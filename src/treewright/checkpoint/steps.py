@@ -8,9 +8,11 @@ import contextlib
 import functools
 import math
 import operator
+import os
 import secrets
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import (
@@ -27,38 +29,38 @@ from typing import (
     overload,
 )
 
-import numpy as np
 import orbax.checkpoint as ocp
 
 from treewright._base.lines import first_lines
 from treewright._base.text import cut_text, short_text
-from treewright._processes import process_index
+from treewright._processes import process_index, run_on_all_processes
 from treewright.checkpoint.arrays import blocks_of
 from treewright.checkpoint.file import StrPath, flush_to_disk
 from treewright.checkpoint.fit import MISSING, LoadOptions, check_options
 from treewright.checkpoint.folder import (
     LISTING,
+    MANIFEST,
+    STATE,
+    UnfinishedSteps,
     clear,
-    flush_temporary,
     folder_of_steps,
-    rules_of,
+    foreign_folders,
+    is_foreign,
+    quarantine,
     steps_in,
-    temporary_paths,
     throw_out,
 )
 from treewright.checkpoint.items import (
-    MANIFEST,
-    STATE,
     ManifestHandler,
     entries_of,
     items_of_step,
     manifest_of_step,
     manifest_time,
-    run_on_all_processes,
     step_to_save,
     tree_of_step,
 )
 from treewright.checkpoint.manifest import Manifest
+from treewright.checkpoint.retention import Retention, numbers_of, reject_options
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning, warn_user
 
 T = TypeVar("T")
@@ -118,7 +120,7 @@ class CheckpointManager:
         keep: How many of the newest steps to keep; None keeps all.
         keep_every: With `keep`, also keep every step divisible by this number.
         keep_best: With `keep`, also keep this many of the best steps.
-        metric: The metric that ranks steps. Every step must have it in its `metrics`.
+        metric: The metric that ranks steps. A step without it in its `metrics` has no rank.
         mode: Whether the smallest (`"min"`) or the largest (`"max"`) value is best.
         timeout_seconds: How long the processes of a job wait for each other.
 
@@ -151,14 +153,19 @@ class CheckpointManager:
         timeout_seconds: float = 600.0,
         **unknown: Never,
     ) -> None:
-        options = {"keep": keep, "keep_every": keep_every, "keep_best": keep_best, "metric": metric, "mode": mode}
-        self._retention = rules_of({**options, "timeout_seconds": timeout_seconds, **unknown})
+        reject_options(unknown)
+        given: object = timeout_seconds
+        if not isinstance(given, int | float) or not 0 < given < math.inf:
+            raise ValueError(f"CheckpointManager({timeout_seconds=}): pass a positive number of seconds.")
+        self._retention = Retention(keep, keep_every, keep_best, metric, mode)
         self.directory: Any = folder_of_steps(directory)
         self._is_local = isinstance(self.directory, Path)
-        self._metric, self._mode, self._timeout = metric, mode, timeout_seconds
+        self._timeout = timeout_seconds
         self._run_on_all = functools.partial(run_on_all_processes, timeout=timeout_seconds)
         self._blocks_of = functools.cache(blocks_of)
         self._saver: Any = None  # Orbax's checkpointer, created by the first save
+        self._unfinished: UnfinishedSteps | None = None  # its temporary folders, unless they are in a bucket
+        self._process = 0  # the process that created it: in a fork, its threads are missing
         self._pending: int | None = None  # the step that is being written
         self._is_entered = self._is_closed = False
         self._lock = threading.RLock()  # for saves: threads take turns, and a signal handler may save
@@ -188,7 +195,7 @@ class CheckpointManager:
         Args:
             step: The number of the step, above all existing steps.
             state: Any pytree of arrays and numbers.
-            metrics: Numbers by name, equal in all processes.
+            metrics: Numbers by name, equal in all processes; `metric` may be missing.
             items: Other data by name, such as the state of a data iterator, as JSON values. Each process has its own.
 
         Raises:
@@ -204,7 +211,8 @@ class CheckpointManager:
             )
 
         def prepare() -> tuple[Any, ...]:
-            of_step = {"metrics": self._checked_metrics(number, metrics), "retention": self._retention}
+            self._check_number(number)
+            of_step = {"metrics": numbers_of(metrics), "retention": self._retention.rules}
             return step_to_save(state, {} if items is None else items, self._blocks_of, **of_step)
 
         def entries(prepared: tuple[Any, ...]) -> dict[str, str]:
@@ -212,11 +220,12 @@ class CheckpointManager:
 
         with self._lock:
             _, arrays, record = self._wait_and_run("save", prepare, same=entries)
-            record.folder, record.timeout = self.directory, self._timeout
+            record.timeout = self._timeout
             saved: dict[str, Any] = {STATE: ocp.args.PyTreeSave(arrays)} if arrays else {}
             with self._as_save_error(number):
                 try:
                     saver = self._open()
+                    _begin(self)
                     args = ocp.args.Composite(**saved, **{MANIFEST: record})
                     saver.save(self.directory / str(number), args=args)
                     self._pending = number
@@ -225,43 +234,38 @@ class CheckpointManager:
             if not (_EXIT_STARTS_THREADS or self._is_entered):
                 self._wait_and_raise()
 
-    def _checked_metrics(self, number: int, metrics: Mapping[str, Any] | None) -> dict[str, float]:
-        """Check the number and metrics of a step, and convert the metrics to Python numbers."""
+    def _check_number(self, number: int) -> None:
+        if is_foreign(self.directory / str(number)):
+            raise CheckpointError(
+                f"{self.directory / str(number)} is not a step: it contains none of a step's files. Rename it, or save "
+                f"into a different folder."
+            )
         newer = [other for other in steps_in(self.directory) if other >= number]
         if newer:
             raise CheckpointError(
                 f"{self.directory} already has the steps {_shown(newer)}, and a run resumes from the highest. Delete "
                 f"them, for example delete({newer[-1]}), or save into a different folder."
             )
-        is_dict = isinstance(metrics, Mapping | None)
-        numbers = {name: np.asarray(value).tolist() for name, value in (metrics or {}).items()} if is_dict else {}
-        are_numbers = all(type(name) is str and type(value) in {int, float} for name, value in numbers.items())
-        if not (is_dict and are_numbers) or self._metric not in {None, *numbers}:
-            raise CheckpointError(
-                f"save(..., metrics={short_text(metrics)}): metrics= must be a dict of numbers by name"
-                f"{f', including {self._metric!r}, which ranks the steps' if self._metric else ''}."
-            )
-        return numbers
 
     def _open(self) -> Any:
         """Orbax's checkpointer, created by the first save."""
         if self._saver is None:
             token = self._run_on_all("naming temporary folders", lambda: secrets.token_hex(4), on_first=True)
             handlers: Any = {STATE: ocp.PyTreeCheckpointHandler(use_compression=False), MANIFEST: ManifestHandler()}
-            flush = functools.partial(flush_temporary, self.directory, token) if self._is_local else None
+            self._unfinished = UnfinishedSteps(token) if self._is_local else None
             self._saver = ocp.AsyncCheckpointer(
                 ocp.CompositeCheckpointHandler(**handlers),
-                async_options=ocp.AsyncOptions(timeout_secs=math.ceil(self._timeout), post_finalization_callback=flush),
-                temporary_path_class=temporary_paths(token) if self._is_local else None,
+                async_options=ocp.AsyncOptions(timeout_secs=math.ceil(self._timeout)),
+                temporary_path_class=self._unfinished and self._unfinished.path_class,
             )
-            register = getattr(threading, "_register_atexit", atexit.register)  # before the executors of Orbax end
-            register(self._finish_at_exit)
+            self._process = os.getpid()
+            _OPEN.add(self)
         return self._saver
 
     def _finish_at_exit(self) -> None:
-        """Finish the save if the program ends without `close`."""
+        """Finish the save if the program ends without `close`, unless it is the save of a process that forked."""
         step, self._pending = self._pending, None
-        if step is not None:
+        if step is not None and self._process == os.getpid():
             try:
                 self._finish(self.directory / str(step))
                 self.wait()  # delete old steps
@@ -299,10 +303,15 @@ class CheckpointManager:
             value = self._run_on_all(name, settle_and_work, **options)
         except Exception:
             if step is not None:
-                self._close_orbax()  # in all processes
+                self._abandon()  # in all processes
             raise
         self._pending = None  # unless Ctrl-C interrupts: then the next call waits for the step
+        _PENDING.discard(self)
         return value
+
+    def _is_finished(self) -> bool:
+        """Whether the pending step has its name. Only process 0 gives it, in a folder."""
+        return process_index() == 0 and self._unfinished is not None and self._unfinished.is_finished
 
     def _finish(self, folder: Any) -> None:
         self._saver.wait_until_finished()
@@ -312,6 +321,7 @@ class CheckpointManager:
             raise CheckpointError(
                 "its folder is missing: the save was cancelled, or a different manager deleted the step"
             )
+        self._record(int(folder.name))  # a step that can't be read is not saved
         try:  # the file that Orbax writes last, and the renames
             for path in (folder / LISTING, folder, self.directory) if self._is_local else ():
                 flush_to_disk(path)
@@ -322,36 +332,26 @@ class CheckpointManager:
 
     def _prune(self) -> None:
         """Delete the steps that were saved under this manager's rules and are selected by none of them."""
-        if not self._retention:
+        if not self._retention.rules:
             return
-        own: dict[int, Any] = {}
+        own: dict[int, float | None] = {}
         for step in steps_in(self.directory):
             with contextlib.suppress(CheckpointError, OSError):  # a step that can't be read is kept
-                retention, rank = self._record(step)
-                if retention == self._retention:
+                rules, rank = self._record(step)
+                if rules == self._retention.rules:
                     own[step] = rank
-        every, best = self._retention["keep_every"], self._retention["keep_best"]
-        stay = {*sorted(own)[-self._retention["keep"] :]}
-        stay.update(step for step in own if every and step % every == 0)
-        stay.update(sorted(own, key=lambda step: (own[step], step))[-best:] if best else ())
         try:
-            throw_out(self.directory, sorted({*own} - stay))
+            throw_out(self.directory, sorted({*own} - self._retention.kept(own)))
         except OSError as error:
             warn_user(f"Step {max(own)} is saved, but an old step could not be deleted: {error}", CheckpointWarning)
 
     def _record(self, step: int) -> tuple[Mapping[str, Any], float | None]:
-        """The retention rules of a step, and its rank: higher is better, None if it lacks the metric.
-
-        Cached by step and modification time of its manifest.
-        """
+        """The retention rules of a step, and its rank. Cached by step and modification time of its manifest."""
         folder = self.directory / str(step)
         key = step, manifest_time(folder)
         if key not in self._records:
             manifest = manifest_of_step(folder)
-            value = manifest.metrics.get(str(self._metric))
-            sign = -1 if self._mode == "min" else 1
-            rank = None if value is None else sign * value if value == value else -math.inf  # noqa: PLR0124  NaN
-            self._records[key] = manifest.retention, rank
+            self._records[key] = manifest.retention, self._retention.rank(manifest.metrics)
         return self._records[key]
 
     @contextlib.contextmanager
@@ -360,7 +360,7 @@ class CheckpointManager:
         try:
             yield
         except Exception as error:
-            self._close_orbax()
+            self._abandon()
             raise CheckpointError(
                 f"Step {step} could not be saved in {self.directory}; earlier steps are unchanged: {error}"
             ) from error
@@ -375,9 +375,19 @@ class CheckpointManager:
 
     def _close_orbax(self) -> None:
         saver, self._saver, self._pending = self._saver, None, None
+        _PENDING.discard(self)
         if saver is not None:
             with contextlib.suppress(Exception):  # already raised
                 saver.close()
+        if self._unfinished is not None:
+            self._unfinished.release()
+
+    def _abandon(self) -> None:
+        """End a failed save, and delete its folder."""
+        self._close_orbax()
+        if process_index() == 0:
+            with contextlib.suppress(OSError):  # the next save tries again
+                clear(self.directory, in_background=True)
 
     def delete(self, step: SupportsIndex) -> None:
         """Delete a step, after waiting for the pending save.
@@ -419,7 +429,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: If the manager has no `metric`.
         """
-        if self._metric is None:
+        if self._retention.metric is None:
             raise CheckpointError(
                 "The manager has no metric to rank steps. Pass one: CheckpointManager(..., metric='loss', mode='min')."
             )
@@ -481,7 +491,10 @@ class CheckpointManager:
             return number
         empty = "has no steps" if self.directory.is_dir() else "does not exist"
         has = f"has only the steps {_shown(steps)}" if steps else empty
-        raise CheckpointError(f"{self.directory} {has}" + ("." if step is None else f", so there is no step {number}."))
+        so = "." if step is None else f", so there is no step {number}."
+        foreign = foreign_folders(self.directory)
+        note = f" Not steps, because they contain none of a step's files: {_shown(foreign)}." if foreign else ""
+        raise CheckpointError(f"{self.directory} {has}{so}{note}")
 
     # Restoring
 
@@ -536,7 +549,9 @@ class CheckpointManager:
                     skipped[step] = str(error)
                 continue
             if skipped:
-                notes = self._run_on_all("renaming damaged steps", lambda: self._quarantine(skipped), on_first=True)
+                notes = self._run_on_all(
+                    "renaming damaged steps", lambda: quarantine(self.directory, skipped), on_first=True
+                )
                 warn_user(f"Restored step {step}, skipping damaged steps:{''.join(notes)}", CheckpointWarning)
             return Restored(tree, step)
         if skipped:
@@ -544,18 +559,29 @@ class CheckpointManager:
             raise CheckpointDamagedError(f"All steps in {self.directory} are damaged:{lines}")
         return None
 
-    def _quarantine(self, damaged: Mapping[int, str]) -> list[str]:
-        """Rename damaged steps; return a line about each."""
-        notes: list[str] = []
-        for step, reason in damaged.items():
-            name = f"{step}.damaged-{secrets.token_hex(4)}"
-            try:
-                (self.directory / str(step)).rename(self.directory / name)
-                outcome = f"Renamed to {name}."
-            except OSError as error:  # for example without permission to change the folder
-                outcome = f"It could not be renamed: {error}"
-            notes.append(f"\n  {step}: {cut_text(reason, 400)} {outcome}")
-        return notes
+
+# Program exit. A manager that is saving may be known to nobody else: it is kept until its step has its name. One that
+# is not saving goes with the program's last reference, and takes its threads with it.
+_OPEN = weakref.WeakSet[CheckpointManager]()
+_PENDING = set[CheckpointManager]()
+
+
+def _begin(manager: CheckpointManager) -> None:
+    """Keep a manager that saves, and drop those whose step is finished."""
+    for other in list(_PENDING):
+        if other._is_finished():
+            _PENDING.discard(other)
+    if manager._unfinished is not None:
+        manager._unfinished.is_finished = False
+    _PENDING.add(manager)
+
+
+def _finish_all() -> None:
+    for manager in {*_PENDING, *_OPEN}:
+        manager._finish_at_exit()
+
+
+getattr(threading, "_register_atexit", atexit.register)(_finish_all)  # before the executors of Orbax end
 
 
 def _step_number(step: Any, fix_of_tree: str = "") -> int:

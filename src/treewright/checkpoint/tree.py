@@ -1,7 +1,7 @@
 """Convert a tree to a manifest and leaves, and those to plain lists, tuples and dicts."""
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -75,47 +75,80 @@ def parts_to_save(
     Raises:
         CheckpointError: If something can't be saved; the message lists all problems by path.
     """
-    nodes, leaves, values = list[NodeRecord](), list[LeafRecord](), dict[str, Any]()
-    local, problems = set[str](), list[str]()
-    paths: dict[str, str] = {}  # all paths by name
-    refs: dict[int, str] = {}  # the first path of each ref, by id
-    known_leaves = (*_ARRAYS, jax.ShapeDtypeStruct) if abstract else _ARRAYS
+    records = _Records(problems_of, abstract=abstract)
+    for part in _parts(tree, (*_ARRAYS, jax.ShapeDtypeStruct) if abstract else _ARRAYS, records.problems):
+        if part.level is None:
+            records.add_leaf(part)
+        else:
+            records.add_node(part, part.level)
+    if records.problems:
+        title = (
+            "Nothing can be loaded into this tree" if abstract else "The tree can't be saved, and nothing was written"
+        )
+        raise CheckpointError("\n  ".join([f"{title}:", *first_lines(records.problems)]))
+    return Parts(Manifest(tuple(records.nodes), tuple(records.leaves)), records.values, frozenset(records.local))
+
+
+class _Part(NamedTuple):
+    """A node or container with its level, or a leaf without: its name, its path, and the class that contains it."""
+
+    value: Any
+    level: Level | None
+    name: str
+    path: str
+    parent: type[Any]
+
+
+def _parts(tree: Any, known_leaves: tuple[type[Any], ...], problems: list[str]) -> Iterator[_Part]:
+    """The nodes, containers and leaves of a tree, in JAX's order. A name that occurs twice is a problem."""
+    paths: dict[str, str] = {}
     queue: list[tuple[Any, str, str, type[Any]]] = [(tree, "", "", type(None))]
     while queue:
-        part, name, path, parent = queue.pop()
-        level = None if isinstance(part, known_leaves) else level_of(part)
+        value, name, path, parent = queue.pop()
+        level = None if isinstance(value, known_leaves) else level_of(value)
         if level is None and not path:
             name, path = ROOT_LEAF, "the tree"
         if paths.setdefault(name, path) is not path:
             problems.append(f"{path} and {paths[name] or 'the tree'} would both be named {name!r}")
-        elif level is None:
-            try:
-                form = form_of(part, abstract=abstract)
-            except UnsupportedLeafError as problem:
-                problems.append(f"{path} {_with_cure(problem, parent)}")
-                continue
-            if form.ref and not abstract and refs.setdefault(id(part), path) is not path:
-                problems.append(f"{path} is the same ref as {refs[id(part)]}, but would be restored as a second one")
-            leaves.append(LeafRecord(name, path, form))
-            values[name] = part
-            problems += [f"{path} {problem}" for problem in problems_of(leaves[-1], part)]
-        else:
-            steps = tuple([_step_of(key) for key, _ in level.children])
-            above, cls = f"{name}." if name else "", type(part)
-            below = zip(level.children, steps, strict=True)
-            queue += [(child, above + step, f"{path}{key}", cls) for (key, child), step in below][::-1]
-            if is_node(part):
-                local |= {join_name(name, field.name) for field in spec_of(part).statics if field.local}
-            try:
-                nodes.append(_node_record(part, level, name, path, steps))
-            except (StaticSerializationError, RecursionError) as error:
-                problems.append(f"{path or 'the tree'} has a static that can't be saved: {error}")
-    if problems:
-        title = (
-            "Nothing can be loaded into this tree" if abstract else "The tree can't be saved, and nothing was written"
-        )
-        raise CheckpointError("\n  ".join([f"{title}:", *first_lines(problems)]))
-    return Parts(Manifest(tuple(nodes), tuple(leaves)), values, frozenset(local))
+            continue
+        yield _Part(value, level, name, path, parent)
+        if level is not None:
+            cls = type(value)
+            below = [(child, join_name(name, _step_of(key)), f"{path}{key}", cls) for key, child in level.children]
+            queue.extend(reversed(below))
+
+
+class _Records:
+    """The records and leaves of a tree that were found, and the reasons why it can't be saved."""
+
+    def __init__(self, problems_of: Callable[[LeafRecord, Any], Iterable[str]], *, abstract: bool) -> None:
+        self._abstract, self._problems_of = abstract, problems_of
+        self.nodes, self.leaves, self.values = list[NodeRecord](), list[LeafRecord](), dict[str, Any]()
+        self.local, self.problems = set[str](), list[str]()
+        self._refs: dict[int, str] = {}  # the first path of each ref, by id
+
+    def add_leaf(self, part: _Part) -> None:
+        value, path = part.value, part.path
+        try:
+            leaf = LeafRecord(part.name, path, form_of(value, abstract=self._abstract))
+        except UnsupportedLeafError as problem:
+            self.problems.append(f"{path} {_with_cure(problem, part.parent)}")
+            return
+        if leaf.form.ref and not self._abstract and self._refs.setdefault(id(value), path) is not path:
+            first = self._refs[id(value)]
+            self.problems.append(f"{path} is the same ref as {first}, but would be restored as a second one")
+        self.leaves.append(leaf)
+        self.values[part.name] = value
+        self.problems += [f"{path} {problem}" for problem in self._problems_of(leaf, value)]
+
+    def add_node(self, part: _Part, level: Level) -> None:
+        if is_node(part.value):
+            fields = spec_of(part.value).statics
+            self.local |= {join_name(part.name, field.name) for field in fields if field.local}
+        try:
+            self.nodes.append(_node_record(part.value, level, part.name, part.path))
+        except (StaticSerializationError, RecursionError) as error:
+            self.problems.append(f"{part.path or 'the tree'} has a static that can't be saved: {error}")
 
 
 def to_names(tree: object) -> dict[str, Any]:
@@ -147,12 +180,13 @@ def _with_cure(problem: UnsupportedLeafError, parent: type[Any]) -> str:
     return f"{problem}. Make it a static, or wrap it in Static"
 
 
-def _node_record(part: Any, level: Level, name: str, path: str, steps: tuple[str, ...]) -> NodeRecord:
+def _node_record(part: Any, level: Level, name: str, path: str) -> NodeRecord:
     """The record of a node or container."""
     cls = type(part)
     is_namedtuple = issubclass(cls, tuple) and hasattr(cls, "_fields")
     kind = cls.__name__ if cls in _CONTAINERS else "namedtuple" if is_namedtuple else "other"
     kind = "node" if is_node(part) else kind
+    steps = tuple([_step_of(key) for key, _ in level.children])
     keys = tuple(encode(key.key) for key, _ in level.children) if cls in _DICTS else ()
     if cls in _CONTAINERS or kind == "namedtuple":
         statics = [("default_factory", part.default_factory)] if cls is defaultdict else []

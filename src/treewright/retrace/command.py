@@ -7,7 +7,6 @@ import argparse
 import atexit
 import collections
 import importlib.machinery
-import importlib.util
 import io
 import json
 import os
@@ -106,18 +105,20 @@ def _after_import_of_jax(begin: Callable[[], object]) -> None:
         begin()
         return
 
-    def find_spec(name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(name: str, *place: Any) -> importlib.machinery.ModuleSpec | None:
         if name != "jax":
             return None
-        sys.meta_path.remove(finder)
-        spec = importlib.util.find_spec(name)
+        specs = (other.find_spec(name, *place) for other in sys.meta_path if other is not finder)
+        spec = next((each for each in specs if each is not None), None)
         loader: Any = None if spec is None else spec.loader
         if loader is not None:
             execute = loader.exec_module
 
             def exec_module(module: types.ModuleType) -> None:
                 execute(module)
-                begin()
+                if finder in sys.meta_path:  # a program may search for jax long before it imports it
+                    sys.meta_path.remove(finder)
+                    begin()
 
             loader.exec_module = exec_module
         return spec

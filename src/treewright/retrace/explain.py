@@ -14,16 +14,23 @@ from treewright._base.text import did_you_mean, short_text
 from treewright._contents import unwrap
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.jax_private import (
+    OBSERVER,
     Call,
-    can_observe_compilations,
     can_read_calls,
     definition_of,
     frames_up_to_user,
     is_running,
     jit_call,
 )
-from treewright.retrace.report import Event, RetraceReport, Signature, call_differences, signature_of, without_placement
-from treewright.retrace.watch import RetraceTracker
+from treewright.retrace.report import (
+    ReportedEvent,
+    RetraceReport,
+    Signature,
+    call_differences,
+    signature_of,
+    without_placement,
+)
+from treewright.retrace.watch import CANT_COUNT, RetraceTracker
 
 F = TypeVar("F", bound=Callable[..., Any])
 Only = Callable[..., Any] | str | None
@@ -58,7 +65,7 @@ def explain(
         >>> print(explain(step, (jnp.ones(3),), (jnp.ones(3), 2.0)))
         step would retrace
             scale (added): Python float
-                passing a default explicitly adds an argument: always pass it, or never
+                pass it in every call
     """
     if not callable(function):
         raise TypeError(f"explain(function, old_args, new_args) needs a function, got {short_text(function)}.")
@@ -80,7 +87,7 @@ def explain(
         signatures.append(signature_of(jit_call(function, args, kwargs or {}, options or {})))
     differences = call_differences(*signatures)
     of_trace = without_placement(differences)
-    event: Event = "would trace" if of_trace else "would recompile" if differences else "none"
+    event: ReportedEvent = "would trace" if of_trace else "would recompile" if differences else "none"
     return RetraceReport(definition_of(function)[0], event, 0, tuple(of_trace or differences), unseen=unseen)
 
 
@@ -110,11 +117,16 @@ class _BlockOrDecorator:
                 f"{decorator}(only=...) decorates {name}, but a decorator tracks only its own function. Remove only=, "
                 f"or write `with {decorator}(...):` around the calls."
             )
+        self._track(function)
+        return function
+
+    def _track(self, function: Any) -> None:
+        """Track a function for its lifetime."""
         inner = weakref.ref(unwrap(function))
         code = None if is_jitted(function) else getattr(unwrap(function), "__code__", None)
         tracker = self._start(lambda call: unwrap(call.function) is inner() or is_running(code))
+        tracker.decorated = inner
         weakref.finalize(unwrap(function), tracker.stop, stacklevel=1).atexit = False
-        return function
 
     def __enter__(self) -> None:
         self._created_at = None
@@ -182,7 +194,8 @@ class explain_retraces(_BlockOrDecorator):  # noqa: N801  it is used like a func
     In a block, all jitted functions of the process are tracked, without decorators, including `equinox.filter_jit` and
     `flax.nnx.jit`. As a decorator, above or below `jit`, it tracks that function as long as it exists; on a function
     that is not jitted, it tracks the jitted functions that it calls. Calls that hit the cache cost nothing extra. Only
-    outermost jitted functions are reported, without JAX's own. A function's first trace in a block is not reported.
+    outermost jitted functions are reported, without JAX's own. A function's first trace in a block is reported only if
+    the function had programs before. `jax.eval_shape` and the like compile nothing, so they are not reported.
 
     Reports read the arguments from local variables of JAX. If a version of JAX has renamed them, nothing is reported
     but a `RetraceWarning`.
@@ -213,11 +226,12 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
 
     In a `with` block, this counts the traces of each jitted function within the block, in all threads. All functions
     from one `def` or `lambda` count together, so a function that is recreated in a loop is found too. A function that
-    was compiled before the block needs no trace in it. If an error is caught within the block, or raised in a different
-    thread, it is raised again at the end of the block.
+    was compiled before the block needs no trace in it, so `max_traces(0)` allows no new one. If an error is caught
+    within the block, or raised in a different thread, it is raised again at the end of the block.
 
     As a decorator, above or below `jit`, it counts the traces of that function as long as it exists. On a function that
-    is not jitted, such as a test, it counts the traces of each jitted function that it calls.
+    is not jitted, such as a test, it counts the traces of each jitted function that it calls. Each use has its own
+    limit: `loop(max_traces(1)(step), state)`, written twice, allows one trace for each loop.
 
     Args:
         limit: The maximum number of traces of each function.
@@ -229,7 +243,8 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
         TooManyTracesError: From the call that exceeds the limit; the message is the report.
         ValueError: If a limit is negative; and at the end of a block, if no function with the name `only` was traced in
             it, and `limit` is not 0.
-        RuntimeError: If traces, or compilations if `recompiles` is set, can't be counted in this version of JAX.
+        RuntimeError: If traces can't be counted in this version of JAX; from the first compilation, if compilations
+            can't be counted and `recompiles` is set.
 
     Examples:
         >>> step = jax.jit(lambda x: 2 * x)
@@ -255,10 +270,15 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
                 raise ValueError(f"{name} of max_traces can't be negative, got {count}. 0 allows none.")
         super().__init__(only, limit=limit, recompiles=recompiles)
 
+    def _track(self, function: Any) -> None:
+        limited = (each for each in OBSERVER.owners(RetraceTracker) if each.has_limits)
+        used = next((each for each in limited if each.decorated() is unwrap(function)), None)
+        if used is None:
+            super()._track(function)
+        else:
+            used.allow(**self._options)  # JAX has one cache for both uses of the function, so they are counted together
+
     def _start(self, concerns: Callable[[Call], bool] | None) -> RetraceTracker:
-        if not can_read_calls() or (self._options["recompiles"] is not None and not can_observe_compilations()):
-            raise RuntimeError(
-                f"max_traces can't count in JAX {jax.__version__}: its traces, or its compilations for recompiles=, "
-                f"can't be read. Update Treewright."
-            )
+        if not can_read_calls():
+            raise RuntimeError(CANT_COUNT)
         return super()._start(concerns)

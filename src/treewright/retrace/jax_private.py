@@ -8,19 +8,21 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import jax
 import jax.monitoring
 import numpy as np
-from jax._src import config, core, monitoring
 
-from treewright._base.jax_private import options_of, options_record, untyped_jax
+from treewright._base.jax_private import options_of, options_record, private, untyped_jax
 from treewright._contents import unwrap
+
+T = TypeVar("T")
 
 # Frames of JAX, and their local variables
 
@@ -28,12 +30,19 @@ from treewright._contents import unwrap
 # variables, nothing is observed, and blocks warn; `max_traces` raises.
 TRACE_FRAME = "_trace_for_jit"
 CALL_FRAMES = frozenset({TRACE_FRAME, "cache_miss"})
+# The frames of a trace for no program: of `eval_shape`, `make_jaxpr` and `jitted.trace`, unless `lower` called them.
+# Without the first, such a trace is reported like any other; without the second, a lowered one is not reported.
+TRACE_ONLY_FRAME, LOWER_FRAME = "jit_trace", "jit_lower"
+# The function that wraps a function for `jit`. All jitted functions of one function with equal options share a cache.
+# Without it, reports do not say that a function had programs before the block.
+JIT_WRAPPER = "_cpp_pjit"
 # The frame in which `vmap` maps the program of a jitted function. Without it, or its variable, recompiles for a
 # different batch size are not observed, and blocks with a transformation warn.
 BATCH_FRAME = "_pjit_batcher"
 
-# The module of `pmap`, and the options of it on which a trace depends. Without it, calls of `pmap` are not observed.
-PMAP = "jax._src.pmap"
+# The variable in the frame of `pmap`, and the options on which a trace depends. Without it, calls of `pmap` are not
+# observed.
+PMAP = "infer_params"
 PMAP_SETTINGS = ("axis_name", "in_axes", "out_axes", "devices", "axis_size")
 
 # The modules in which equinox and flax call `jit` for the user. Without them, or their local variables, reports show
@@ -75,6 +84,9 @@ class Call:
     outcome: Outcome = "unknown"
     in_transformation: bool = False  # True inside `grad` or `vmap`, which trace without an event
     batch: tuple[int, ...] = ()  # the sizes of the axes that `vmap` maps over, innermost first
+    is_for_program: bool = True  # False in `eval_shape` and the like, which compile nothing
+    # The entries of the function in jit's cache: one for each program, but two if it was also called with numpy arrays.
+    count_cached: Callable[[], int] = lambda: 0
 
 
 def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any], *, jitted: str = "once") -> Call:
@@ -121,29 +133,62 @@ def _package(frame: types.FrameType) -> str:
 
 def call_in(frames: list[types.FrameType]) -> Call | None:
     """The innermost call of a jitted function in these frames; None if there is none to read."""
-    index = 0
-    while frames[index].f_code.co_name not in CALL_FRAMES or _package(frames[index]) != "jax":
-        index += 1
-        if index == len(frames):
-            return None
-    names, is_trace = frames[index].f_locals, frames[index].f_code.co_name == TRACE_FRAME
-    options = options_record(names.get("ji" if is_trace else "jit_info"))
+    index = next((index for index, frame in enumerate(frames) if _is_of_jax(frame, CALL_FRAMES)), None)
+    call = None if index is None else _call_of_jax(frames[index])
+    if index is None or call is None:
+        return None
+    is_trace = frames[index].f_code.co_name == TRACE_FRAME
+    # An untransformed call runs in two functions of JAX; `cache_miss` has called the outer one.
+    is_plain = frames[max(index - 2, 0)].f_code.co_name == "_pjit_call_impl_python"
+    mapped: list[Any] = [
+        frame.f_locals.get("axis_data") for frame in frames[:index] if _is_of_jax(frame, {BATCH_FRAME})
+    ]
+    return dataclasses.replace(
+        _user_call(call, frames[index:]),
+        in_transformation=not (is_trace or is_plain),
+        batch=tuple([axis.size for axis in mapped if isinstance(getattr(axis, "size", None), int)]),
+        is_for_program=not is_trace or _is_for_program(frames[index:]),
+    )
+
+
+def _is_of_jax(frame: types.FrameType, names: Collection[str]) -> bool:
+    return frame.f_code.co_name in names and _package(frame) == "jax"
+
+
+def _call_of_jax(frame: types.FrameType) -> Call | None:
+    """The call as JAX sees it, by the variables of its frame; None if JAX has renamed one."""
+    names, is_trace = frame.f_locals, frame.f_code.co_name == TRACE_FRAME
+    info = names.get("ji" if is_trace else "jit_info")
+    options = options_record(info)
     if options is None or not {"fun", "args", "kwargs"} <= set(names):
         return None
     function, args, kwargs = names["fun"], names["args"], names["kwargs"]
     inner = options_of(function)  # a jitted function may be jitted again, as in make_jaxpr
-    if inner is None:
-        call = jit_call(function, args, kwargs, options)
-        call.outcome = _outcome(function, names) if is_trace else "unknown"
-    else:
-        call = jit_call(function.__wrapped__, args, kwargs, inner, jitted="twice")
-    call = _user_call(call, frames[index:])
-    # An untransformed call runs in two functions; this is the inner one.
-    call.in_transformation = not is_trace and frames[max(index - 2, 0)].f_code.co_name != "_pjit_call_impl_python"
-    batchers = [frame for frame in frames[:index] if frame.f_code.co_name == BATCH_FRAME and _package(frame) == "jax"]
-    mapped: list[Any] = [frame.f_locals.get("axis_data") for frame in batchers]
-    call.batch = tuple([axis.size for axis in mapped if isinstance(getattr(axis, "size", None), int)])
+    if inner is not None:
+        return jit_call(function.__wrapped__, args, kwargs, inner, jitted="twice")
+    call = jit_call(function, args, kwargs, options)
+    call.outcome = _outcome(function, names) if is_trace else "unknown"
+    call.count_cached = functools.partial(_cached, frame.f_globals.get(JIT_WRAPPER), function, info)
     return call
+
+
+def _is_for_program(frames: list[types.FrameType]) -> bool:
+    """Whether a trace is for a call or for `lower`."""
+    names = [
+        frame.f_code.co_name for frame in frames if _is_of_jax(frame, {*CALL_FRAMES, TRACE_ONLY_FRAME, LOWER_FRAME})
+    ]
+    return names[1:2] != [TRACE_ONLY_FRAME] or LOWER_FRAME in names[2:3]
+
+
+def _cached(jit: Any, function: Any, info: Any) -> int:
+    """The entries of a function in jit's cache, without those of calls that are still running, in any thread."""
+    try:
+        entries = int(jit(function, info)._cache_size())
+    except (AttributeError, TypeError):
+        return 0
+    stacks = [traceback.walk_stack(frame) for frame in sys._current_frames().values()] if entries else []
+    frames = [frame for stack in stacks for frame, _ in stack if _is_of_jax(frame, CALL_FRAMES - {TRACE_FRAME})]
+    return max(entries - sum(frame.f_locals.get("fun") is function for frame in frames), 0)
 
 
 def is_running(code: types.CodeType | None) -> bool:
@@ -166,8 +211,9 @@ def _outcome(function: Any, names: Mapping[str, Any]) -> Outcome:
         return "unknown"
     if of_call is of_program:
         return "traced"
-    is_copy = jax.__version_info__ >= (0, 12) and getattr(program, "consts", ())  # programs with constant arrays
-    return "unknown" if is_copy else "shared"
+    constants = getattr(program, "consts", None)
+    may_be_copy = constants is None or len(constants) > 0
+    return "unknown" if may_be_copy and (OBSERVER.is_probing() or not keeps_names()) else "shared"
 
 
 def _user_call(call: Call, frames: list[types.FrameType]) -> Call:
@@ -176,14 +222,14 @@ def _user_call(call: Call, frames: list[types.FrameType]) -> Call:
         return call
     for frame in frames:
         module = str(frame.f_globals.get("__name__", ""))
-        if not module.startswith((PMAP, EQUINOX_JIT, FLAX_NNX)):
+        if not module.startswith(("jax.", EQUINOX_JIT, FLAX_NNX)):
             continue
         names = frame.f_locals
         if not {"args", "kwargs"} <= set(names):
             continue
         args, kwargs = tuple(names["args"]), names["kwargs"]
-        if module == PMAP and "infer_params" in names:
-            return _pmapped(names["infer_params"], args, kwargs) or call
+        if PMAP in names:
+            return _pmapped(names[PMAP], args, kwargs) or call
         if module == EQUINOX_JIT and "jit_wrapper" in names:
             wrapper = names["jit_wrapper"]
             is_tree = wrapper.__wrapped__ is not wrapper.__wrapped__  # equinox rebuilds it on each access
@@ -235,6 +281,10 @@ class Event:
     thread: int = dataclasses.field(default_factory=threading.get_ident)
 
 
+def _is_outermost() -> bool:
+    return True
+
+
 class Observer:
     """The only listener registered with JAX. It passes events on to its own listeners.
 
@@ -244,7 +294,6 @@ class Observer:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: the garbage collector may end a tracker inside
-        self._is_registered = False
         self._listeners: tuple[Callable[[Event], object], ...] = ()
         self._probes: dict[int, tuple[Callable[[Event], object], ...]] = {}  # per thread
 
@@ -253,7 +302,7 @@ class Observer:
         kind, listeners = _KINDS.get(event), self._probes.get(threading.get_ident(), self._listeners)
         if kind is None or not listeners:
             return
-        if kind == "trace" and not core.trace_state_clean():
+        if kind == "trace" and not private("core.trace_state_clean", _is_outermost)():
             return  # JAX 0.9 also sends events for traces inside another trace, `grad` or `vmap`
         frames = frames_up_to_user()
         call, code = call_in(frames), frames[-1].f_code
@@ -275,17 +324,28 @@ class Observer:
     def add(self, listener: Callable[[Event], object] | None = None) -> None:
         """Call a function at every event in the process."""
         with self._lock:
-            # `jax.monitoring.clear_event_listeners()` removes it. Without this function, that goes unnoticed.
-            known: Any = getattr(monitoring, "get_event_duration_listeners", lambda: [self])()
-            if not self._is_registered or self not in known:
+            # Again after `jax.monitoring.clear_event_listeners()`, which removes it.
+            registered: Any = private("monitoring.get_event_duration_listeners")
+            if registered is None:
+                with contextlib.suppress(AssertionError, ValueError):  # it is not registered
+                    jax.monitoring.unregister_event_duration_listener(self)
+            if registered is None or self not in registered():
                 jax.monitoring.register_event_duration_secs_listener(self)
-                self._is_registered = True
             self._listeners += () if listener is None else (listener,)
 
     def remove(self, listener: Callable[[Event], object]) -> None:
         """Undo `add`."""
         with self._lock:
             self._listeners = tuple(other for other in self._listeners if other != listener)
+
+    def is_probing(self) -> bool:
+        """Whether this thread runs the work of `events_of`."""
+        return threading.get_ident() in self._probes
+
+    def owners(self, kind: type[T]) -> list[T]:
+        """The objects of a class whose methods are called."""
+        owners: list[Any] = [getattr(listener, "__self__", None) for listener in self._listeners]
+        return [owner for owner in owners if isinstance(owner, kind)]
 
     def events_of(self, work: Callable[[], object]) -> list[Event]:
         """The events of some work, run in a new thread, outside the caller's traces and settings."""
@@ -328,8 +388,6 @@ _KNOWN_SETTINGS = (
     *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_device", "jax_numpy_dtype_promotion"),
     *("jax_numpy_rank_promotion", "jax_threefry_partitionable", "jax_random_seed_offset", "jax_debug_key_reuse"),
 )
-# The settings of this thread in the key of each trace.
-_trace_context: Callable[[], tuple[Any, ...]] = getattr(config, "trace_context", tuple[Any, ...])
 UNNAMED_SETTINGS = f"an unnamed setting of JAX {jax.__version__}"
 
 
@@ -339,7 +397,7 @@ def trace_settings() -> dict[str, Any]:
     Without JAX's `trace_context`, these are the settings in `_KNOWN_SETTINGS` and the mesh. If the names of its values
     are missing, as in JAX 0.9, all other settings are one unnamed value.
     """
-    values, names = _trace_context(), _names_of_settings()
+    values, names = private("config.trace_context", tuple)(), _names_of_settings()
     mesh = {"the mesh in use": untyped_jax.sharding.get_abstract_mesh()}
     if len(names) == len(values) > 0:
         return dict(zip(names, values, strict=True)) | mesh
@@ -353,8 +411,8 @@ def trace_settings() -> dict[str, Any]:
 @functools.cache
 def _names_of_settings() -> tuple[str, ...]:
     try:
-        names = tuple(getattr(config, "trace_context_names")())  # noqa: B009  untyped
-    except (AttributeError, NotImplementedError):
+        names = tuple(private("config.trace_context_names", tuple)())
+    except NotImplementedError:
         return ()
     configured = (f"jax.config.{name}" if hasattr(jax.config, name) else name for name in names)
     return tuple(_SETTINGS_IN_WORDS.get(name, text) for name, text in zip(names, configured, strict=True))
@@ -363,22 +421,50 @@ def _names_of_settings() -> tuple[str, ...]:
 # What this version of JAX shows
 
 
-# `functools.cache` does not lock during the call: the trace below is itself an event for other listeners.
+# `functools.cache` does not lock during the call: the traces below are themselves events for other listeners.
 @functools.cache
-def can_read_calls() -> bool:
-    """Whether JAX reports a trace with its call and its outcome; tested by tracing a function."""
+def _outcomes() -> tuple[Outcome | None, Outcome | None]:
+    """The outcomes that are read for the first trace of a function, and of one that captured an array."""
+    array = np.ones(1)
 
-    def probe(x: Any) -> Any:
+    def plain(x: Any) -> Any:
         return x
 
-    events = OBSERVER.events_of(lambda: untyped_jax.jit(probe).trace(0.0))
+    def capturing(x: Any) -> Any:
+        return x, array
+
+    events = OBSERVER.events_of(lambda: [untyped_jax.jit(function).trace(0.0) for function in (plain, capturing)])
     calls = [event.call for event in events if event.kind == "trace" and event.call is not None]
-    return any(call.function is probe and call.outcome == "traced" for call in calls)
+    outcomes: dict[Any, Outcome] = {call.function: call.outcome for call in calls}
+    return outcomes.get(plain), outcomes.get(capturing)
+
+
+def can_read_calls() -> bool:
+    """Whether JAX reports a trace with its call and its outcome; tested by tracing two functions, on no device."""
+    plain, capturing = _outcomes()
+    return plain == "traced" and capturing in {"traced", "unknown"}
+
+
+def keeps_names() -> bool:
+    """Whether the program of a function that captured an array keeps the names of the call that traced it.
+
+    From JAX 0.11 on such a program is a copy, so whether a call traced it is decided by comparing signatures.
+    """
+    return _outcomes()[1] == "traced"
 
 
 @functools.cache
 def can_observe_compilations() -> bool:
-    """Whether JAX reports compilations and shows the batch size of `vmap`; tested by compiling a program."""
-    mapped: Any = untyped_jax.vmap(untyped_jax.jit(lambda x: -x))
-    events = OBSERVER.events_of(lambda: mapped(np.zeros(1)))
-    return any(event.kind == "compile" and event.call is not None and event.call.batch for event in events)
+    """Whether JAX reports compilations, whether a transformation caused them, and the batch size of `vmap`.
+
+    Tested by compiling a function twice, so it starts JAX's backends.
+    """
+    jitted: Any = untyped_jax.jit(lambda x: -x)
+
+    def work() -> None:
+        jitted(np.zeros(1))
+        untyped_jax.vmap(jitted)(np.zeros((1, 1)))
+
+    calls = [event.call for event in OBSERVER.events_of(work) if event.kind == "compile"]
+    read = [(call.in_transformation, call.batch) for call in calls if call is not None]
+    return read == [(False, ()), (True, (1,))]

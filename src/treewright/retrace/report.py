@@ -16,8 +16,8 @@ from treewright._base.jax_private import DictKey, Key, Path, SequenceKey, is_key
 from treewright._base.lines import first_lines, mesh_text
 from treewright._base.text import Verbatim, first_names, short_text
 from treewright._contents import Part
-from treewright._loop import FlatTree
-from treewright._trees.diff import ABSENT, Comparison, Difference, DifferenceKind, differences, static_difference
+from treewright._loop import FlatTree, loop
+from treewright._trees.diff import ABSENT, Comparison, Difference, DifferenceKind, differences, shown, static_difference
 from treewright._trees.level import LeafType, Level, leaf_type_of, level_of
 from treewright._trees.why import Cause, Snapshot, alike, cause_of, is_same_object, kind_of, same, snapshot
 from treewright.retrace.jax_private import FLAX_NODES, UNNAMED_SETTINGS, Call, trace_settings
@@ -35,7 +35,7 @@ _KINDS: Mapping[str, str] = types.MappingProxyType(
     | {"value": "static", "passing": "passed", "option": "option of jit"}
 )
 
-Event = Literal["trace", "recompile", "count", "would trace", "would recompile", "none"]
+ReportedEvent = Literal["trace", "recompile", "count", "would trace", "would recompile", "none"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -47,8 +47,10 @@ class Signature:
     passed: Mapping[str, str]  # "by position" or "by keyword"
     settings: Mapping[str, Any]  # JAX settings
     options: Mapping[str, Any]  # `jit` options
-    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    # Of each parameter with one: its snapshot, and its levels and leaf types.
+    defaults: Mapping[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict[str, tuple[Any, Any]])
     batch: tuple[int, ...] = ()  # the sizes of the axes that `vmap` maps the call over
+    explicit: frozenset[str] = frozenset()  # the names of arguments whose default was passed
 
 
 # Signatures
@@ -62,12 +64,16 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
         parameters = []
     arguments: dict[str, Any] = {}
     statics: list[str] = []
+    explicit: list[str] = []
+    raw_defaults = {par.name: par.default for par in parameters if par.default is not par.empty}
     passed: dict[str, str] = {}
     options = call.options
     for place, (name, key, value, passing) in enumerate(_named(parameters, call)):
         if isinstance(value, FlatTree):
             value, options = value.tree, {}  # noqa: PLW2901  a loop derives its options from its state
         passed[name] = passing
+        if _is_default(value, raw_defaults.get(name, ABSENT)):
+            explicit.append(name)
         if not call.statics.isdisjoint((key, place)):
             statics.append(name)
             arguments[name] = snapshot(value)
@@ -76,8 +82,17 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
     settings: Mapping[str, Any] = {**trace_settings(), **call.settings}
     if like is not None and like.settings == settings:
         settings = like.settings
-    defaults = {par.name: snapshot(par.default) for par in parameters if par.default is not par.empty}
-    return Signature(arguments, frozenset(statics), passed, settings, options, defaults, call.batch)
+    defaults = {name: (snapshot(value), _tree_snapshot(value, None, call)) for name, value in raw_defaults.items()}
+    return Signature(
+        arguments, frozenset(statics), passed, settings, options, defaults, call.batch, frozenset(explicit)
+    )
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    """Whether an argument is the default of its parameter."""
+    return value is default or (
+        type(value) is type(default) and isinstance(value, int | float | str) and value == default
+    )
 
 
 def _named(parameters: list[inspect.Parameter], call: Call) -> Iterator[tuple[str, str, Any, str]]:
@@ -144,6 +159,7 @@ class Placement:
     """The devices of an array, as far as `jit` compiles for them. `sharding` is None if it is not committed."""
 
     sharding: Any
+    is_numpy: bool = dataclasses.field(default=False, compare=False)
 
     def __str__(self) -> str:
         if self.sharding is None:
@@ -159,7 +175,7 @@ class Placement:
         )
 
 
-_ANYWHERE = Placement(None)
+_ANYWHERE, _IN_NUMPY = Placement(None), Placement(None, is_numpy=True)
 
 
 def placement_of(value: Any) -> Placement | None:
@@ -169,7 +185,7 @@ def placement_of(value: Any) -> Placement | None:
     is_array = isinstance(value, jax.Array)
     if value.committed if is_array else isinstance(value, jax.Ref):
         return Placement(value.sharding)
-    return _ANYWHERE
+    return _IN_NUMPY if isinstance(value, np.ndarray) else _ANYWHERE
 
 
 # Differences
@@ -210,14 +226,14 @@ def _size(batch: tuple[int, ...]) -> Any:
 def _argument_differences(old: Signature, new: Signature, compare: Comparison) -> Iterator[Difference]:
     for name in dict.fromkeys((*old.passed, *new.passed)):
         a, b = old.arguments.get(name, ABSENT), new.arguments.get(name, ABSENT)
-        default = new.defaults.get(name, ABSENT)
+        default, default_tree = new.defaults.get(name, (ABSENT, ABSENT))
         passed, is_static = b if a is ABSENT else a, name in old.statics | new.statics
         if (a is ABSENT or b is ABSENT) and is_static and default is not ABSENT and not same(default, passed):
             both = (default, b) if a is ABSENT else (a, default)
             yield static_difference((name,), *both, compare)
         elif a is ABSENT or b is ABSENT:
-            cause = Cause("argument" if default is ABSENT else "default passed", "")
-            yield Difference((name,), a, b, "added" if a is ABSENT else "removed", cause)
+            is_default = name in (new if a is ABSENT else old).explicit
+            yield _presence_difference(name, (a, b), (default, default_tree), is_default=is_default)
         elif (name in old.statics) is not (name in new.statics):
             reasons = ("traced before, and static now", "static before, and traced now")
             yield Difference((name,), a, b, "class", Cause("other statics", reasons[name in old.statics]))
@@ -228,6 +244,23 @@ def _argument_differences(old: Signature, new: Signature, compare: Comparison) -
                 yield Difference((name,), old.passed[name], new.passed[name], "passing")
             if name not in old.statics:
                 yield from differences(a, b, values=False, path=(name,), compare=compare)
+
+
+def _presence_difference(name: str, both: Any, defaults: tuple[Any, Any], *, is_default: bool) -> Difference:
+    """The difference between a call with an argument and one without it."""
+    (a, b), (value, default) = both, defaults
+    passed = b if a is ABSENT else a
+    kind: DifferenceKind = "added" if a is ABSENT else "removed"
+    if default is ABSENT:
+        return Difference((name,), a, b, kind, Cause("argument", ""))
+    if is_default:
+        return Difference((name,), a, b, kind, Cause("default passed", ""))
+    if not any(differences(default, passed, values=False, compare=_WITHOUT_REASONS)):
+        return Difference((name,), a, b, kind, Cause("default replaced", ""))
+    text = short_text(value) if getattr(default, "python", None) else shown(default)
+    by_default = Verbatim(f"{text} (default)")
+    cause = Cause("None replaced" if getattr(default, "kind", None) is type(None) else "default replaced", "")
+    return Difference((name,), by_default if a is ABSENT else a, by_default if b is ABSENT else b, "class", cause)
 
 
 def _by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
@@ -272,6 +305,10 @@ class RetraceReport:
         seconds: The time to trace, lower and compile.
         caller: The line that called the function, such as `train.py:69 in main`.
         unseen: What could not be observed, so the report may lack it; else empty.
+        before: For the first observed trace or recompile of a function: the entries it had in JAX's cache before. A
+            program can have two, for numpy arrays and for JAX's, and a call that failed has one too.
+        programs: The number of programs that were compiled for the function's definition so far.
+        total_seconds: The time for all of them.
 
     Examples:
         >>> step = jax.jit(lambda batch: batch["x"].sum())
@@ -282,24 +319,30 @@ class RetraceReport:
     """
 
     function: str
-    event: Event
+    event: ReportedEvent
     number: int
     differences: tuple[Difference, ...] = ()
     compared_with: int | None = None
     seconds: float | None = None
     caller: str = ""
     unseen: str = ""
+    before: int = 0
+    programs: int = 0
+    total_seconds: float | None = None
 
     @property
     def is_retrace(self) -> bool:
         """Whether the function had been traced before."""
-        return self.compared_with is not None or (self.event == "count" and self.number > 1)
+        return self.compared_with is not None or self.before > 0 or (self.event == "count" and self.number > 1)
 
     def __str__(self) -> str:
         lines = [self._headline(), *first_lines(difference_lines(self.differences), _MAX_LINES, more="more lines")]
         if self.compared_with is not None and (self.differences or not self.unseen):
             lines += [] if self.differences else [_NOTHING]
             lines.append(f"compared with trace {self.compared_with}")
+        if self.before:
+            programs = "program" if self.before == 1 else "programs"
+            lines.append(f"not its first call: it had up to {self.before} {programs}, whose arguments were not seen")
         if self.event == "count":
             lines.append("the arguments could not be compared, so traces are only counted")
         return "\n    ".join([*lines, self.unseen] if self.unseen else lines)
@@ -309,8 +352,10 @@ class RetraceReport:
 
     def _headline(self) -> str:
         last = self.number % 10 if self.number % 100 not in {11, 12, 13} else 0
-        ordinal = f"{self.number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(last, 'th') }"
-        seconds = "" if self.seconds is None else f", {self.seconds:.2g} s"
+        ordinal = f"{self.number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(last, 'th') }{' observed' if self.before else ''}"
+        seconds = "" if self.seconds is None else f", {_seconds(self.seconds)}"
+        if self.programs > 1 and self.total_seconds is not None:
+            seconds += f"; {self.programs} programs so far, {_seconds(self.total_seconds)}"
         caller = f", called from {self.caller}" if self.caller else ""
         match self.event:
             case "none":
@@ -322,15 +367,20 @@ class RetraceReport:
             case "recompile":
                 return f"{self.function} recompiled, without a trace ({ordinal} compilation{seconds}){caller}"
             case _:
-                again = "retraced" if self.is_retrace else "traced"
+                again = "retraced" if self.is_retrace and not self.before else "traced"
                 return f"{self.function} {again} ({ordinal} trace{seconds}){caller}"
 
 
-def too_many(limit: int, report: RetraceReport) -> str:
-    """The error message for one trace, or one compilation without a trace, above the limit."""
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:,.0f} s"
+
+
+def too_many(limit: int, report: RetraceReport, uses: int = 1) -> str:
+    """The error message for one trace, or one compilation without a trace, above the limit of all uses."""
     done = "recompiled" if report.event == "recompile" else "traced"
     times = {0: "", 1: " twice"}.get(limit, f" {limit + 1} times")
-    return f"{report.function} was {done}{times}; the limit is {limit}:\n{report}"
+    allowed = f"the limit is {limit}" if uses == 1 else f"the limit is {limit} for {uses} uses of max_traces"
+    return f"{report.function} was {done}{times}; {allowed}:\n{report}"
 
 
 def difference_lines(differences: Collection[Difference]) -> list[str]:
@@ -346,10 +396,13 @@ def difference_lines(differences: Collection[Difference]) -> list[str]:
     is_other_function = any(whole.kind == "function" for whole in differences)
     is_other_width = any(whole.path == (_X64,) for whole in differences)
     lines: list[str] = []
+    fixes = {""}
     for (_, kind, change, reason), (first, paths) in groups.items():
         # A different function is traced for any arguments, and JAX converts dtypes if x64 changes.
         is_caused = (is_other_function and kind != "function") or (is_other_width and kind == "dtype")
-        notes = "; ".join(filter(None, (str(reason), "" if is_caused else fix_for(first))))
+        fix = "" if is_caused else fix_for(first)
+        notes = "; ".join(filter(None, (str(reason), "" if fix in fixes else fix)))
+        fixes.add(fix)
         lines += [f"{_place_of(kind, paths)}: {change}", *([f"    {notes}"] if notes else [])]
     return lines
 
@@ -371,6 +424,8 @@ def fix_for(difference: Difference) -> str:
     """The fix for a difference; empty if no general one is known."""
     cause = getattr(difference.reason, "name", difference.kind)
     if difference.kind == "function":
+        if difference.right.code is not None and difference.right.code.code.co_qualname.startswith(f"{loop.__name__}."):
+            cause = "other loop"
         return _FIXES_OF_FUNCTIONS.get(cause, _FIXES_OF_FUNCTIONS["function"])
     fix = FIXES.get(cause, "")
     return fix if isinstance(fix, str) else fix(difference.left, difference.right)
@@ -400,8 +455,27 @@ def _of_dtypes(old: LeafType, new: LeafType) -> str:
 
 def _of_shardings(old: LeafType, new: LeafType) -> str:
     if str(old) == str(new):
-        return "create it under the mesh in which it is used"
+        return _onto_devices(old, new)
     return "set its sharding once, before the loop: jax.device_put"
+
+
+def _of_placements(old: LeafType, new: LeafType) -> str:
+    is_anywhere = [side.placement is None or side.placement.sharding is None for side in (old, new)]
+    is_numpy = any(side.placement is not None and side.placement.is_numpy for side in (old, new))
+    placed = [side.placement.sharding for side in (old, new) if side.placement is not None and side.placement.sharding]
+    if any(is_anywhere) and (is_numpy or any(len(sharding.device_set) > 1 for sharding in placed)):
+        return _onto_devices(old, new)
+    return "move it once, before the loop: jax.device_put"
+
+
+def _onto_devices(old: LeafType, new: LeafType) -> str:
+    """The fix for an array that is on its devices in one of two calls."""
+    if any(side.placement is not None and side.placement.is_numpy for side in (old, new)):
+        return "put every batch, or none, on its devices: jax.device_put(batch, sharding)"
+    return (
+        "create it under the mesh (with jax.set_mesh(mesh):), or move the whole tree once, before the loop: "
+        "jax.device_put(state, shardings(state, mesh, rules))"
+    )
 
 
 def _of_classes(old: Any, new: Any) -> str:
@@ -427,7 +501,10 @@ FIXES: Mapping[str, str | Callable[[Any, Any], str]] = types.MappingProxyType(
         "other class": "use one type",
         "changed in place": "create a new object instead of changing this one; a frozen dataclass can't change",
         "recreated function": "define it once, before the loop, and reuse it",
-        "recreated optimiser": "build the optimiser once and reuse it, or keep it in a TrainState",
+        "recreated optimiser": "build the optimiser once and reuse it",
+        "other numbers": "a number that changes, such as a rate, belongs in the optimiser's state: build it once, by "
+        "optax.inject_hyperparams(optax.adam)(learning_rate=rate), and set "
+        "opt_state.hyperparams['learning_rate'] = jnp.asarray(rate, jnp.float32)",
         "other function": "use the same function in all calls",
         "other method": "reuse one object, or pass the object to a plain function as an argument",
         "other arguments": "create it once, and pass the changing values as arguments",
@@ -437,12 +514,14 @@ FIXES: Mapping[str, str | Callable[[Any, Any], str]] = types.MappingProxyType(
         "same text": "create it once and reuse it",
         "unequal hashes": "equal values must have equal hashes",
         "default passed": "passing a default explicitly adds an argument: always pass it, or never",
+        "default replaced": "pass it in every call",
+        "None replaced": "pass the same type in each call, such as an array of zeros instead of None",
         "other statics": "jit the function once, with one set of static arguments",
         "shape": _of_shapes,
         "dtype": _of_dtypes,
         "weak_type": _of_dtypes,
         "sharding": _of_shardings,
-        "placement": "move it once, before the loop: jax.device_put",
+        "placement": _of_placements,
         "batch": "use one batch size, or a few: pad the batch",
         "class": _of_classes,
         "static": _of_values,
@@ -457,6 +536,8 @@ FIXES: Mapping[str, str | Callable[[Any, Any], str]] = types.MappingProxyType(
 # The fixes if the function itself is a different one.
 _FIXES_OF_FUNCTIONS: Mapping[str, str] = types.MappingProxyType(
     {
+        "other loop": "each loop compiles its own program: create it once, pass the changing values as inputs, and "
+        "assign run.state to begin again",
         "function": "jit compiles each function object separately: create and jit it once, before the loop, and pass "
         "the changing values as arguments",
         "other method": "jit one function that takes the object as an argument: traced if it is a node, else static, "

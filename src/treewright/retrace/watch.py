@@ -1,16 +1,18 @@
 """Track jitted functions: compare each trace with the most similar earlier call, and report the differences."""
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import jax
 
+from treewright._contents import unwrap
 from treewright._trees.diff import Difference
 from treewright._trees.why import cause_of, snapshot
 from treewright.errors import RetraceWarning, TooManyTracesError
@@ -33,6 +35,10 @@ from treewright.retrace.report import (
 _MAX_CALLS = 32  # remembered calls per definition
 _JAX = f"JAX {jax.__version__}"
 _NO_CALLS = f"Calls of jitted functions can't be read in {_JAX}, so no retrace is observed. Update Treewright."
+CANT_COUNT = (
+    f"max_traces can't count in {_JAX}: its traces, or its compilations for recompiles=, can't be read. Update "
+    f"Treewright."
+)
 _NO_COMPILATIONS = (
     f"Compilations can't be read completely in {_JAX}: some recompiles, such as for a different batch size of vmap, "
     f"and traces that occur only under grad or vmap, were not observed. Update Treewright."
@@ -43,8 +49,10 @@ _ONLY_COMPILED = (
 )
 # The kinds of compilations: the first program for a trace; a further program for it, because a placement, an option or
 # a batch size differs; one of the programs of a transformation, such as the backward pass; one under a transformation,
-# whose traces JAX does not report; or one after JAX's caches were cleared.
-Compilation = Literal["first", "recompile", "part of a transformation", "unreported trace", "cleared caches"]
+# whose traces JAX does not report; one after JAX's caches were cleared; or one for a trace of `eval_shape` or the like.
+Compilation = Literal[
+    "first", "recompile", "part of a transformation", "unreported trace", "cleared caches", "unused trace"
+]
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -56,6 +64,7 @@ class PastCall:
     signature: Signature
     number: int  # the number of its trace
     is_compiled: bool = False
+    is_reported: bool = False  # as a trace
     limit_error: str = ""  # the error message if the trace exceeded the limit
 
 
@@ -66,7 +75,32 @@ class CallHistory:
         self.name = name
         self.counts: collections.Counter[str] = collections.Counter()  # traces, recompiles, compilations
         self.numbers: Iterator[int] = itertools.count(1)  # numbers of traces, inside other traces too
+        self.seconds = 0.0  # of all traces and compilations
         self.calls: collections.deque[PastCall] = collections.deque(maxlen=_MAX_CALLS)
+        # Traces for no program, as in `eval_shape`. A later call with an equal signature uses the trace.
+        self.unused: collections.deque[PastCall] = collections.deque(maxlen=_MAX_CALLS)
+        self._before: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def cached_before(self, call: Call) -> int:
+        """The entries of a function in jit's cache when it is first observed; 0 once a program of it is observed."""
+        try:
+            before = self._before.get(call.function)
+        except TypeError:  # an unhashable module of equinox, whose cache can't be read either
+            return 0
+        before = self._before[call.function] = call.count_cached() if before is None else before
+        if call.is_for_program and call.outcome != "failed":
+            self._before[call.function] = 0
+        return before
+
+    def use(self, function: Any, signature: Signature) -> bool:
+        """Whether a call uses a trace that was for no program so far. It is one for a program from now on."""
+        for past in self.unused:
+            if past.reference() == function and not without_placement(
+                call_differences(past.signature, signature, reasons=False)
+            ):
+                self.unused.remove(past)
+                return True
+        return False
 
     def calls_of(self, function: Any) -> list[PastCall]:
         """The calls of this function, or of an equal one as in JAX's caches, newest first."""
@@ -109,9 +143,26 @@ class _CurrentCall:
     closest: PastCall | None
     differences: list[Difference]
     of_trace: list[Difference]  # those that make JAX retrace; for the others it only recompiles
-    seconds: float
+    before: int = 0  # the entries in jit's cache if the function is observed for the first time
+    uses_unused: bool = False  # True if its trace was for no program so far
+    recorded: PastCall | None = None  # this call in the history
     report: RetraceReport | None = None
     is_guess: bool = False  # True if sharing was inferred from signatures, not observed
+    seconds: float = 0.0
+
+    @property
+    def trace(self) -> PastCall | None:
+        """The call whose trace is compiled: this one, or the earlier one that shares it."""
+        return self.recorded or self.closest
+
+    def add(self, event: Event) -> None:
+        """Add the time of an event."""
+        self.seconds += event.seconds
+        self.history.seconds += event.seconds
+
+    def record_unused(self) -> None:
+        """Remember a trace for no program."""
+        self.history.unused.append(PastCall(self.reference, None, self.signature, 0))
 
     def record(self, number: int | None = None) -> PastCall:
         """Add the call to the history, so later events are compared with it; without a number, as a new trace."""
@@ -119,9 +170,9 @@ class _CurrentCall:
         calls = history.calls_of(function)
         described = calls[0].function if calls else snapshot(function)
         number = next(history.numbers) if number is None else number
-        self.closest = PastCall(self.reference, described, self.signature, number)
-        history.calls.append(self.closest)
-        return self.closest
+        self.recorded = PastCall(self.reference, described, self.signature, number)
+        history.calls.append(self.recorded)
+        return self.recorded
 
 
 class RetraceTracker:
@@ -148,11 +199,22 @@ class RetraceTracker:
         self.violations: list[str] = []
         self.traced: set[str] = set()  # the names of all traced functions, tracked or not
         self._on_report, self._concerns = on_report, concerns
-        self._limits = {"trace": limit, "count": limit, "recompile": recompiles}
+        self.decorated: Callable[[], object] = lambda: None  # the function that it tracks as a decorator
+        self._limits: list[Mapping[str, int | None]] = []  # of each use
+        self.allow(limit, recompiles)
         self._lock = threading.RLock()
         self._histories: dict[Any, CallHistory] = {}
         self._pending: dict[int, _CurrentCall] = {}  # per thread, the call that is not compiled yet
-        self._events: set[str] = set()  # the kinds of events so far
+        self._events: set[str] = set()  # the kinds of events so far, "transformation" and "unread"
+
+    def allow(self, limit: int | None, recompiles: int | None) -> None:
+        """Add the limits of one use."""
+        self._limits.append({"trace": limit, "count": limit, "recompile": recompiles})
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether a trace or recompile can raise."""
+        return any(limits["trace"] is not None for limits in self._limits)
 
     def start(self, *, stacklevel: int) -> None:
         """Begin tracking, and warn about calls that can't be observed in this version of JAX."""
@@ -164,7 +226,7 @@ class RetraceTracker:
         """End tracking, and warn about events that were not observed."""
         OBSERVER.remove(self.on_event)
         self.flush()
-        is_complete = "compile" in self._events and "transformation" not in self._events
+        is_complete = "compile" in self._events and not {"transformation", "unread"} & self._events
         if self._events and not (is_complete or can_observe_compilations()):
             warnings.warn(_NO_COMPILATIONS, RetraceWarning, stacklevel=stacklevel + 1)
 
@@ -176,10 +238,18 @@ class RetraceTracker:
     def on_event(self, event: Event) -> None:
         """Process one event from JAX."""
         call = event.call
-        self._events.add(event.kind)
+        self._events |= {event.kind, "unread"} if call is None and event.kind == "compile" else {event.kind}
+        # Not earlier, because the test starts JAX's backends: `jax.distributed.initialize` must come before it.
+        counts_recompiles = any(limits["recompile"] is not None for limits in self._limits)
+        if event.kind != "trace" and counts_recompiles and not can_observe_compilations():
+            raise RuntimeError(CANT_COUNT)
         if event.kind == "lower" and event.thread in self._pending:
-            self._pending[event.thread].seconds += event.seconds
-        if call is None or event.is_operation or call.outcome == "failed" or not can_read_calls():
+            self._pending[event.thread].add(event)
+        if call is None or event.is_operation or not can_read_calls():
+            return
+        if call.outcome == "failed":  # JAX keeps an entry in its cache for a failed call too
+            with contextlib.suppress(Exception):  # a user's __eq__ or __hash__
+                self._history(event).cached_before(call)
             return
         if event.kind == "trace" and call.outcome != "shared":
             self.traced.add(event.definition[0])
@@ -194,13 +264,19 @@ class RetraceTracker:
     # Traces
 
     def _on_trace(self, event: Event, call: Call) -> None:
-        current = self._compare(event, call, sharing=call.outcome == "shared")
+        is_shared = call.outcome == "shared"
+        current = self._compare(event, call, sharing=is_shared)
         if current is None:
-            if call.outcome != "shared":
+            if not is_shared and call.is_for_program:
                 self._report(event, "count", self._history(event))
             return
+        if not call.is_for_program:
+            if not is_shared:
+                current.record_unused()
+            return
+        current.add(event)
         current.is_guess = call.outcome == "unknown" and current.closest is not None and not current.of_trace
-        if call.outcome != "shared" and not current.is_guess:
+        if current.uses_unused or not (is_shared or current.is_guess):
             self._report(event, "trace", current.history, current)
         elif current.closest is None:
             current.record()  # traced before the block, or inside a different function's trace
@@ -212,18 +288,17 @@ class RetraceTracker:
 
     def _on_compilation(self, event: Event, call: Call) -> None:
         current = self._pending.pop(event.thread, None)
-        if current is not None and current.reference() is call.function:
-            current.seconds += event.seconds
-        else:
+        if current is None or current.reference() is not call.function:
             self._send(current)
             current = self._compare(event, call, sharing=not call.in_transformation)
         if current is None:
             return
+        current.add(event)
         if call.in_transformation:
             self._events.add("transformation")
         current.history.counts["compile"] += 1
-        past, kind = current.closest, self._kind_of_compilation(current, call)
-        if kind in {"unreported trace", "cleared caches"}:
+        past, kind = current.trace, self._kind_of_compilation(current, call)
+        if kind in {"unreported trace", "cleared caches", "unused trace"}:
             unseen = _ONLY_COMPILED if kind == "unreported trace" else ""
             self._report(event, "trace", current.history, current, unseen)
         elif kind == "recompile":
@@ -235,13 +310,17 @@ class RetraceTracker:
         self._send(current)
 
     def _kind_of_compilation(self, current: _CurrentCall, call: Call) -> Compilation:
-        past = current.closest
+        past = current.trace
         if call.in_transformation and current.report is None:
             if past is None or current.of_trace:
                 return "unreported trace"
             if any(difference.kind == "batch" for difference in current.differences):
                 return "recompile"
             return "first" if len(past.signature.batch) != len(current.signature.batch) else "part of a transformation"
+        if current.uses_unused and current.report is None:
+            return "unused trace"
+        if current.before and current.report is None:
+            return "recompile"
         if past is None or not past.is_compiled or past.signature.batch:
             return "first"
         return "cleared caches" if current.is_guess and not current.differences else "recompile"
@@ -256,11 +335,18 @@ class RetraceTracker:
             if event.signature is None:
                 event.signature = signature_of(call, history.calls[-1].signature if history.calls else None)
             reference = weakref.ref(function)
+            before = history.cached_before(call)
             closest, differences = history.closest(function, event.signature, sharing=sharing)
+            uses_unused = sharing and closest is None and history.use(function, event.signature)
+            if uses_unused:
+                closest, differences = history.closest(function, event.signature, sharing=False)
         except Exception:  # noqa: BLE001  a user's __eq__ or __hash__, or an unhashable function
             return None
+        if before:  # with programs of its own, it is not compared with a different function of the same definition
+            closest, differences = None, []
+        of_trace = without_placement(differences)
         return _CurrentCall(
-            reference, history, event.signature, closest, differences, without_placement(differences), event.seconds
+            reference, history, event.signature, closest, differences, of_trace, before, uses_unused=uses_unused
         )
 
     def _history(self, event: Event) -> CallHistory:
@@ -279,33 +365,69 @@ class RetraceTracker:
         current: _CurrentCall | None = None,
         unseen: str = "",
     ) -> None:
-        """Record a call, and create the report of its trace or recompile; raise if it is above the limit."""
+        """Count a trace or recompile and prepare its report; raise if it is above the limit."""
         with self._lock:
             history.counts[kind] += 1
-            number = count = history.counts[kind]
-        compared_with, differences = None, list[Difference]()
-        if current is not None:
-            compared_with = None if current.closest is None else current.closest.number
-            past = current.record(compared_with if kind == "recompile" else None)
-            past.is_compiled = event.kind == "compile" and not unseen
-            number = history.counts["compile"] if kind == "recompile" else past.number
-            differences = current.differences if kind == "recompile" else current.of_trace
-        report = RetraceReport(
-            history.name, kind, number, tuple(differences), compared_with, event.seconds, event.caller, unseen
+            count = history.counts[kind]
+            history.seconds += event.seconds if current is None else 0.0
+        report = (
+            RetraceReport(history.name, kind, count, seconds=event.seconds, caller=event.caller, unseen=unseen)
+            if current is None
+            else _recorded(event, kind, current, unseen)
         )
-        limit = self._limits[kind]
-        if limit is not None and count > limit:
-            message = too_many(limit, report)
-            if kind == "trace" and current is not None and current.closest is not None:
-                current.closest.limit_error = message
+        message = self._limit_error(kind, count, report, current)
+        if message:
+            if kind == "trace" and current is not None and current.recorded is not None:
+                current.recorded.limit_error = message
             self.violations.append(message)
             raise TooManyTracesError(message)
         if current is not None:
-            current.report = report
+            current.report = report  # sent after the compilation
         elif report.is_retrace:
             self._on_report(report)
+
+    def _limit_error(self, kind: str, count: int, report: RetraceReport, current: _CurrentCall | None) -> str:
+        """The error for a trace or recompile above the limit; else empty."""
+        limits = [limits[kind] for limits in self._limits]
+        allowed = sum(limit for limit in limits if limit is not None)
+        if None in limits:
+            return ""
+        if count > allowed:
+            return too_many(allowed, report, len(limits))
+        if len(limits) == 1 or kind != "trace" or current is None:
+            return ""
+        # A loop wraps the step, so its traces can be told from those of other loops with this step.
+        function = current.reference()
+        if unwrap(function) is function:
+            return ""
+        each = max(limit for limit in limits if limit is not None)
+        own = sum(past.is_reported and past.reference() is function for past in current.history.calls)
+        return too_many(each, report) if own > each else ""
 
     def _send(self, current: _CurrentCall | None) -> None:
         """Send the report of a finished call, unless it was the first of its function."""
         if current is not None and current.report is not None and current.report.is_retrace:
-            self._on_report(dataclasses.replace(current.report, seconds=current.seconds))
+            programs = current.history.counts["compile"]
+            self._on_report(
+                dataclasses.replace(
+                    current.report, seconds=current.seconds, programs=programs, total_seconds=current.history.seconds
+                )
+            )
+
+
+def _recorded(
+    event: Event, kind: Literal["trace", "recompile", "count"], current: _CurrentCall, unseen: str
+) -> RetraceReport:
+    """The report of a call, which is added to the history."""
+    history, earlier = current.history, current.trace
+    compared_with = None if earlier is None else earlier.number
+    is_recompile = kind == "recompile"  # of an earlier trace, whose number the new call keeps
+    past = current.record(compared_with if is_recompile else None)
+    past.is_compiled = event.kind == "compile" and not unseen
+    number = history.counts["compile"] if is_recompile else past.number
+    differences = tuple(current.differences if is_recompile else current.of_trace)
+    past.is_reported = kind == "trace"
+    before = 0 if unseen else current.before
+    return RetraceReport(
+        history.name, kind, number, differences, compared_with, event.seconds, event.caller, unseen, before
+    )

@@ -7,11 +7,10 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-from treewright._base.jax_private import untyped_jax
+from treewright._base.jax_private import mesh_of_old_context, part_of_jit_key, untyped_jax
 from treewright._base.lines import mesh_text
 from treewright._base.text import short_text, text
 from treewright._freeze import freeze
-from treewright._processes import mesh_of_old_context, part_of_jit_key
 from treewright._trees.level import reject_classes
 from treewright.errors import ShardingError, ShardingWarning, warn_user
 from treewright.sharding.specs import (

@@ -69,6 +69,17 @@ class Square(Shape, order=True, eq=True):  # mypy expects both
         return self.size**2
 
 
+class Started(Module):
+    kernel: jax.Array
+
+    def __init__(self, start: float) -> None:
+        self.kernel = jnp.asarray(start)
+
+
+class Inherits(Started, init=False):
+    depth: int = static(default=3)
+
+
 w = jnp.ones(3)
 assert_type(Layer(w), Layer)
 assert Square(2.0) < Square(3.0)
@@ -83,6 +94,7 @@ assert_type(Net(Layer(w), 3).layer.kernel, jax.Array)
 assert_type(Net(Layer(w), 3, [w]).extra, list[jax.Array])
 assert_type(Deep(Layer(w), 3, depth=2).depth, int)
 assert_type(Plain(w).kernel, jax.Array)
+assert_type(Inherits(start=2.0).depth, int)
 assert_type(Box(3), Box[int])
 assert_type(Box[int](3).value, int)
 assert_type(Pair(w, w).left, jax.Array)
@@ -111,6 +123,7 @@ def rejected() -> list[Any]:
         Layer(w, seed="no"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         Named(w),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
         Net(Layer(w)),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+        Inherits(kernel=w),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
         Net(w, 3),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         Deep(Layer(w), 3, [], 2),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
         Box[int]("no"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -75,6 +75,7 @@ assert_type(at(net, ".layers[*].kernel").set(jnp.ones(1)), Net)
 assert_type(at(net, "**.bias").apply(lambda bias: bias), Net)
 assert_type(at(net, lambda path, value: path.endswith(".bias")).set(None), Net)
 assert_type(at(net, lambda path, value: isinstance(value, Layer)).get(), Any)
+assert_type(at(net, Layer).set(layer), Net)
 
 with edit(net) as draft:
     draft.name = "other"

@@ -3,12 +3,9 @@
 import dataclasses
 from typing import Any, dataclass_transform
 
-from treewright._base.functions import set_public_module
 from treewright._base.text import short_text
-from treewright._core.definition import make_node_class
-from treewright._core.fields import buffer, field, static
-from treewright._core.instance import FLAT_FORM, replace
-from treewright._core.methods import METHODS
+from treewright._core import FLAT_FORM, METHODS, buffer, field, make_node_class, replace_method, static
+from treewright._core import replace as replace  # noqa: PLC0414  `module.pyi` has its types
 from treewright.errors import NodeDefinitionError
 
 
@@ -79,7 +76,6 @@ def pytree_dataclass(
     return decorate if cls is None else decorate(cls)
 
 
-@set_public_module("treewright")
 @dataclass_transform(eq_default=False, field_specifiers=(field, static, buffer, dataclasses.field, dataclasses.Field))
 class Module:
     """Base class for models: annotated fields are children, fields declared `static()` go to `aux_data`.
@@ -116,7 +112,7 @@ class Module:
         super().__init_subclass__(**keywords)
         make_node_class(cls, options, is_module=True)
 
-    replace = replace
+    replace = replace_method
     locals().update(METHODS)
 
 

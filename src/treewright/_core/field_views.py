@@ -1,0 +1,208 @@
+"""Field views: the descriptors through which nodes read their fields, and the same after a tool has changed a class.
+
+Tools that decorate or reload a class rebuild the properties and functions that they find in its `__dict__`.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any, Never
+
+from treewright._base.text import annotation_text, short_text
+from treewright._core.fields import MISSING
+from treewright._core.instance import Unfinished, delete_attribute, raw_form, set_attribute
+from treewright._core.spec import FieldSpec, NodeSpec, reject_dill
+from treewright._core.statics import StaticTable
+from treewright.errors import FieldOnClassError, NodeDefinitionError, UnfinishedNodeError
+
+
+class _Hash:
+    """The `__hash__` of `FieldView`, which is not hashable. It also rejects a `@dataclass` on a node class.
+
+    `dataclasses` would take a view for a default; it reads `default.__class__.__hash__` to reject mutable defaults.
+    """
+
+    def __get__(self, view: "FieldView | None", cls: type[Any]) -> Callable[[], Never] | None:
+        if view is not None:
+            return view.reject_use
+        caller = sys._getframe(1)
+        if caller.f_globals.get("__name__") == dataclasses.__name__:
+            name = getattr(caller.f_locals.get("cls"), "__qualname__", "This class")
+            raise NodeDefinitionError(
+                f"{name} is a node class or has one as base, so it is already a dataclass. Remove @dataclass, or "
+                f"replace it with @pytree_dataclass if this is a subclass of a decorated class."
+            )
+        return None
+
+
+class FieldView(property):
+    """The descriptor of a field: returns the value on an instance; on the class, using it as a value raises.
+
+    It reads by index in nodes of its own table, and by name in nodes that were built before their class was redefined.
+    Tools that redefine a class, such as IPython's autoreload, copy the new class's attributes to the old one. Tools
+    that check types create a property's class again with the same functions, which yields an equal view.
+    """
+
+    def __init__(self, fget: Any = None, fset: Any = None, fdel: Any = None, doc: str | None = None) -> None:
+        super().__init__(fget, fset, fdel)
+        self.__doc__ = doc
+        self.field: FieldSpec
+        self.table: StaticTable
+        self.field, self.table = fget.reads
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        reject_dill(self.table.owner)
+        return (field_view, (self.field, self.table))
+
+    def __repr__(self) -> str:
+        return f"<field {self.table.owner.__qualname__}.{self.field.name}>"
+
+    def __getattr__(self, attribute: str) -> Never:
+        raise AttributeError(self._problem(f"has no {attribute}"), name=None, obj=None)
+
+    __hash__: Any = _Hash()
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are views of the same field, also before and after its class was redefined."""
+        if not isinstance(other, FieldView):
+            self.reject_use()
+        owners = (self.table.owner, other.table.owner)
+        paths = {(cls.__module__, cls.__qualname__) for cls in owners}
+        return len(paths) == 1 and self.field.name == other.field.name
+
+    def reject_use(self, *_: object, **__: object) -> Never:
+        raise FieldOnClassError(self._problem("has no value"))
+
+    def _problem(self, problem: str) -> str:
+        field, cls = self.field, self.table.owner.__name__
+        constant = "..." if field.default is MISSING else short_text(field.default)
+        line = f"{field.name}: ClassVar[{annotation_text(field.type, self.table.owner)}] = {constant}"
+        return (
+            f"{self.table.owner.__qualname__}.{field.name} is a field, so on the class it {problem}: only instances "
+            f"have one. Read it on an instance. For a class constant, declare a ClassVar:\n"
+            f"  {line.replace('[...]', '')}\n"
+            f"For the default: {{field.name: field.default for field in dataclasses.fields({cls})}}[{field.name!r}]"
+        )
+
+
+def as_view(value: Any) -> Any:
+    """The view of a field that a tool replaced by a plain property with the same functions; else the value itself."""
+    if isinstance(value, property) and not isinstance(value, FieldView) and hasattr(value.fget, "reads"):
+        return FieldView(value.fget, value.fset, value.fdel, value.__doc__)
+    return value
+
+
+# Beartype recognises the builtin `property` by the name of its class, and rejects every other property.
+FieldView.__module__, FieldView.__name__, FieldView.__qualname__ = property.__module__, "property", "property"
+
+# Every operation that would use a view as a value: otherwise `Tiles.WALL == 1` would silently be False.
+for _use in (
+    *("lt", "le", "gt", "ge", "bool", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil"),
+    *("neg", "pos", "abs", "invert", "len", "iter", "contains", "getitem", "setitem", "delitem", "format"),
+    *("array", "array_ufunc", "jax_array"),
+    *(
+        f"{side}{operation}"
+        for operation in (
+            *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow"),
+            *("lshift", "rshift", "and", "or", "xor"),
+        )
+        for side in ("", "r")
+    ),
+):
+    setattr(FieldView, f"__{_use}__", FieldView.reject_use)
+
+
+def field_view(field: FieldSpec, table: StaticTable) -> FieldView:
+    """The view of a field. It reads by index, in a third of the time of reading by name (benchmarks: node)."""
+    index, name = field.index, field.name
+
+    def read_child(node: Any) -> Any:
+        try:
+            children, statics = node._node
+            if statics.table is table:
+                return children[index]
+        except (TypeError, AttributeError):  # unfinished
+            pass
+        return _read_by_name(node, field)
+
+    def read_static(node: Any) -> Any:
+        try:
+            _, statics = node._node
+            if statics.table is table:
+                return statics.values[index]
+        except (TypeError, AttributeError):  # unfinished
+            pass
+        return _read_by_name(node, field)
+
+    read: Any = read_static if field.is_static else read_child
+    read.reads = (field, table)
+    # Sphinx prints the annotation. The mark keeps beartype from checking reads: a field of a spec holds other values.
+    read.__annotations__ = {"return": field.type}
+    read.__no_type_check__ = True
+    return FieldView(
+        read,
+        lambda node, value: set_attribute(node, name, value),
+        lambda node: delete_attribute(node, name),
+        field.doc,
+    )
+
+
+def _read_by_name(node: Any, field: FieldSpec) -> Any:
+    """The value of a field in an unfinished node, or in a node of an older definition of its class."""
+    form, name = raw_form(node), field.name
+    if isinstance(form, Unfinished):
+        value = MISSING if form.why else form.values_of(node).get(name, field.default)
+        return _fallback(node, name, form) if value is MISSING else value
+    children, statics = form
+    values = dict(zip((*statics.table.children, *statics.table.names), (*children, *statics.values), strict=True))
+    if name not in values:
+        raise AttributeError(
+            f"This {type(node).__qualname__} has no field {name}: it belongs to an older definition of the class, "
+            f"with the fields {', '.join(values) or 'none'}. Recreate the object."
+        )
+    return values[name]
+
+
+def _fallback(node: Any, name: str, form: Unfinished) -> Any:
+    """The value that a user's `__getattr__` returns for a field without one.
+
+    Python would call it after an AttributeError, and without end if it reads the same field, to forward to a child.
+
+    Raises:
+        UnfinishedNodeError: If the class has no `__getattr__`.
+        RuntimeError: If the `__getattr__` reads the same field.
+    """
+    cls: Any = type(node)
+    problem = f"This is {form}."
+    if not form.why:
+        problem = f"{cls.__qualname__}.{name} was read before __init__ set it. Assign it first."
+    if not hasattr(cls, "__getattr__"):
+        raise UnfinishedNodeError(problem)
+    attributes, mark = node.__dict__, f"__reads_{name}__"
+    if mark in attributes:
+        raise RuntimeError(f"{problem} It was read by {cls.__getattr__.__qualname__}.")
+    attributes[mark] = True
+    try:
+        return cls.__getattr__(node, name)
+    finally:
+        attributes.pop(mark, None)
+
+
+def restore_views(spec: NodeSpec) -> None:
+    """Restore the views that a tool replaced by plain properties since the class was defined.
+
+    A value assigned to a field raises, because every instance would read it. Only a metaclass could observe it earlier.
+    """
+    for field in spec.fields:
+        value = vars(spec.cls).get(field.name)
+        if isinstance(value, FieldView):
+            continue
+        view = as_view(value)
+        setattr(spec.cls, field.name, view if isinstance(view, FieldView) else field_view(field, spec.table))
+        if view is value:
+            name, line = f"{spec.cls.__qualname__}.{field.name}", f"{spec.cls.__name__}(..., {field.name}=...)"
+            raise NodeDefinitionError(
+                f"{name} = {short_text(value)} was assigned to a field on the class, so every instance would have "
+                f"read this value. The assignment was undone. Pass the value to the constructor, {line}, or change "
+                f"the default in the class body."
+            )

@@ -1,0 +1,136 @@
+"""Paths as text: steps, patterns, and the error for a place that does not exist."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from treewright._base.functions import earlier_class_hint
+from treewright._base.jax_private import DictKey, GetAttrKey, Key, SequenceKey
+from treewright._base.lines import first_lines
+from treewright._base.text import class_name, did_you_mean, short_text
+from treewright._trees.level import Place, all_entries
+from treewright.errors import MissingPlaceError
+
+_STEP = re.compile(
+    r"""(?P<deep>\*\*)
+    | \.?(?P<field>[^\W\d][\w*]*|\*[\w*]*)
+    | \[(?P<index>-?\d+|\*)\]
+    | \[(?P<quote>['"])(?P<entry>.*?)(?P=quote)\]""",
+    re.VERBOSE,
+)
+
+
+def place_of(key: Key) -> tuple[Literal["field", "item"], Any]:
+    """The kind and name of a key: a field's name, an index, a dict key, or the text of a foreign key."""
+    if isinstance(key, GetAttrKey):
+        return "field", key.name
+    if isinstance(key, SequenceKey):
+        return "item", key.idx
+    return "item", key.key if hasattr(key, "key") else str(key)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a pattern. `name` is a field's name or glob, an index, or a dict key."""
+
+    kind: Literal["field", "item", "every item", "deep"]
+    name: str | int
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether the step matches at most one place."""
+        return self.kind == "item" or (self.kind == "field" and "*" not in str(self.name))
+
+    def matches(self, key: Key) -> bool:
+        """Whether a step with a wildcard matches this key."""
+        kind, name = place_of(key)
+        if kind == "field":
+            return self.kind == "field" and fnmatchcase(name, str(self.name))
+        return self.kind == "every item"
+
+
+def parse(text: str) -> tuple[Step, ...]:
+    """The steps of a path or pattern.
+
+    `.name` is a field, `[3]` an item, `['name']` a dict entry; `.*` matches any field, `.enc*` any field whose name
+    begins with `enc`, `[*]` any item, and `**` any number of steps: `**.bias` matches every field named bias.
+    """
+    steps: list[Step] = []
+    end = 0
+    while end < len(text):
+        match = _STEP.match(text, end)
+        if match is None or (match["field"] and end and text[end] != "."):
+            raise ValueError(
+                f"{text!r} is not a path: {text[end:]!r} is not a step. A step is .name, [0], ['name'], .*, [*] or **, "
+                f'as in ".layers[*].kernel" or "**.bias".{with_items(text)}'
+            )
+        if match["deep"] or match["field"]:
+            steps.append(Step("deep" if match["deep"] else "field", match[0].lstrip(".")))
+        else:
+            index = match["index"]
+            every = index == "*"
+            steps.append(Step("every item" if every else "item", int(index) if index and not every else match["entry"]))
+        end = match.end()
+    return tuple(steps)
+
+
+def with_items(text: str) -> str:
+    """A hint if the text has indices as in flat names: `layers.0.bias` or `layers.*.bias`."""
+    meant = re.sub(r"\.(\d+|\*)(?=[.[]|$)", r"[\1]", text)
+    return "" if meant == text else f" Did you mean {meant!r}?"
+
+
+def key_of(place: Place, step: Step) -> Key:
+    return GetAttrKey(str(step.name)) if step.kind == "field" else item_key(place.value, step.name)
+
+
+# Places that exist, and those that do not
+
+
+def below(place: Place, key: Key) -> Place:
+    below = place.child(key)
+    if below is None:
+        raise missing_place(place, key)
+    return below
+
+
+def item_key(value: Any, item: Any) -> Key:
+    """The key for `value[item]`; an index may be negative."""
+    if not issubclass(type(value), (list, tuple)) or not hasattr(item, "__index__"):
+        keys = (key for key, _ in all_entries(value) or ())
+        return next((key for key in keys if place_of(key) == ("item", item)), DictKey(item))
+    index: int = item.__index__()
+    if -len(value) <= index < 0:
+        index += len(value)
+    names: Any = getattr(value, "_fields", None)
+    return GetAttrKey(names[index]) if names and 0 <= index < len(names) else SequenceKey(index)
+
+
+def missing_place(place: Place, key: Key, anywhere: str = "") -> MissingPlaceError:
+    value: Any = place.value
+    kind = "None" if value is None else class_name(value)
+    where = place.name if place.name == kind else f"{place.name} ({kind})"
+    if type(value) in {list, tuple} and value:
+        return MissingPlaceError(f"{where} has no {key}. It has [0] to [{len(value) - 1}].")
+    entries = all_entries(value)
+    if entries is None:
+        hint = ""
+        if hasattr(value, "at") and not isinstance(key, GetAttrKey):
+            hint = " To change a part of an array, use .apply(lambda array: array.at[...].set(...))."
+        elif hasattr(value, "at") and hasattr(value, str(place_of(key)[1])):
+            hint = " Places are not values: to compute with the array, use .apply(lambda array: ...)."
+        return MissingPlaceError(f"{place.name} is a leaf, {short_text(value)}, without a place {key} below it.{hint}")
+    by_name = {str(place_of(entry)[1]): str(entry) for entry, _ in entries}
+    meant = did_you_mean(str(place_of(key)[1]), by_name, show=by_name.__getitem__)
+    inner = next((f" Or did you mean {place.key}{key}?" for place in place.entries() if place.child(key)), "")
+    names = listed([str(entry) for entry, _ in entries])
+    return MissingPlaceError(
+        f"{where} has no {key}{meant}. It has {names}.{anywhere or inner}{earlier_class_hint(type(value))}"
+    )
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """The first names, separated by commas; `nothing` if there are none."""
+    return ", ".join(first_lines(names, most)) or "nothing"

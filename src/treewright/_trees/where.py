@@ -1,0 +1,268 @@
+"""`where=`: the places of a tree that a path, a function, a predicate, a class or a mask selects.
+
+`at`, `partition`, `spec_like` and `adopt` all read it here, so they accept the same and raise the same errors.
+"""
+
+import functools
+import inspect
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from treewright._base.functions import earlier_class_hint
+from treewright._base.jax_private import Path, SequenceKey, jax_trees, path_text
+from treewright._base.text import did_you_mean, short_text, with_article
+from treewright._core import is_node
+from treewright._trees.level import Place, is_none, note_redefined_classes, walk
+from treewright._trees.pattern import Step, below, key_of, listed, missing_place, parse, place_of, with_items
+from treewright._trees.selection import Selection, select_by_function
+from treewright.errors import MissingPlaceError
+
+_BOOLS = frozenset({bool, np.bool_})
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+_MAX_SHOWN = 5  # places that a message lists
+
+
+def select(tree: Any, where: Any) -> Selection:
+    """The places that `where` selects, at least one.
+
+    Raises:
+        MissingPlaceError: If there is none.
+    """
+    root = Place(tree)
+    selected = _selected(root, where)
+    if isinstance(selected, Selection):
+        return selected
+    paths = [path for path, _ in jax_trees.tree_leaves_with_path(tree)]
+    places = [_place_at(root, path) for path, is_chosen in zip(paths, selected, strict=True) if is_chosen]
+    if not places:
+        raise MissingPlaceError(f"The mask is True for no leaf of {root.name}.")
+    return Selection(places, is_search=True)
+
+
+def chosen_leaves(tree: Any, where: Any) -> list[bool]:
+    """For each leaf, whether `where` selects it: it is below a place, or the mask or the predicate is true for it."""
+    if _is_function(where) and arguments_of(where) == 2:
+        leaves = jax_trees.tree_leaves_with_path(tree)
+        return [_is_true(where(text := path_text(path), leaf), text) for path, leaf in leaves]
+    selected = _selected(Place(tree), where)
+    if not isinstance(selected, Selection):
+        return selected
+    places = {place.path for place in selected.places}
+    leaves = jax_trees.tree_leaves_with_path(tree)
+    chosen = [any(path[:end] in places for end in range(len(path) + 1)) for path, _ in leaves]
+    statics = [place.path for place in selected.places if _is_static(place)]
+    if statics and not (selected.is_search and any(chosen)):
+        names = ", ".join(map(path_text, statics))
+        raise ValueError(
+            f"{names} of {with_article(type(tree).__qualname__)} is static, so it has no leaf and no setting. To "
+            f"change it: at(tree, where).set(value)."
+        )
+    return chosen
+
+
+def _selected(root: Place, where: Any) -> Selection | list[bool]:
+    """The places, or for a mask whether each leaf is selected."""
+    if isinstance(where, str):
+        return _by_path(root, where)
+    if isinstance(where, type):
+        found = _matching(root, lambda place: isinstance(place.value, where))
+        return _search(found, lambda: f"{root.name} contains no {where.__qualname__}.")
+    if not _is_function(where):
+        return _by_mask(root, where)
+    if arguments_of(where) == 2:
+        return _search(_matching(root, _test_of(where)), lambda: _no_match_for_predicate(root))
+    selected = select_by_function(root, where, _is_mask)
+    return selected if isinstance(selected, Selection) else _by_mask(root, selected)
+
+
+def _is_function(where: Any) -> bool:
+    """Whether `where` is called. A mask of a class with `__call__` is not; methods of nodes are pytrees too."""
+    if isinstance(where, _FUNCTIONS):
+        return True
+    return callable(where) and not isinstance(where, type) and jax.tree_util.all_leaves((where,))
+
+
+def arguments_of(function: Any) -> int:
+    """The number of required positional arguments of a function."""
+    if isinstance(function, types.FunctionType):  # `inspect` takes as long as a whole update
+        return function.__code__.co_argcount - len(function.__defaults__ or ())
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # attrgetter, itemgetter and other C functions
+        return 1
+    needed = (p for p in parameters if p.default is p.empty and p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD})
+    return len(list(needed))
+
+
+def _is_static(place: Place) -> bool:
+    parents = ((step.key, step.parent) for step in place.ancestors if step.parent)
+    return any(all(key != child.key for child in parent.children()) for key, parent in parents)
+
+
+def _place_at(root: Place, path: Path) -> Place:
+    return functools.reduce(below, path, root)
+
+
+def _search(places: Iterable[Place], no_match: Callable[[], str]) -> Selection:
+    """The places that no other of them contains."""
+    by_path = {place.path: place for place in places}
+    topmost = [place for path, place in by_path.items() if not any(path[:end] in by_path for end in range(len(path)))]
+    if not topmost:
+        raise MissingPlaceError(no_match())
+    return Selection(topmost, is_search=True)
+
+
+# A mask
+
+
+def _by_mask(root: Place, mask: Any) -> list[bool]:
+    """The settings of a mask for each leaf."""
+    leaves = jax.tree.leaves(mask)
+    is_like_tree = type(mask) is type(root.value)
+    if mask is None or (leaves and not is_like_tree and not any(type(leaf) in _BOOLS for leaf in leaves)):
+        if is_node(mask) and not is_node(root.value):
+            raise TypeError(f"where= is {with_article(type(mask).__qualname__)}. Pass the tree first: at(tree, where).")
+        raise TypeError(
+            f"where= must be a path, a function, a predicate, a class or a mask (a tree of bools), but got "
+            f"{short_text(mask)}."
+        )
+    settings = broadcast("where=", mask, root.value)
+    wrong = [setting for setting in settings if type(setting) not in _BOOLS]
+    if wrong:
+        raise TypeError(f"A mask needs True or False for each leaf, got {short_text(wrong[0])}.")
+    return settings
+
+
+def _is_mask(result: Any, tree: Any) -> bool:
+    """Whether a function returned a mask for the tree, as `trainable` does, and not places in it."""
+    if type(result) in _BOOLS:
+        return tree is not result and jax.tree_util.all_leaves((tree,))
+    if type(result) is not type(tree) or result is tree:
+        return False
+    leaves = jax.tree.leaves(result)
+    return all(type(leaf) in _BOOLS for leaf in leaves) and bool(leaves or not jax.tree.leaves(tree))
+
+
+def broadcast(argument: str, prefix: Any, tree: object) -> list[Any]:
+    """The settings of a prefix, repeated for each leaf of the tree."""
+    settings: list[Any]
+    settings, treedef = jax_trees.tree_flatten(prefix)
+    if treedef == jax_trees.tree_structure(tree):  # the walk below takes longer than the rest of `partition`
+        return settings
+    settings = []
+
+    def add(setting: Any, part: Any) -> None:
+        settings.extend([setting] * len(jax.tree.leaves(part)))
+
+    try:
+        jax.tree.map(add, prefix, tree, is_leaf=is_none)
+    except ValueError as error:
+        rejection = ValueError(f"{argument} is not a prefix of the tree. {jax_error_text(error)}")
+        note_redefined_classes(rejection, prefix, tree)
+        raise rejection from error
+    return settings
+
+
+def jax_error_text(error: ValueError) -> str:
+    """JAX's message about two different trees, without `tree_map` as the name of the first."""
+    return re.sub(
+        r"(pytree )?tree_map(?:_with_path)? tree", lambda found: "pytree" if found[1] else "the tree", str(error)
+    )
+
+
+def _by_path(root: Place, where: str) -> Selection:
+    steps = parse(where)
+    if not all(step.is_literal for step in steps):
+        return _search(_expand(root, steps), lambda: _no_match(root, where))
+    place = root
+    for step in steps:
+        below = place.child(key_of(place, step))
+        if below is None:
+            raise missing_place(place, key_of(place, step), _anywhere(root, steps))
+        place = below
+    return Selection([place])
+
+
+def _anywhere(root: Place, steps: Sequence[Step]) -> str:
+    """A hint if a path of one name exists deeper in the tree."""
+    name = steps[0].name
+    if len(steps) > 1 or not isinstance(name, str):
+        return ""
+    keys = [place.key for place in walk(root, Place.entries) if place.parent and place_of(place.key)[1] == name]
+    patterns = dict.fromkeys(f'"**{key}"' for key in keys)
+    return f" To select it at any depth, write {' or '.join(patterns)}." if patterns else ""
+
+
+def _expand(place: Place, steps: Sequence[Step]) -> Iterator[Place]:
+    if not steps:
+        yield place
+        return
+    step, rest = steps[0], steps[1:]
+    if step.kind == "deep":
+        reached: Iterable[Place | None] = walk(place, Place.entries)
+    elif step.is_literal:
+        reached = [place.child(key_of(place, step))]
+    else:
+        reached = (entry for entry in place.entries() if step.matches(entry.key))
+    for inner in reached:
+        if inner is not None:
+            yield from _expand(inner, rest)
+
+
+def _no_match(root: Place, where: str) -> str:
+    keys = (place.key for place in walk(root, Place.entries) if place.parent)
+    names = {str(key): str(place_of(key)[1]) for key in keys if not isinstance(key, SequenceKey)}
+    again = earlier_class_hint(type(root.value))
+    meant = did_you_mean(where, names.values()) if where.isidentifier() else ""
+    items = with_items(where)
+    return f"Nothing in {root.name} matches {where}{meant}. It has {listed(sorted(names))}.{items}{again}"
+
+
+# A predicate
+
+
+def _no_match_for_predicate(root: Place) -> str:
+    paths = (path_text(place.path) for place in walk(root) if place.parent)
+    example = next(paths, None)
+    hint = f" It is called with paths such as {example!r}." if example else ""
+    return f"The predicate is true nowhere in {root.name}.{hint}"
+
+
+def _test_of(predicate: Callable[[str, Any], object]) -> Callable[[Place], bool]:
+    def is_selected(place: Place) -> bool:
+        try:
+            result = predicate(path_text(place.path), place.value)
+        except Exception as error:
+            error.add_note(
+                f"The predicate was called with {place.name}. at() also calls it with nodes and containers, so check "
+                f"the class first: isinstance(value, jax.Array) and ..."
+            )
+            raise
+        return _is_true(result, place)
+
+    return is_selected
+
+
+def _is_true(result: Any, place: str | Place) -> bool:
+    """The result of a predicate, which must be a bool: `path.find("bias")` is -1, and true, where it finds nothing."""
+    if result is True or result is False:
+        return result
+    if result is not None and getattr(result, "dtype", None) == np.dtype(bool) and np.ndim(result) == 0:
+        return bool(result)
+    name = place.name if isinstance(place, Place) else place
+    lacks = "Does it lack a return?" if result is None else "Write a comparison, or bool(...)."
+    raise TypeError(f"The predicate must return True or False, but returned {short_text(result)} for {name}. {lacks}")
+
+
+def _matching(place: Place, is_selected: Callable[[Place], bool]) -> Iterator[Place]:
+    """The topmost places where a test is true. It is not called for places inside them."""
+    if is_selected(place):
+        yield place
+    else:
+        for entry in place.entries():
+            yield from _matching(entry, is_selected)

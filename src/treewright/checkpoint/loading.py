@@ -1,0 +1,142 @@
+"""Load a checkpoint: call `migrate=` with its leaves, which are read when they are used, and read the others."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from treewright._base.jax_private import DictKey, jax_trees
+from treewright._base.text import short_text
+from treewright.checkpoint.fit import LeafRequest, Options, as_saved, part_and_names, plan_of, values_of
+from treewright.checkpoint.manifest import LeafRecord, Manifest
+
+# Reads arrays, verifies them and yields them in the order of the requests.
+Read = Callable[[Sequence[LeafRequest]], Iterator[Any]]
+
+_AHEAD_BYTES = 1 << 22  # read together: each read of a step parses its index
+
+
+def load_tree(manifest: Manifest, read: Read, like: Any, options: Options) -> Any:
+    """The tree of a checkpoint, or a part of it, shaped like `like`; without it, in plain lists, tuples and dicts.
+
+    Raises:
+        CheckpointMismatchError: If the checkpoint does not fit `like`. Only what `migrate` used was read.
+        CheckpointDamagedError: If an array differs from the saved one.
+        CheckpointError: If the part does not exist.
+    """
+    manifest = part_and_names(manifest, options)
+    migrate = options["migrate"]
+    values = (
+        None
+        if migrate is None
+        else _migrated(migrate, SavedLeaves({leaf.name: leaf for leaf in manifest.leaves}, read))
+    )
+    plan = plan_of(manifest, like, options, values)
+    return plan.finish(read(plan.requests))
+
+
+def _migrated(migrate: Callable[[dict[str, Any]], Any], leaves: "SavedLeaves") -> dict[str, Any]:
+    migrated = migrate(leaves)
+    if not isinstance(migrated, Mapping):
+        raise TypeError(
+            f"migrate= returned {short_text(migrated)}, but must return a dict: the leaves of the tree by flat name."
+        )
+    return _unread(migrated)
+
+
+class SavedLeaves(dict[str, Any]):
+    """A dict of leaves by flat name, each read from a checkpoint at its first use: numpy arrays, numbers and keys.
+
+    The dict itself has the record of each leaf that was not read. `leaves | {...}` and `copy` read nothing, so a leaf
+    that a migration only passes on goes to its devices like one without a migration.
+    """
+
+    def __init__(self, leaves: Mapping[str, Any], read: Read) -> None:
+        super().__init__(leaves)
+        self._read = read
+
+    def unread(self) -> dict[str, Any]:
+        """The values by name; for a leaf that was not read, its record."""
+        return dict(super().items())
+
+    def _read_now(self, records: Sequence[LeafRecord]) -> None:
+        requests = [as_saved(record, on_host=True) for record in records]
+        super().update(values_of(requests, self._read(requests)))
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        if isinstance(value, LeafRecord):
+            self._read_now(self._with_neighbours(value))
+        return super().__getitem__(name)
+
+    def _with_neighbours(self, record: LeafRecord) -> list[LeafRecord]:
+        """A leaf, and the small ones after it that were not read."""
+        after = itertools.dropwhile(lambda value: value is not record, super().values())
+        unread = [value for value in after if isinstance(value, LeafRecord)]
+        sizes = itertools.accumulate(leaf.form.nbytes for leaf in unread)
+        return [leaf for leaf, size in zip(unread, sizes, strict=True) if leaf is record or size <= _AHEAD_BYTES]
+
+    def items(self) -> Any:
+        """All names and values, read together."""
+        self._read_now([value for value in super().values() if isinstance(value, LeafRecord)])
+        return super().items()
+
+    def values(self) -> Any:
+        """All values, read together."""
+        self.items()
+        return super().values()
+
+    def copy(self) -> "SavedLeaves":
+        """A copy; reads nothing."""
+        return SavedLeaves(self.unread(), self._read)
+
+    def __or__(self, other: Any) -> Any:
+        return SavedLeaves(self.unread() | _unread(other), self._read)
+
+    def __ror__(self, other: Any) -> Any:
+        return SavedLeaves(_unread(other) | self.unread(), self._read)
+
+    # dict's own methods do not call `__getitem__`.
+
+    def __iter__(self) -> Iterator[str]:  # with it, `{**leaves}` does
+        return super().__iter__()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a name."""
+        if name not in self:
+            return default
+        return self[name]
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """Remove a name and return its value."""
+        if name in self:
+            self[name]  # reads
+        return super().pop(name, *default)
+
+    def popitem(self) -> tuple[str, Any]:
+        """Remove the last name and return it with its value."""
+        name = next(reversed(self))
+        return name, self.pop(name)
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        """The value of a name, which is added if it is missing."""
+        return self[name] if name in self else super().setdefault(name, default)
+
+    def __repr__(self) -> str:
+        texts = (value.form if isinstance(value, LeafRecord) else short_text(value) for value in super().values())
+        return f"{{{', '.join(f'{name!r}: {text}' for name, text in zip(self, texts, strict=True))}}}"
+
+
+def _unread(values: Mapping[str, Any]) -> dict[str, Any]:
+    return values.unread() if isinstance(values, SavedLeaves) else dict(values)
+
+
+def _flattened(leaves: SavedLeaves) -> tuple[Any, tuple[str, ...]]:
+    names = tuple(sorted(leaves))
+    values = dict(leaves.items())
+    return [(DictKey(name), values[name]) for name in names], names
+
+
+# For `jax.tree.map(..., leaves)`, as of a dict.
+jax_trees.register_pytree_with_keys(
+    SavedLeaves, _flattened, lambda names, values: dict(zip(names, values, strict=True))
+)

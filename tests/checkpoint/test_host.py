@@ -1,0 +1,148 @@
+"""Copies between devices and the host, with a CPU that JAX's memory kinds make a remote device."""
+
+from __future__ import annotations
+
+import collections
+import functools
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import NamedSharding, SingleDeviceSharding
+
+from tests.checkpoint.models import spec
+from treewright.checkpoint import CheckpointManager, host
+from treewright.errors import CheckpointDamagedError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+untyped: Any = jax
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
+    """How many arrays were copied, by way, as if the CPU were a GPU: Orbax uses pinned memory, and so do we."""
+    counts: collections.Counter[str] = collections.Counter()
+    asarray: Any = np.asarray
+    put: Any = jax.device_put
+    array_class: Any = type(jnp.ones(1))
+    start = array_class.copy_to_host_async
+
+    def memory(array: Any) -> str:
+        return str(array.sharding.memory_kind) if isinstance(array, jax.Array) else "numpy"
+
+    def count_asarray(value: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(value, jax.Array) and memory(value) == "device":
+            counts["device -> numpy"] += 1
+        return asarray(value, *args, **options)
+
+    def count_put(values: Any, *args: Any, **options: Any) -> Any:
+        results = put(values, *args, **options)
+        for value, result in zip(jax.tree.leaves(values), jax.tree.leaves(results), strict=True):
+            if value is not result:
+                counts[f"{memory(value)} -> {memory(result)}"] += 1
+        return results
+
+    def count_start(array: Any) -> None:
+        counts["device -> numpy"] += memory(array) == "device"
+        start(array)
+
+    handler = functools.partial(ocp.PyTreeCheckpointHandler, enable_pinned_host_transfer=True)
+    monkeypatch.setattr(ocp, "PyTreeCheckpointHandler", handler)
+    monkeypatch.setattr(host, "_PLATFORMS", frozenset({"cpu"}))
+    monkeypatch.setattr(np, "asarray", count_asarray)
+    monkeypatch.setattr(jax, "device_put", count_put)
+    monkeypatch.setattr(array_class, "copy_to_host_async", count_start)
+    return counts
+
+
+def spread() -> dict[str, Any]:
+    """Arrays on one device, on four, replicated in part and in whole; and leaves of other kinds."""
+    mesh = untyped.make_mesh((2, 2), ("a", "b"))
+    x = jnp.arange(4096, dtype=jnp.float32).reshape(64, 64)
+    specs = {"split": ("a", "b"), "rows": ("a",), "columns": (None, "b"), "replicated": ()}
+    tree = {name: untyped.device_put(x, NamedSharding(mesh, spec(*axes))) for name, axes in specs.items()}
+    tree |= {"other": untyped.device_put(x, jax.devices()[1]), "scalar": jnp.float32(3), "empty": jnp.ones((0, 2))}
+    return tree | {"int4": jnp.ones(8, "int4"), "key": jax.random.key(0), "host": np.ones(3), "number": 2.5}
+
+
+def test_each_block_is_copied_to_the_host_once(tmp_path: Path, copies: collections.Counter[str]) -> None:
+    tree = spread()
+    copies.clear()
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, tree)
+        assert copies == {"device -> pinned_host": 4 + 2 + 2 + 1 + 1 + 3}  # each block of each array
+        copies.clear()
+        manager.wait()
+        assert not copies
+
+
+def test_restored_arrays_are_verified_before_they_go_to_devices(
+    tmp_path: Path, copies: collections.Counter[str]
+) -> None:
+    tree = spread()
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, tree)
+        manager.wait()
+        copies.clear()
+        found = manager.restore(like=tree)
+        on_one = {"numpy -> device": 4}  # not committed, or empty
+        assert copies == {"numpy -> pinned_host": 4 + 2 + 2 + 1 + 1, "pinned_host -> device": 4 * 4 + 1, **on_one}
+    for name, value in tree.items():
+        if isinstance(value, jax.Array):
+            data, expected = (jax.random.key_data(x) if name == "key" else x for x in (found[name], value))
+            np.testing.assert_array_equal(data, expected)
+            assert (found[name].sharding, jax.typeof(found[name])) == (value.sharding, jax.typeof(value))
+            assert found[name].committed == value.committed
+
+
+def test_a_damaged_block_goes_to_no_device(
+    tmp_path: Path, copies: collections.Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = untyped.device_put(jnp.zeros((8, 4)), NamedSharding(untyped.make_mesh((4,), ("a",)), spec("a")))
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"x": x})
+        manager.wait()
+        handler: Any = ocp.PyTreeCheckpointHandler
+        plain = handler.func.restore
+
+        def flipped(self: Any, *args: Any, **options: Any) -> Any:
+            found = plain(self, *args, **options)["x"]
+            values = np.array(found)
+            values[5, 1] = 1
+            return {"x": untyped.device_put(values, found.sharding)}
+
+        monkeypatch.setattr(handler.func, "restore", flipped)
+        copies.clear()
+        with pytest.raises(CheckpointDamagedError, match=r"\['x'\]\[4:6,0:4\] is damaged"):
+            manager.restore(like={"x": x})
+    assert not any(way.endswith("-> device") for way in copies)
+
+
+def test_a_state_may_be_donated_while_its_copies_are_written(tmp_path: Path, copies: collections.Counter[str]) -> None:
+    del copies
+    change = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    state = {f"{index}": jnp.full(1 << 16, index, jnp.float32) for index in range(20)}
+    with CheckpointManager(tmp_path) as manager:
+        for step in range(3):
+            manager.save(step, state)
+            state = change(state)
+        for step in range(3):
+            found = manager.restore(step, like=state)
+            assert [int(found[f"{index}"][-1]) for index in range(20)] == [index + step for index in range(20)]
+
+
+@pytest.mark.parametrize("memory", ["pinned_host", "unpinned_host"])
+def test_an_array_in_host_memory_is_not_copied(memory: str, tmp_path: Path, copies: collections.Counter[str]) -> None:
+    x = untyped.device_put(jnp.arange(8.0), SingleDeviceSharding(jax.devices()[0], memory_kind=memory))
+    copies.clear()
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"x": x})
+        assert not {way for way in copies if way.startswith("device")}
+        found = manager.restore(like={"x": x})["x"]
+    assert (found.sharding, jax.typeof(found)) == (x.sharding, jax.typeof(x))
+    np.testing.assert_array_equal(np.asarray(found), np.arange(8.0))
