@@ -28,7 +28,6 @@ from treewright import (
     spec_like,
     split_key_like,
     stack,
-    static,
     summary,
     trainable,
     unstack,
@@ -233,15 +232,3 @@ def test_sizes_of_parts_add_up(tree: Any) -> None:
 
     assert count(tree) == total == sum(row.count for row in rows)
     assert nbytes(tree) == sum(row.nbytes for row in rows)
-
-
-def test_jax_prints_different_texts_for_statics_with_different_captured_values() -> None:
-    class Scaled(Module):
-        weight: Any
-        scale: Any = static()
-
-    def scaled(factor: float) -> Any:
-        return Scaled(1.0, lambda value: factor * value)
-
-    texts = [str(jax.tree.structure(scaled(factor))) for factor in (1.0, 2.0, 1.0)]
-    assert texts[0] == texts[2] != texts[1]
