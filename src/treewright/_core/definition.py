@@ -355,34 +355,42 @@ def _install_methods(draft: _Draft) -> None:
 
     Abstract methods work as with `abc.ABC`: Python raises for an instance of the class, whatever its metaclass.
     """
-    cls, options, body = draft.cls, draft.options, draft.body
-    by_option = {
-        "__eq__": options["eq"],
-        "__repr__": options["repr"],
-        "__hash__": options["eq"] or options["unsafe_hash"],
-    }
+    cls, options, body, inherited = draft.cls, draft.options, draft.body, draft.inherited
+    is_on = {"__eq__": options["eq"], "__repr__": options["repr"], "__hash__": options["eq"] or options["unsafe_hash"]}
     for name, ours in METHODS.items():
-        inherited, default = draft.inherited.get(name), getattr(object, name, None)
-        is_enabled = by_option.get(name, True)
-        # If the body defines `__eq__`, Python adds `__hash__ = None`, which the user did not write.
-        is_implicit = is_enabled and name == "__hash__" and "__eq__" in body and body.get(name, name) is None
-        if name in body and not is_implicit:
-            continue
-        keeps = not (inherited is ours or inherited is default or is_implicit or _is_of_dataclass(cls, name))
-        keeps = keeps and (draft.is_module or not is_enabled)
-        method = inherited if keeps else ours if is_enabled else default
-        if name in vars(cls):  # `dataclasses` added it.
+        method = ours if is_on.get(name, True) else getattr(object, name, None)
+        if name in body:
+            # If the body defines `__eq__`, Python adds `__hash__ = None`, which the user did not write.
+            is_implicit = name == "__hash__" and "__eq__" in body and body[name] is None
+            if not (is_implicit and is_on[name]):
+                continue
+        elif (draft.is_module or not is_on.get(name, True)) and _is_inherited_from_user(draft, name, ours):
+            method = inherited[name]
+        if name in vars(cls):  # Python or `dataclasses` added it.
             delattr(cls, name)
-        if inherited is not method:
+        if inherited.get(name) is not method:
             setattr(cls, name, method)
-    if not draft.is_module and "replace" not in {*body, *draft.inherited, *draft.annotations}:
+    if not draft.is_module and "replace" not in {*body, *inherited, *draft.annotations}:
         cls.replace = replace
-    for name, value in body.items():
-        is_method = name not in draft.annotations and (name == "__call__" or not _is_special(name))
-        if draft.is_module and is_method and (method := module_method(value)) is not None:
-            setattr(cls, name, method)
+    if draft.is_module:
+        _wrap_methods(draft)
     cls.__abstractmethods__ = frozenset()
     abc.update_abstractmethods(cls)
+
+
+def _wrap_methods(draft: _Draft) -> None:
+    """Turn the functions in the body of a Module into methods whose bound form is a pytree."""
+    for name, value in draft.body.items():
+        if name not in draft.annotations and (name == "__call__" or not _is_special(name)):
+            method = module_method(value)
+            if method is not None:
+                setattr(draft.cls, name, method)
+
+
+def _is_inherited_from_user(draft: _Draft, name: str, ours: Any) -> bool:
+    """Whether a base class has its own version of one of our methods."""
+    inherited = draft.inherited.get(name)
+    return not (inherited is ours or inherited is getattr(object, name, None) or _is_of_dataclass(draft.cls, name))
 
 
 def _is_of_dataclass(cls: type[Any], name: str) -> bool:
