@@ -1,7 +1,10 @@
 """Node classes: the steps from a user's class to a registered node class."""
 
 import abc
+import builtins
 import dataclasses
+import difflib
+import functools
 import inspect
 import types
 import typing
@@ -13,9 +16,9 @@ import jax
 import numpy as np
 import typing_extensions
 
-from treewright._base.functions import FrozenValue, is_generated, native_base, slots_of
-from treewright._base.text import annotation_text, short_text, with_article
-from treewright._core.field_checks import LAYERS, specifier_text
+from treewright._base.functions import is_generated, native_base, slots_of
+from treewright._base.text import annotation_text, is_node_class, short_text, with_article
+from treewright._core.field_checks import LAYERS, has_jax_arrays, options_to_repeat, specifier_text
 from treewright._core.fields import MISSING, options_of, specifier_in, specifier_in_annotation
 from treewright._core.init import Docstring, make_init
 from treewright._core.instance import FLAT_FORM, FieldView, Unfinished, replace, wrap_init
@@ -23,7 +26,7 @@ from treewright._core.methods import METHODS, module_method
 from treewright._core.registration import register_once
 from treewright._core.spec import FieldSpec, NodeSpec
 from treewright._core.statics import StaticTable
-from treewright.errors import NodeDefinitionError
+from treewright.errors import NodeDefinitionError, NodeDefinitionWarning, warn_user
 
 # These modules define an `__init__` for each protocol that only calls the next one.
 _PLACEHOLDERS = frozenset({typing.__name__, typing_extensions.__name__})
@@ -47,6 +50,11 @@ _NEVER_OVERRIDDEN = MappingProxyType(
         "tree_unflatten": _ONE_FORM,
     }
 )
+
+
+_HOOKS = ("__init__", "__post_init__", "__check_init__")
+# `w = jax.Array`, with `=` in place of `:`. Other classes are constants: `dtype = jnp.float32`, `norm_class = Norm`.
+_TYPES_OF_LEAVES = frozenset({jax.Array, np.ndarray, bool, int, float, complex, str})
 
 
 class _Draft(NamedTuple):
@@ -84,6 +92,7 @@ def make_node_class(cls: Any, options: Mapping[str, bool], *, is_module: bool) -
     elif cls.__init__ is not init:
         cls.__init__ = init
     _install_methods(draft)
+    _warn_of_the_unused(draft, spec)
     cls.__doc__ = Docstring(draft.body.get("__doc__"))
     register_once(cls)
 
@@ -134,83 +143,159 @@ def _reject_attributes(draft: _Draft) -> None:
                 f"field."
             )
     for name, value in draft.body.items():
-        method = _misspelt(draft.cls, name, value)
-        problem = f"never runs. Did you mean {method}? Write def {method}(self, ...)" if method else None
-        if name == "__post_init__" and not _may_run_post_init(draft.body.get("__init__")):
-            problem = "never runs, because only a generated __init__ calls it. Call it yourself: self.__post_init__()"
+        problem = _name_problem(draft, name, value)
         if problem is None and not _is_special(name):
-            problem = _value_problem(draft, name, value)
+            if name in draft.annotations:
+                problem = _default_problem(draft, name, value)
+            elif name in draft.inherited:
+                problem = _hiding_problem(draft, name, value)
+            else:
+                problem = _constant_problem(name, value)
         if problem is not None:
             raise NodeDefinitionError(f"{draft.cls.__qualname__}.{name} {problem}")
 
 
-def _misspelt(cls: type[Any], name: str, value: Any) -> str | None:
-    """The construction method whose name was probably misspelt; None if the name is fine."""
-    if not isinstance(value, types.FunctionType):
+def _name_problem(draft: _Draft, name: str, function: Any) -> str | None:
+    """Why a function never runs: its name is close to a hook's, but Python, we and the class itself never call it."""
+    if not isinstance(function, types.FunctionType):
         return None
-    if name in {"__inti__", "__intit__"} or (name == "__int__" and value.__code__.co_argcount > 1):
-        return "__init__"
-    bare = name.removeprefix(f"_{cls.__name__.lstrip('_')}")  # Python adds this prefix to names like `__check_init`.
-    for method in ("__init__", "__post_init__", "__check_init__"):
-        is_similar = bare.endswith("_") or (bare.startswith("__") and method != "__init__")
-        if bare != method and bare.startswith("_") and is_similar and bare.strip("_") == method.strip("_"):
-            return method
-    return None
+    bare = name.removeprefix(f"_{draft.cls.__name__.lstrip('_')}")  # Python adds it to names like `__check_init`.
+    if name in _HOOKS:
+        is_lazy = inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function)
+        return (
+            "is a generator or coroutine, so its body would never run. Remove yield, async and await"
+            if is_lazy
+            else None
+        )
+    if name == "__int__" and function.__code__.co_argcount > 1:
+        bare = "__ini__"
+    elif not bare.startswith("__") or name in _special_names() or name in _names_used(draft.cls):
+        return None
+    close = difflib.get_close_matches(f"__{bare.strip('_')}__", _HOOKS, 1, 0.85)
+    return f"never runs. Did you mean {close[0]}? Write def {close[0]}(self, ...)" if close else None
 
 
-def _may_run_post_init(init: Any) -> bool:
-    """Whether an `__init__` calls `__post_init__`, or the `__init__` of a base, which may call it."""
-    code = getattr(inspect.unwrap(init), "__code__", None) if init else None
-    return code is None or not {"__init__", "__post_init__"}.isdisjoint(code.co_names)
+@functools.cache
+def _special_names() -> frozenset[str]:
+    """The names of all methods of Python's built-in classes."""
+    return frozenset([name for cls in vars(builtins).values() if isinstance(cls, type) for name in dir(cls)])
+
+
+def _names_used(*classes: type[Any]) -> set[str]:
+    """The names that the functions of classes use, except in `__post_init__`, which may call that of a base."""
+    functions = [value for cls in classes for name, value in vars(cls).items() if name != "__post_init__"]
+    used: set[str] = set()
+    for value in functions:
+        function = _function_of(value)
+        if isinstance(function, types.FunctionType):
+            used.update(function.__code__.co_names)
+    return used
 
 
 def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
-def _value_problem(draft: _Draft, name: str, value: Any) -> str | None:
-    """Why a value in the body is wrong: it looks like a field but is not, hides a field, or is mutable.
+def _default_problem(draft: _Draft, name: str, value: Any) -> str | None:
+    """Why the default of a field is wrong: it is a specifier that was not called, or a field read on its class."""
+    default: Any = value.default if type(value) is dataclasses.Field else value
+    if type(default) is FieldView:  # `width: int = Other.width`
+        default.reject_use()
+    specifier = specifier_in(default[0] if type(default) in {tuple, list} and len(default) == 1 else default)
+    if specifier is None:
+        return None
+    return (
+        f"has {specifier} as default, but without parentheses or with a comma after them, so it would be a leaf.\n"
+        f"  Write {name}: {annotation_text(draft.annotations[name], draft.cls)} = {specifier}()"
+    )
 
-    Numbers, strings and the like without an annotation are class constants, as in Python. So is a value that replaces
-    one of a base class.
+
+def _hiding_problem(draft: _Draft, name: str, value: Any) -> str | None:
+    """Why a value without an annotation is wrong below a base with this name: the name is a field."""
+    hidden = draft.inherited[name]
+    if not isinstance(hidden, FieldView) or type(value) is dataclasses.Field:  # `dataclasses` rejects a Field.
+        return None
+    field = hidden.field
+    options = options_to_repeat(field)
+    call = specifier_text(field.kind, value, options) if options or field.kind != "child" else short_text(value)
+    line = f"{name}: {annotation_text(field.type, draft.cls)} = {call}"
+    fix = f"For a new default, repeat the annotation:\n  {line}\nFor a constant, write {name}: ClassVar = ..."
+    if hasattr(type(value), "__get__"):
+        fix = "Rename it, or declare it in the base class as an abstract property or method."
+    return f"would hide an inherited field. {fix}"
+
+
+def _constant_problem(name: str, value: Any) -> str | None:
+    """Why a value without an annotation was probably meant as a field: it has arrays to train, or is their type.
+
+    Everything else is a class constant, as in Python: numbers, functions, registries, lookup tables, numpy arrays.
     """
-    hidden = draft.inherited.get(name, MISSING)
-    is_shared = isinstance(value, list | dict | set | jax.Array | np.ndarray) and not isinstance(value, FrozenValue)
-    if name in draft.annotations:
-        default: Any = value.default if type(value) is dataclasses.Field else value
-        if type(default) is FieldView:  # `width: int = Other.width`
-            default.reject_use()
-        specifier = specifier_in(default[0] if type(default) in {tuple, list} and len(default) == 1 else default)
-        if specifier is not None:
-            return (
-                f"has {specifier} as default, but without parentheses or with a comma after them, so it would be a "
-                f"leaf.\n"
-                f"  Write {name}: {annotation_text(draft.annotations[name], draft.cls)} = {specifier}()"
-            )
-    elif isinstance(hidden, FieldView) and type(value) is not dataclasses.Field:  # `dataclasses` rejects a Field.
-        call = short_text(value) if hidden.field.kind == "child" else specifier_text(hidden.field.kind, value)
-        line = f"{name}: {annotation_text(hidden.field.type, draft.cls)} = {call}"
-        fix = f"For a new default, repeat the annotation:\n  {line}\nFor a constant, write {name}: ClassVar = ..."
-        if hasattr(type(value), "__get__"):
-            fix = "Rename it, or declare it in the base class as an abstract property or method."
-        return f"would hide an inherited field. {fix}"
-    elif hidden is MISSING and is_shared:
-        cls = "jax.Array" if isinstance(value, jax.Array) else type(value).__qualname__
+    if isinstance(value, type) and value in _TYPES_OF_LEAVES:
+        text = "jax.Array" if value is jax.Array else value.__name__
         return (
-            f"= {short_text(value)} has no annotation, so it is not a field: all instances would share it, and jit "
-            f"would compile its contents as constants.\n"
-            f"  Write {name}: {cls} = field(default_factory=lambda: ...), or {name}: ClassVar[{cls}] = ... if this is "
-            f"intended."
+            f"is the class {text}, not a field.\n  Write {name}: {text}, or {name}: ClassVar = {text} for a constant."
         )
-    return None
+    if not has_jax_arrays(value):
+        return None
+    cls = "jax.Array" if isinstance(value, jax.Array) else type(value).__qualname__
+    return (
+        f"= {short_text(value)} has no annotation, so it is not a field: all instances would share it, and jit "
+        f"would compile its contents as constants.\n"
+        f"  Write {name}: {cls} = field(default_factory=lambda: ...), or {name}: ClassVar[{cls}] = ... if this is "
+        f"intended."
+    )
+
+
+def _warn_of_the_unused(draft: _Draft, spec: NodeSpec) -> None:
+    """Warn of a `__post_init__` that never runs, and of annotated values that are not fields."""
+    cls = draft.cls
+    if spec.has_own_init and hasattr(cls, "__post_init__"):
+        used = _names_used(*cls.__mro__[:-1])
+        nodes = [vars(base)["__node_spec__"] for base in cls.__mro__[1:] if "__node_spec__" in vars(base)]
+        is_reached = "__init__" in used and any(base.runs_post_init for base in nodes)
+        if "__post_init__" not in used and not is_reached:
+            warn_user(
+                f"{cls.__qualname__}.__post_init__ never runs, because only a generated __init__ calls it. Call it at "
+                f"the end of __init__: self.__post_init__()",
+                NodeDefinitionWarning,
+            )
+    for base in cls.__mro__[1:-1]:
+        if "__dataclass_fields__" in vars(base) or any(
+            issubclass(other, base) for other in cls.__bases__ if is_node_class(other)
+        ):
+            continue
+        for name, annotation in typing_extensions.get_annotations(
+            base, format=typing_extensions.Format.FORWARDREF
+        ).items():
+            is_constant = any(word in annotation_text(annotation, base) for word in ("ClassVar", "Final"))
+            value = vars(base).get(name, MISSING)
+            if not (
+                is_constant
+                or value is MISSING
+                or name in spec.by_name
+                or name in vars(cls)
+                or hasattr(type(value), "__get__")
+            ):
+                warn_user(
+                    f"{base.__qualname__}.{name} is not a field of {cls.__qualname__}, because {base.__qualname__} is "
+                    f"neither a node class nor a dataclass: all instances share {short_text(value)}. Decorate "
+                    f"{base.__qualname__} with @pytree_dataclass, or write {name}: ClassVar = ... for a constant.",
+                    NodeDefinitionWarning,
+                )
 
 
 def _is_defined_in(cls: type[Any], name: str, value: Any) -> bool:
     """Whether a value is a method or property whose `def` is in the class body."""
+    function = _function_of(value)
+    path = (getattr(function, "__module__", None), getattr(function, "__qualname__", None))
+    return isinstance(function, types.FunctionType) and path == (cls.__module__, f"{cls.__qualname__}.{name}")
+
+
+def _function_of(value: Any) -> Any:
+    """The function inside a property, method or wrapper; any other value as it is."""
     for attribute in ("fget", "func", "__func__", "__wrapped__"):
         value = getattr(value, attribute, None) or value
-    path = (getattr(value, "__module__", None), getattr(value, "__qualname__", None))
-    return isinstance(value, types.FunctionType) and path == (cls.__module__, f"{cls.__qualname__}.{name}")
+    return inspect.unwrap(value) if isinstance(value, types.FunctionType) else value
 
 
 # 2. The fields, as `dataclasses` reads them
@@ -322,15 +407,17 @@ def _field_spec(draft: _Draft, field_: Any) -> FieldSpec:
 
 
 def _reject_lost_options(cls: type[Any], spec: FieldSpec, base: FieldSpec) -> None:
-    """Raise if a field is annotated again without its base's specifier, and so would become a plain child."""
-    if base.kind == "child" and not base.sharding and not base.stack:
+    """Raise if a field is annotated again without its base's specifier, whose options would be lost."""
+    options = options_to_repeat(base)
+    if base.kind == "child" and not options:
         return
     kind = "field" if base.kind == "child" else base.kind
-    effect = "store it whole on every device" if kind == "field" else "turn it into a plain child"
+    loss = f"lose {', '.join(options)}" if kind == "field" else "turn it into a plain child"
+    plain = specifier_text("field", spec.default)
     raise NodeDefinitionError(
-        f"{cls.__qualname__}.{spec.name} redeclares a {kind}() field without {kind}(), which would {effect}.\n"
-        f"  Write {spec.name}: {annotation_text(spec.type, cls)} = {specifier_text(kind, spec.default)}, or "
-        f"{specifier_text('field', spec.default)} for a plain child."
+        f"{cls.__qualname__}.{spec.name} redeclares a {kind}() field without {kind}(), which would {loss}.\n"
+        f"  Write {spec.name}: {annotation_text(spec.type, cls)} = {specifier_text(kind, spec.default, options)}, or "
+        f"{plain} for a plain child."
     )
 
 

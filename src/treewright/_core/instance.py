@@ -72,6 +72,8 @@ def raw_form(node: Any) -> FlatForm | Unfinished:
         why = f"no __init__ has run. Create it by calling the class: {cls.__qualname__}(...)"
         if cls.__init__ is object.__init__:
             why = "the class has no __init__. Remove init=False, or write an __init__"
+        elif cls.__new__ is not object.__new__:
+            why = f"{cls.__qualname__}.__new__ runs before __init__. Assign fields in __init__"
         return Unfinished(cls, why)
     return form
 
@@ -336,7 +338,7 @@ def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None
         else:
             set_attribute(node, name, value)
     if post_init is not None:
-        node.__post_init__(*post_init)
+        run_post_init(node, post_init)
 
 
 def _seal(node: Any, spec: NodeSpec, *, is_referenced: bool) -> None:
@@ -400,40 +402,33 @@ def check(node: Any) -> None:
     spec: NodeSpec = type(node).__node_spec__  # bypasses a user's `__getattr__`
     try:
         if spec.table.to_check:
-            _reject_class_assignments(spec)
             check_fields(node)
         for own_check in spec.checks:
-            if own_check(node) is not None:
-                raise TypeError(
-                    f"{spec.cls.__qualname__}.__check_init__() returned a value, which is ignored. Raise an error for "
-                    f"an invalid instance instead."
-                )
+            reject_returned(own_check(node), spec.cls, "__check_init__", "Raise an error for an invalid instance")
     except BaseException as error:
         mark_failed(node, error)
         raise
 
 
-def _reject_class_assignments(spec: NodeSpec) -> None:
-    """Undo an assignment to a field on the class and raise, because every instance would read the value.
+def reject_returned(value: object, cls: type[Any], hook: str, instead: str) -> None:
+    """Raise if a hook returned a value, as Python does for `__init__`: it would be lost."""
+    if value is not None:
+        raise TypeError(f"{cls.__qualname__}.{hook}() returned a value, which is ignored. {instead} instead.")
 
-    Without a metaclass the assignment itself can't be observed, so it is detected when the first nodes are created.
-    """
-    for field in spec.fields:
-        value = vars(spec.cls).get(field.name)
-        if not isinstance(value, FieldView):
-            setattr(spec.cls, field.name, FieldView(field, spec.table))
-            name, line = f"{spec.cls.__qualname__}.{field.name}", f"{spec.cls.__name__}(..., {field.name}=...)"
-            raise NodeDefinitionError(
-                f"{name} = {short_text(value)} was assigned to a field on the class, so every instance would have "
-                f"read this value. The assignment was undone. Pass the value to the constructor, {line}, or change "
-                f"the default in the class body."
-            )
+
+def run_post_init(node: Any, variables: Sequence[Any]) -> None:
+    """Run the `__post_init__` of a node, whose fields can be assigned, with the values of its `InitVar`s."""
+    reject_returned(node.__post_init__(*variables), type(node), "__post_init__", "Assign fields")
 
 
 def mark_failed(node: Any, error: BaseException) -> None:
     """Empty a node whose `__init__` raised, so that every use reports the error."""
     node.__dict__.clear()
-    why = f"its __init__ raised {type(error).__name__}({error}), so it has no fields to use"
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001  a user's `__str__`, which must not replace the error
+        message = "..."
+    why = f"its __init__ raised {type(error).__name__}({message}), so it has no fields to use"
     _store(node, FLAT_FORM, Unfinished(type(node), why))
 
 
@@ -478,7 +473,7 @@ def with_post_init(node: Any, changes: dict[str, Any]) -> Any:
         for name, value in changes.items():
             set_attribute(copy, name, value)
         values = {name: pending[name] for name in changes if not spec.by_name[name].init}
-        copy.__post_init__(*variables)
+        run_post_init(copy, variables)
         for name, value in values.items():
             if pending[name] is not value:
                 raise TypeError(
