@@ -86,7 +86,8 @@ PROGRAMS = {
     "an InitVar": "class A(Module):\n x: float = field(init=False)\n s: InitVar[float]\n"
     " def __post_init__(self, s): self.x = s\na = A(2.0)",
     "a __post_init__ that a helper of __init__ calls": "class A(Module):\n x: float\n def __init__(self, x):\n"
-    "  self.x = x; self.finish()\n def finish(self): self.__post_init__()\n def __post_init__(self): self.x *= 1\na = A(2.0)",
+    "  self.x = x; self.finish()\n def finish(self): self.__post_init__()\n"
+    " def __post_init__(self): self.x *= 1\na = A(2.0)",
     "a __post_init__ for subclasses": "class B(Module):\n x: float\n def __init__(self, x):\n"
     "  self.x = x; self.__post_init__()\n def __post_init__(self): pass\n"
     "class A(B):\n def __post_init__(self): self.x = 2.0\na = A(1.0)",
@@ -99,16 +100,20 @@ PROGRAMS = {
     " def f(self): return 1\na = A(2.0)",
     "a mixin with methods and constants": "class Mix:\n LIMIT = 3\n rate: ClassVar[float] = 0.1\n needs: int\n"
     " def twice(self): return 2 * self.x\nclass A(Mix, Module):\n x: float\na = A(2.0)\nassert a.twice() == 4.0",
-    "a mixin that declares a field of the node": "class Mix:\n x: float = 1.0\nclass A(Mix, Module):\n x: float\na = A(2.0)",
-    "a dataclass mixin": "@dataclasses.dataclass(frozen=True)\nclass Mix:\n x: float\nclass A(Mix, Module):\n pass\na = A(2.0)",
+    "a mixin that declares a field of the node": "class Mix:\n x: float = 1.0\n"
+    "class A(Mix, Module):\n x: float\na = A(2.0)",
+    "a dataclass mixin": "@dataclasses.dataclass(frozen=True)\nclass Mix:\n x: float\n"
+    "class A(Mix, Module):\n pass\na = A(2.0)",
     "a subclass that repeats all options": "class B(Module):\n x: float = field(converter=float)\nclass A(B):\n"
     " x: float = field(default=1.0, converter=float)\na = A(2)",
-    "a constant of a base, replaced": "class B(Module):\n w: ClassVar[Any] = jnp.ones(2)\nclass A(B):\n w = jnp.ones(3)\n"
+    "a constant of a base, replaced": "class B(Module):\n w: ClassVar[Any] = jnp.ones(2)\n"
+    "class A(B):\n w = jnp.ones(3)\n"
     " x: float = 2.0\na = A()",
     "a constructor that is a class method": "class A(Module):\n x: float\n @classmethod\n"
     " def of(cls, x): return cls(2 * x)\na = A.of(1.0)",
-    "a __new__ that only creates": "class A(Module):\n x: float\n def __new__(cls, *args): return super().__new__(cls)\na = A(2.0)",
-    "slots of statics": "@pytree_dataclass(kw_only=True)\nclass A:\n x: float\n n: int = static(default=1)\na = A(x=2.0)",
+    "a __new__ that only creates": "class A(Module):\n x: float\n"
+    " def __new__(cls, *args): return super().__new__(cls)\na = A(2.0)",
+    "keyword-only": "@pytree_dataclass(kw_only=True)\nclass A:\n x: float\n n: int = static(default=1)\na = A(x=2.0)",
 }
 
 
@@ -138,7 +143,7 @@ def test_a_legal_hierarchy_is_a_node_class(program: str) -> None:
 # What loses something: the program, and the error or warning.
 
 DENSE = "class Dense(Module):\n w: Any\n def __call__(self, x): return x\n"
-REFUSED = {
+REJECTED = {
     "a node": (f"{DENSE}class A(Module):\n d = Dense(jnp.ones(2))", r"A\.d = Dense.* has no annotation"),
     "a tuple of arrays": (
         "class A(Module):\n d = (jnp.ones(2),)",
@@ -183,7 +188,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("program", "message"), REFUSED.values(), ids=[*REFUSED])
+@pytest.mark.parametrize(("program", "message"), REJECTED.values(), ids=[*REJECTED])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_class_that_loses_a_value_or_a_method_is_rejected(program: str, message: str) -> None:
     with pytest.raises(NodeDefinitionError, match=message):
@@ -218,3 +223,50 @@ def test_a_part_of_a_class_without_effect_is_warned_of_once(program: str, messag
         run(f"{program}\nclass Below(A):\n pass" if "Rate" in program else program)
 
     assert [warning.filename for warning in caught] == ["<program>"]
+
+
+def test_an_init_var_has_no_value_on_an_instance() -> None:
+    names = run(
+        "class A(Module):\n x: float\n s: InitVar[float] = 1.0\n def __post_init__(self, s): self.x *= s\n"
+        "class B(A):\n s: InitVar[float]\n"
+    )
+
+    for cls in (names["A"], names["B"]):
+        assert (cls(2.0, s=5.0).x, cls(2.0).x, cls.s) == (10.0, 2.0, 1.0)
+        with pytest.raises(AttributeError, match=r"^[AB]\.s is an InitVar: .* Use the parameter of __post_init__"):
+            _ = cls(2.0, s=5.0).s
+
+
+def test_an_error_whose_text_fails_is_raised_as_it_is() -> None:
+    names = run(
+        "class E(Exception):\n def __str__(self): raise RuntimeError('no text')\n"
+        "class A(Module):\n x: float\n def __init__(self): raise E\n"
+    )
+
+    with pytest.raises(names["E"]):
+        names["A"]()
+
+
+def test_an_assignment_in_new_names_new() -> None:
+    names = run(
+        "class A(Module):\n x: float\n def __new__(cls, x):\n"
+        "  self = super().__new__(cls)\n  self.x = x\n  return self\n"
+    )
+
+    with pytest.raises(AttributeError, match=r"A\.__new__ runs before __init__\. Assign fields in __init__\.$"):
+        names["A"](1.0)
+
+
+def test_a_class_that_is_registered_for_export_keeps_its_registration() -> None:
+    program = """
+    import jax.export
+    class C:
+        x: float
+    jax.export.register_pytree_node_serialization(
+        C, serialized_name="registered before", serialize_auxdata=lambda data: b"", deserialize_auxdata=lambda data: None,
+        from_children=lambda data, children: None,
+    )
+    a = pytree_dataclass(C)(2.0)
+    """
+
+    assert jax.tree.leaves(run(program)["a"]) == [2.0]

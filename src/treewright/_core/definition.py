@@ -52,6 +52,7 @@ _NEVER_OVERRIDDEN = MappingProxyType(
 )
 
 
+_FORWARDREF: Any = typing_extensions.Format.FORWARDREF
 _HOOKS = ("__init__", "__post_init__", "__check_init__")
 # `w = jax.Array`, with `=` in place of `:`. Other classes are constants: `dtype = jnp.float32`, `norm_class = Norm`.
 _TYPES_OF_LEAVES = frozenset({jax.Array, np.ndarray, bool, int, float, complex, str})
@@ -68,6 +69,22 @@ class _Draft(NamedTuple):
     inherited: Mapping[str, Any]  # attributes of the bases in MRO order, without calling descriptors
 
 
+@dataclasses.dataclass(frozen=True)
+class _Argument:
+    """The attribute of an `InitVar` with a default, which `dataclasses` would return for an instance's value."""
+
+    place: str
+    default_of_argument: Any
+
+    def __get__(self, node: Any, cls: Any = None) -> Any:
+        if node is None:
+            return self.default_of_argument
+        raise AttributeError(
+            f"{self.place} is an InitVar: an argument of __init__ that instances do not store. Use the parameter of "
+            f"__post_init__, or declare a field."
+        )
+
+
 def make_node_class(cls: Any, options: Mapping[str, bool], *, is_module: bool) -> None:
     """Turn `cls` into a node class in place. After an error it is not registered, and must not be used.
 
@@ -78,7 +95,7 @@ def make_node_class(cls: Any, options: Mapping[str, bool], *, is_module: bool) -
     inherited: dict[str, Any] = {}
     for base in reversed(cls.__mro__[1:]):
         inherited.update(vars(base))
-    annotations = typing_extensions.get_annotations(cls, format=typing_extensions.Format.FORWARDREF)
+    annotations = typing_extensions.get_annotations(cls, format=_FORWARDREF)
     draft = _Draft(cls, options, is_module, annotations, dict(vars(cls)), inherited)
     _reject_attributes(draft)
     _read_fields(draft)
@@ -86,6 +103,9 @@ def make_node_class(cls: Any, options: Mapping[str, bool], *, is_module: bool) -
     spec, arguments = _node_spec(draft, keeps_init=keeps_init)
     for field in spec.fields:
         setattr(cls, field.name, FieldView(field, spec.table))
+    for name, default in spec.init_vars.items():
+        if name in annotations and not (default is MISSING or hasattr(type(default), "__get__")):
+            setattr(cls, name, _Argument(f"{cls.__qualname__}.{name}", default))
     cls.__node_spec__, cls.__node_fields__ = spec, spec.by_name
     if options["init"] and not keeps_init:
         cls.__init__ = make_init(spec, arguments)
@@ -259,23 +279,15 @@ def _warn_of_the_unused(draft: _Draft, spec: NodeSpec) -> None:
                 f"the end of __init__: self.__post_init__()",
                 NodeDefinitionWarning,
             )
+    known = {base for other in cls.__mro__[1:] if is_node_class(other) for base in other.__mro__}  # warned of before
     for base in cls.__mro__[1:-1]:
-        if "__dataclass_fields__" in vars(base) or any(
-            issubclass(other, base) for other in cls.__bases__ if is_node_class(other)
-        ):
+        if base in known or "__dataclass_fields__" in vars(base) or getattr(base, "_is_protocol", False):
             continue
-        for name, annotation in typing_extensions.get_annotations(
-            base, format=typing_extensions.Format.FORWARDREF
-        ).items():
-            is_constant = any(word in annotation_text(annotation, base) for word in ("ClassVar", "Final"))
+        for name, annotation in typing_extensions.get_annotations(base, format=_FORWARDREF).items():
             value = vars(base).get(name, MISSING)
-            if not (
-                is_constant
-                or value is MISSING
-                or name in spec.by_name
-                or name in vars(cls)
-                or hasattr(type(value), "__get__")
-            ):
+            is_method_or_used = hasattr(type(value), "__get__") or name in spec.by_name or name in vars(cls)
+            is_constant = any(word in annotation_text(annotation, base) for word in ("ClassVar", "Final"))
+            if not (value is MISSING or is_method_or_used or is_constant):
                 warn_user(
                     f"{base.__qualname__}.{name} is not a field of {cls.__qualname__}, because {base.__qualname__} is "
                     f"neither a node class nor a dataclass: all instances share {short_text(value)}. Decorate "
@@ -307,7 +319,9 @@ def _read_fields(draft: _Draft) -> None:
     for name in draft.annotations:
         base = draft.inherited.get(name)
         if name not in draft.body and hasattr(type(base), "__get__"):  # A property, or a field that keeps its default.
-            default = base.field.default if isinstance(base, FieldView) else MISSING
+            default = (
+                base.field.default if isinstance(base, FieldView) else getattr(base, "default_of_argument", MISSING)
+            )
             setattr(cls, name, dataclasses.field(default=default))
     are_frozen = {
         vars(base)["__dataclass_params__"].frozen for base in cls.__mro__ if "__dataclass_params__" in vars(base)
@@ -412,7 +426,9 @@ def _reject_lost_options(cls: type[Any], spec: FieldSpec, base: FieldSpec) -> No
     if base.kind == "child" and not options:
         return
     kind = "field" if base.kind == "child" else base.kind
-    loss = f"lose {', '.join(options)}" if kind == "field" else "turn it into a plain child"
+    loss = "turn it into a plain child" if kind != "field" else f"lose its {' and '.join(options)}"
+    if kind == "field" and "sharding" in options:
+        loss = "store it whole on every device"
     plain = specifier_text("field", spec.default)
     raise NodeDefinitionError(
         f"{cls.__qualname__}.{spec.name} redeclares a {kind}() field without {kind}(), which would {loss}.\n"

@@ -72,7 +72,7 @@ def raw_form(node: Any) -> FlatForm | Unfinished:
         why = f"no __init__ has run. Create it by calling the class: {cls.__qualname__}(...)"
         if cls.__init__ is object.__init__:
             why = "the class has no __init__. Remove init=False, or write an __init__"
-        elif cls.__new__ is not object.__new__:
+        elif cls.__new__ is not _new:
             why = f"{cls.__qualname__}.__new__ runs before __init__. Assign fields in __init__"
         return Unfinished(cls, why)
     return form
