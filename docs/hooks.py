@@ -109,8 +109,24 @@ TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 NAME = re.compile(r"@?(?:treewright\.)?(?P<name>(?:[a-z]+\.)?[A-Za-z_]+)(?:\.[a-z_]+)?(?:\(.*\))?")
 
 
+PRINTED = re.compile(
+    r'(?P<start><div class="language-text highlight">.*?<code>)(?P<text>.*?)(?P<end></code>)', re.DOTALL
+)
+
+
+def lines_of_output(match: re.Match[str]) -> str:
+    """Printed text with an element for each line, whose continuation `site.css` indents by four more characters."""
+    lines = match["text"].splitlines(keepends=True)
+    indents = (len(line) - len(line.lstrip(" ")) + 4 for line in lines)
+    marked = (
+        f'<span class="tw-line" style="--tw-hang: {n}ch">{line}</span>' for n, line in zip(indents, lines, strict=True)
+    )
+    return match["start"] + "".join(marked) + match["end"]
+
+
 def on_page_content(html: str, page: Any, **_: Any) -> str:
     """Link the first mention of each public name in each section, and leave long tables of figures out of search."""
+    html = PRINTED.sub(lines_of_output, html)
     html = TABLE.sub(lambda m: m[0].replace("<table", "<table data-search-exclude", m[0].count("<tr>") > 30), html)
     if page.file.src_uri.startswith("reference/") and page.file.name != "index":
         return html

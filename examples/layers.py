@@ -1,7 +1,7 @@
 """Layers to copy: each a few lines, for one example, that `jax.vmap` maps over a batch.
 
-Copy the layers that you need into your own program and change them. `docs/layers-to-copy.md` shows them; a test
-compares each with the numbers of equinox's.
+Copy the layers that you need into your own program and change them. A test compares each with the numbers of
+equinox's. For other initialisers, call one of `jax.nn.initializers` in place of `random.normal`.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,10 @@ class Embedding(Module):
 
 
 class Conv(Module):
-    """`f32[height, width, outputs]` from `f32[height, width, inputs]`; `size` is the window's size."""
+    """`f32[height, width, outputs]` from `f32[height, width, inputs]`; `size` is the window's size.
+
+    For one or three dimensions, change the numbers of axes in `layout` and in the kernel.
+    """
 
     kernel: jax.Array
     bias: jax.Array
@@ -114,7 +117,10 @@ class RMSNorm(Module):
 
 
 class BatchNorm(Module):
-    """Mean 0 and variance 1 over a batch, `x[batch, width]`; returns the output and itself with new statistics."""
+    """Mean 0 and variance 1 over a batch, `x[batch, width]`; returns the output and itself with new statistics.
+
+    It is the only layer here that accepts a batch. `docs/training.md` has the step that keeps the statistics.
+    """
 
     scale: jax.Array
     bias: jax.Array
@@ -143,7 +149,10 @@ class BatchNorm(Module):
 
 
 class Attention(Module):
-    """Self-attention with several heads: `f32[time, width]` from the same."""
+    """Self-attention with several heads: `f32[time, width]` from the same.
+
+    `jax.nn.dot_product_attention` uses cuDNN if it is requested: `implementation="cudnn"`.
+    """
 
     query: Linear
     key: Linear
@@ -164,12 +173,17 @@ class Attention(Module):
 
 
 class Dropout(Module):
-    """Replace a part of `x` by zeros and scale the rest; without a key, return `x`."""
+    """Replace a part of `x` by zeros and scale the rest; with `train=False`, return `x`.
+
+    In a batch each example needs its own key, or all get the same mask: `vmap(dropout)(x, random.split(key, len(x)))`.
+    """
 
     rate: float = static(default=0.1)
 
-    def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        if key is None or self.rate == 0:
+    def __call__(self, x: jax.Array, key: jax.Array | None = None, *, train: bool = True) -> jax.Array:
+        if not train or self.rate == 0:
             return x
+        if key is None:
+            raise ValueError("Dropout needs a key in training; in evaluation, pass train=False.")
         mask = random.bernoulli(key, 1 - self.rate, x.shape)
         return jnp.where(mask, x / (1 - self.rate), 0)

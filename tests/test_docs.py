@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conftest import skip_before_jax
+from treewright import RetraceReport, explain_retraces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,7 +147,12 @@ def test_each_python_block_prints_the_output_on_the_page(
     for package in ("flax", "orbax"):  # without wheels for the newest Python
         if re.search(rf"^(import|from) {package}\b", path.read_text(encoding="utf-8"), re.MULTILINE):
             pytest.importorskip(package)
-    assert "\n".join(wrong_output(path.read_text(encoding="utf-8"), str(path))) == ""
+    reports: list[RetraceReport] = []
+    with explain_retraces(on_report=reports.append):
+        assert "\n".join(wrong_output(path.read_text(encoding="utf-8"), str(path))) == ""
+
+    # A page that changes a state must not show a number without a dtype, which compiles the step a second time.
+    assert [str(report) for report in reports if "weakly typed" in str(report)] == []
 
 
 @pytest.mark.exhaustive

@@ -128,6 +128,11 @@ else:
         if home is None:
             from difflib import get_close_matches
 
+            from treewright._names_elsewhere import INSTEAD
+
+            if name in INSTEAD:
+                # `from treewright import tree_at` would replace the text of an AttributeError by its own.
+                raise ImportError(f"treewright has no {name}. Write {INSTEAD[name]}.", name=__name__)
             close = get_close_matches(name, __all__, 1)
             hint = f" (did you mean {close[0]}?)" if close else ""
             # Without name= and obj=, Python would add the same suggestion again.

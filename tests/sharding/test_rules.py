@@ -390,15 +390,21 @@ def test_an_absent_mesh_axis_is_not_a_misspelling(axis: str) -> None:
     assert specs.kernel == P(None, "tensor")
 
 
-def test_an_unused_rule_warns_at_the_users_line() -> None:
-    rules: Rules = {**RULES, "experts": "fsdp"}
+def test_rules_for_activations_may_be_in_the_same_dict() -> None:
+    rules: Rules = {**RULES, "batch": "fsdp", "kv_heads": "tensor"}
+
+    assert partition_specs(linear(), mesh(fsdp=2), rules) == partition_specs(linear(), mesh(fsdp=2), RULES)
+    assert sharding_report(linear(), mesh(fsdp=2), rules).unused == ("batch", "kv_heads")
+
+
+def test_rules_without_any_name_of_the_tree_warn_at_the_users_line() -> None:
     for function in (partition_specs, shardings):
         with pytest.warns(
-            ShardingWarning, match="no field of the tree uses: 'experts'.*in the tree are embed, mlp"
+            ShardingWarning,
+            match=r"No field .* has a name that the rules split \('heads', 'vocab'\), .* are embed, mlp",
         ) as caught:
-            function(linear(), mesh(fsdp=2), rules)
+            function(linear(), mesh(fsdp=2), {"heads": "fsdp", "vocab": "fsdp", "embed": None, "mlp": None})
         assert caught[0].filename == __file__
-    assert sharding_report(linear(), mesh(fsdp=2), rules).unused == ("experts",)
 
 
 def test_a_mesh_without_any_axis_of_the_rules_warns() -> None:

@@ -91,6 +91,11 @@ class MeshRules:
         """The names with rules that would split an axis, but that no array has had."""
         return tuple(str(name) for name, axes in self._axes.items() if axes and name not in self._used)
 
+    @property
+    def none_used(self) -> bool:
+        """Whether there are rules that would split an axis, and no array has had any of their names."""
+        return bool(self.unused) and len(self.unused) == sum(map(bool, self._axes.values()))
+
     def _fit(self, stacks: tuple[str, ...], names: tuple[Hashable, ...] | None, shape: tuple[int, ...]) -> Fit:
         """How an array is split: `stacks` name its leading axes, and `names` the others, or they have no names."""
         self._used.update((*stacks, *(names or ())))
@@ -219,7 +224,7 @@ def fitted_leaves(
 ) -> list[tuple[DeclaredLeaf, Fit]]:
     """The leaves of a tree in JAX's order, each with its fit.
 
-    With `whole`, the rules are meant only for this tree, so unused rules cause a warning.
+    With `whole`, the tree is the whole state, so rules that it should have used cause a warning.
     """
     stacks: Any = (stack,) if isinstance(stack, str) else stack
     if not (isinstance(stacks, tuple) and all(isinstance(name, str) for name in stacks)):
@@ -233,12 +238,12 @@ def fitted_leaves(
     ]
     if wrong:
         raise ShardingError(_message(wrong, len(fitted)))
-    if whole and rules.unused:
-        names = ", ".join(map(repr, rules.unused))
-        known = dict.fromkeys(str(name) for leaf in leaves for name in (*leaf.stacks, *(leaf.names or ())) if name)
+    if whole and rules.none_used:
+        known = {name for leaf in leaves for name in (*leaf.stacks, *(leaf.names or ())) if name}
         warn_user(
-            f"Rules that no field of the tree uses: {names}. They split nothing. The names in the tree are "
-            f"{', '.join(known) or 'none'}. Omit the names of activations from the rules for parameters.",
+            f"No field of the tree has a name that the rules split ({', '.join(map(repr, rules.unused))}), so every "
+            f"device stores whole arrays. The names in the tree are {', '.join(sorted(known)) or 'none'}. Name the "
+            f"axes of its fields: kernel: jax.Array = field(sharding=({rules.unused[0]!r}, ...)).",
             ShardingWarning,
         )
     if whole and rules.all_absent and math.prod(rules.sizes.values()) > 1:
@@ -327,8 +332,8 @@ def partition_specs(
         TypeError: If `mesh` is not a mesh, or `rules` is not a mapping from names to mesh axes.
 
     Warns:
-        ShardingWarning: If no field uses a rule that splits an axis, or if a mesh of several devices has none of the
-            axes in the rules.
+        ShardingWarning: If no field uses any of the rules that split an axis, or if a mesh of several devices has none
+            of the axes in the rules. If some are used, the others may be for activations, see `constrain`.
 
     Examples:
         >>> from treewright.sharding import partition_specs
