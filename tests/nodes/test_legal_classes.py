@@ -263,7 +263,7 @@ def test_a_class_that_is_registered_for_export_keeps_its_registration() -> None:
     class C:
         x: float
     jax.export.register_pytree_node_serialization(
-        C, serialized_name="registered before", serialize_auxdata=lambda data: b"", deserialize_auxdata=lambda data: None,
+        C, serialized_name="before", serialize_auxdata=lambda data: b"", deserialize_auxdata=lambda data: None,
         from_children=lambda data, children: None,
     )
     a = pytree_dataclass(C)(2.0)

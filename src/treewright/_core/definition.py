@@ -4,7 +4,6 @@ import abc
 import builtins
 import dataclasses
 import difflib
-import functools
 import inspect
 import types
 import typing
@@ -53,6 +52,8 @@ _NEVER_OVERRIDDEN = MappingProxyType(
 
 
 _FORWARDREF: Any = typing_extensions.Format.FORWARDREF
+# The names of all methods of Python's built-in classes.
+_PYTHONS_NAMES = frozenset([name for cls in vars(builtins).values() if isinstance(cls, type) for name in dir(cls)])
 _HOOKS = ("__init__", "__post_init__", "__check_init__")
 # `w = jax.Array`, with `=` in place of `:`. Other classes are constants: `dtype = jnp.float32`, `norm_class = Norm`.
 _TYPES_OF_LEAVES = frozenset({jax.Array, np.ndarray, bool, int, float, complex, str})
@@ -189,16 +190,10 @@ def _name_problem(draft: _Draft, name: str, function: Any) -> str | None:
         )
     if name == "__int__" and function.__code__.co_argcount > 1:
         bare = "__ini__"
-    elif not bare.startswith("__") or name in _special_names() or name in _names_used(draft.cls):
+    elif not bare.startswith("__") or name in _PYTHONS_NAMES or name in _names_used(draft.cls):
         return None
     close = difflib.get_close_matches(f"__{bare.strip('_')}__", _HOOKS, 1, 0.85)
     return f"never runs. Did you mean {close[0]}? Write def {close[0]}(self, ...)" if close else None
-
-
-@functools.cache
-def _special_names() -> frozenset[str]:
-    """The names of all methods of Python's built-in classes."""
-    return frozenset([name for cls in vars(builtins).values() if isinstance(cls, type) for name in dir(cls)])
 
 
 def _names_used(*classes: type[Any]) -> set[str]:
