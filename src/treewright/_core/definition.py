@@ -276,7 +276,11 @@ def _warn_of_the_unused(draft: _Draft, spec: NodeSpec) -> None:
             )
     known = {base for other in cls.__mro__[1:] if is_node_class(other) for base in other.__mro__}  # warned of before
     for base in cls.__mro__[1:-1]:
-        if base in known or "__dataclass_fields__" in vars(base) or getattr(base, "_is_protocol", False):
+        if (
+            base in known
+            or not {FLAT_FORM, "__dataclass_fields__"}.isdisjoint(vars(base))
+            or getattr(base, "_is_protocol", False)
+        ):
             continue
         for name, annotation in typing_extensions.get_annotations(base, format=_FORWARDREF).items():
             value = vars(base).get(name, MISSING)
