@@ -35,7 +35,7 @@ from typing_extensions import Format, get_annotations
 
 from treewright._base.text import annotation_text
 from treewright._core.fields import MISSING
-from treewright._core.instance import FLAT_FORM, assign, check, run_init
+from treewright._core.instance import FLAT_FORM, assign, check, reject_undecorated, run_init
 from treewright._core.spec import FieldSpec, NodeSpec
 from treewright.errors import NodeDefinitionError
 
@@ -150,7 +150,13 @@ def _storing(spec: NodeSpec, me: str, assigning: str, helpers: dict[str, Any]) -
         helpers["__statics__"] = spec.table.empty
     slot: Any = getattr(spec.cls, FLAT_FORM, None)  # A Module has a slot; setting it directly is 10 % faster.
     helpers["__store__"] = object.__setattr__ if slot is None else slot.__set__
-    lines.append(f"__store__({me}, {'' if slot else f'{FLAT_FORM!r}, '}(({children}), {statics}))")
+    if slot is None:
+        # A decorator that copies the class with slots, such as attrs.define, replaces `__cls__` too.
+        helpers["__reject__"] = reject_undecorated
+        lines.append(f"try: __store__({me}, {FLAT_FORM!r}, (({children}), {statics}))")
+        lines.append(f"except AttributeError: __reject__(__type__({me})); raise")
+    else:
+        lines.append(f"__store__({me}, (({children}), {statics}))")
     # The first nodes of a class are checked for wrong children.
     return [*lines, f"{'' if spec.checks else 'if __table__.to_check: '}__check__({me})"]
 

@@ -244,7 +244,7 @@ def _explain_call(node: Any, error: BaseException) -> None:
             f"unless you write class {cls.__name__}(..., init=False)."
         )
     # Python's error if an `__init__` passed arguments on and no class after it has an `__init__`.
-    if not str(error).startswith("object.__init__() takes exactly one argument"):
+    if type(error) is not TypeError or not str(error).startswith("object.__init__() takes exactly one argument"):
         return
     code, caller = frames[-1].f_code, frames[-1].f_locals
     if not code.co_varnames or caller.get(code.co_varnames[0]) is not node:  # the `__init__` of another object
