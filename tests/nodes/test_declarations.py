@@ -10,7 +10,7 @@ import pydoc
 import re
 import traceback
 import types
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -263,7 +263,7 @@ def test_an_option_of_the_base_is_named_where_a_subclass_would_lose_it(options: 
 
 @pytest.mark.parametrize("option", ["identity", "local"])
 def test_a_static_keeps_its_options_in_the_line_to_write(option: str) -> None:
-    body = {"__annotations__": {"log": Any}, "log": static(default=None, **{option: True})}  # type: ignore[call-overload]
+    body = {"__annotations__": {"log": Any}, "log": cast("Any", static)(default=None, **{option: True})}
     base: Any = type("Base", (Module,), body)
 
     with pytest.raises(NodeDefinitionError, match=rf"Write log: Any = static\(default=3, {option}=True\), or field"):

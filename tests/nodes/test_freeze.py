@@ -405,4 +405,4 @@ def test_a_large_frozen_array_is_hashed_once(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_mapping_without_items_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="_items"):
-        _ = FrozenMapping.__new__(FrozenMapping).x
+        getattr(FrozenMapping.__new__(FrozenMapping), "x")  # noqa: B009  untyped

@@ -19,10 +19,16 @@ from treewright import Module, buffer, field, freeze, pytree_dataclass, static
 from treewright.errors import NodeDefinitionError, NodeDefinitionWarning
 
 MODULES = (abc, collections, dataclasses, enum, functools, typing, jax, np)
-NAMES = {module.__name__: module for module in MODULES} | {
-    value.__name__: value for value in (Module, buffer, field, freeze, pytree_dataclass, static, dataclasses.InitVar)
+OURS = (Module, buffer, field, freeze, pytree_dataclass, static, dataclasses.InitVar)
+NAMES: dict[str, Any] = {
+    **{module.__name__: module for module in MODULES},
+    **{value.__name__: value for value in OURS},
+    "jnp": jnp,
+    "np": np,
+    "Any": Any,
+    "ClassVar": typing.ClassVar,
+    "__name__": __name__,
 }
-NAMES |= {"jnp": jnp, "np": np, "Any": Any, "ClassVar": typing.ClassVar, "__name__": __name__}
 
 
 def run(program: str) -> dict[str, Any]:
