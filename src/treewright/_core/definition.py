@@ -5,6 +5,7 @@ import builtins
 import dataclasses
 import difflib
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -79,7 +80,7 @@ class _Argument:
     default_of_argument: Any
 
     def __get__(self, node: Any, cls: Any = None) -> Any:
-        if node is None:
+        if node is None or sys._getframe(1).f_globals.get("__name__") == dataclasses.__name__:  # `dataclasses.replace`
             return self.default_of_argument
         raise AttributeError(
             f"{self.place} is an InitVar: an argument of __init__ that instances do not store. Use the parameter of "

@@ -129,6 +129,20 @@ def specifier_in(value: Any) -> str | None:
     return next(filter(None, map(specifier_in, typing.get_args(value))), None)
 
 
+def _reject_marks(specifier: Any) -> Any:
+    """Name `static()` where the option of another library that marks a static is passed to `field`."""
+
+    @functools.wraps(specifier)
+    def field(**options: Any) -> Any:
+        for mark in options.keys() & {"static", "pytree_node"}:
+            instead = "static()" if options[mark] is (mark == "static") else "field()"
+            raise TypeError(f"field() has no option {mark}. Write {instead} in place of field({mark}=...).")
+        return specifier(**options)
+
+    return field
+
+
+@_reject_marks
 def field(
     *,
     default: Any = MISSING,
@@ -256,18 +270,4 @@ def buffer(
     return _specify("buffer", locals())
 
 
-def _reject_marks(specifier: Any) -> Any:
-    """Name `static()` where the option of another library that marks a static is passed to `field`."""
-
-    @functools.wraps(specifier)
-    def field(**options: Any) -> Any:
-        for mark in options.keys() & {"static", "pytree_node"}:
-            instead = "static()" if options[mark] is (mark == "static") else "field()"
-            raise TypeError(f"field() has no option {mark}. Write {instead} in place of field({mark}=...).")
-        return specifier(**options)
-
-    return field
-
-
-field = _reject_marks(field)
 _SPECIFIERS: tuple[Any, ...] = (field, static, buffer, dataclasses.field)
