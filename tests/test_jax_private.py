@@ -139,7 +139,8 @@ def reports() -> dict[str, Any]:
     shape, setting, rare, *inner = [details(report)[0] for report in found]
     clear: Any = jax.monitoring.clear_event_listeners
     clear()
-    again = explained(lambda: jitted(jnp.ones(6)), lambda: jitted(jnp.ones(7)))
+    other: Any = jax.jit(fresh(lambda x: x * 2))
+    again = explained(lambda: other(jnp.ones(6)), lambda: other(jnp.ones(7)))
     for listener in listeners:
         if listener not in get_event_duration_listeners():
             jax.monitoring.register_event_duration_secs_listener(listener)
