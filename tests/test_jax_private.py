@@ -139,7 +139,8 @@ def reports() -> dict[str, Any]:
     shape, setting, rare, *inner = [details(report)[0] for report in found]
     clear: Any = jax.monitoring.clear_event_listeners
     clear()
-    again = explained(lambda: jitted(jnp.ones(6)), lambda: jitted(jnp.ones(7)))
+    other: Any = jax.jit(fresh(lambda x: x * 2))
+    again = explained(lambda: other(jnp.ones(6)), lambda: other(jnp.ones(7)))
     for listener in listeners:
         if listener not in get_event_duration_listeners():
             jax.monitoring.register_event_duration_secs_listener(listener)
@@ -273,6 +274,7 @@ def test_the_package_is_imported_without_any_private_module(tmp_path: Path) -> N
     modules = {f"jax._src.{place.rpartition('.')[0]}" for place in PRIVATE_PARTS}
     program = f"""
 import jax, jax.numpy as jnp, optax, orbax.checkpoint, sys
+jax.jit(lambda x: x + 1)(jnp.ones(3))  # JAX imports some of its own modules late
 sys.modules.update(dict.fromkeys({sorted(modules)}))
 import treewright
 from treewright import checkpoint, sharding

@@ -28,7 +28,7 @@ from tests.checkpoint.engines import assert_same
 from tests.checkpoint.forged_files import forge
 from tests.checkpoint.models import net
 from tests.checkpoint.test_load_without_template import changed_anywhere
-from treewright.checkpoint import file, from_names, load, read_manifest, read_names, save
+from treewright.checkpoint import from_names, load, read_manifest, read_names, save
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 pytestmark = pytest.mark.slow
@@ -147,7 +147,7 @@ def test_save_keeps_to_the_rules_of_windows(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "open", open_files_only)
     monkeypatch.setattr(os, "fsync", fsync_writable)
     monkeypatch.setattr(os, "unlink", unlink_closed)
-    monkeypatch.setattr(file, "fcntl", None)
+    monkeypatch.setattr("treewright.checkpoint.file.fcntl", None)
     for number in (1.0, 2.0):
         save(tmp_path / "x", number)
 
