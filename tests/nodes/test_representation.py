@@ -401,3 +401,22 @@ def test_messages_format_only_the_visible_part_of_a_value() -> None:
         with pytest.raises(StaticFieldError, match="item"):
             Layer(1, activation=value)
         assert len(written) <= 200
+
+
+def test_statics_with_one_text_differ_in_jaxs_messages_by_a_number() -> None:
+    class Layer(Module):
+        x: Any
+        activation: Any = static()
+
+    def times(factor: float) -> Any:
+        return lambda x: x * factor
+
+    layers = [Layer(1.0, times(2.0)), Layer(1.0, times(3.0))]
+    texts = [str(layer.tree_flatten()[1]) for layer in layers]
+
+    assert texts[0].split(" #")[0] == texts[1].split(" #")[0]
+    assert texts[0] != texts[1]
+    assert str(Layer(2.0, layers[0].activation).tree_flatten()[1]) == texts[0]
+    with pytest.raises(ValueError, match=re.escape(texts[1])):
+        jax.tree.map(lambda a, b: a, *layers)
+    assert str(Layer(1.0, "relu").tree_flatten()[1]) == "activation='relu'"
