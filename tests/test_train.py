@@ -485,7 +485,7 @@ def test_an_optimiser_that_captured_a_traced_rate_is_named() -> None:
 def test_the_note_about_callable_labels_is_added_only_if_optax_called_them() -> None:
     net = Projection(jnp.ones((2, 2)))
     labels = spec_like(net, "train")
-    transforms = {"train": optax.sgd(0.1)}
+    transforms: Any = {"train": optax.sgd(0.1)}
 
     def notes(tx: Any) -> list[str]:
         with pytest.raises(Exception) as caught:  # noqa: PT011  any error of tx.init
@@ -494,8 +494,11 @@ def test_the_note_about_callable_labels_is_added_only_if_optax_called_them() -> 
 
     assert len(notes(optax.partition(transforms, labels))) == 1
     assert notes(optax.partition(transforms, lambda params: spec_like(params, "other"))) == []
-    assert notes(optax.GradientTransformation(lambda _params: 1 // 0, optax.sgd(0.1).update)) == []
-    assert TrainState.create(params=net, tx=optax.partition(transforms, lambda params: spec_like(params, "train")))
+    assert (
+        notes(optax.GradientTransformation(lambda params: len(jax.tree.leaves(params)) // 0, optax.sgd(0.1).update))
+        == []
+    )
+    TrainState.create(params=net, tx=optax.partition(transforms, lambda params: spec_like(params, "train")))
 
 
 @pytest.mark.parametrize(
@@ -526,7 +529,7 @@ def test_an_init_of_a_subclass_that_create_cannot_call_is_named() -> None:
         Own.create(params=ONES, tx=optax.sgd(0.1))
 
     with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
-        TrainState.create(params=ONES, tx=optax.sgd(0.1), other=1)
+        TrainState.create(params=ONES, tx=optax.sgd(0.1), other=1)  # pyright: ignore[reportCallIssue]
 
 
 def test_new_values_of_extra_fields_keep_their_type() -> None:
@@ -548,7 +551,7 @@ def test_new_values_of_extra_fields_keep_their_type() -> None:
 @pytest.mark.parametrize("axis_type", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit], ids=str)
 def test_a_state_is_created_next_to_committed_parameters(axis_type: Any) -> None:
     mesh = jax.make_mesh((2,), ("d",), axis_types=(axis_type,))
-    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    place = jax.sharding.NamedSharding(mesh, jax.P())  # type: ignore[no-untyped-call]
     step = jax.jit(lambda state: state.apply_gradients(grads=state.params))
 
     state: Any = TrainState.create(params=jax.device_put(ONES, place), tx=optax.adam(0.1))

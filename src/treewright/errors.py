@@ -15,6 +15,7 @@ __all__ = [
     "LoopStateError",
     "MissingPlaceError",
     "NodeDefinitionError",
+    "NodeDefinitionWarning",
     "NodeInitError",
     "ProcessMismatchError",
     "RetraceWarning",
@@ -56,6 +57,13 @@ class NodeDefinitionError(TypeError):
     """A class can't become a node as it is written. Nothing has been registered.
 
     The message names the class, the field or option, and the line to write instead.
+    """
+
+
+class NodeDefinitionWarning(UserWarning):
+    """A part of a class has no effect: a `__post_init__` that never runs, or an annotation that declares no field.
+
+    The message names it, and the line to write instead.
     """
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from typing_extensions import TypeVar
 
 from treewright._base.jax_private import jax_trees, path_text, untyped_jax
@@ -341,7 +342,7 @@ def _note_tracers(error: Exception, tx: Any) -> None:
 def _names_of_tracers(value: Any, visited: set[int]) -> Iterator[str]:
     visited.add(id(value))
     for key, part in contents(value).items():
-        if isinstance(part, jax.core.Tracer):
+        if isinstance(part, Tracer):
             yield str(getattr(key, "name", getattr(key, "key", key)))
         elif id(part) not in visited:
             yield from _names_of_tracers(part, visited)
@@ -389,7 +390,7 @@ def _gradient_problem(weights: Any, trained: Any, grads: Any) -> str:
 def _is_value_and_grad(weights: Any, grads: Any) -> bool:
     is_pair = isinstance(grads, tuple) and len(grads) == 2
     value = grads[0] if is_pair else None
-    loss = value[0] if isinstance(value, tuple) and len(value) == 2 else value  # with has_aux, a pair
+    loss: Any = value[0] if isinstance(value, tuple) and len(value) == 2 else value  # with has_aux, a pair
     is_loss = jax.tree.structure(loss).num_leaves == 1 and np.shape(loss) == ()
     return is_pair and is_loss and not _structure_differences("", weights, partition(grads[1], trainable)[0])
 

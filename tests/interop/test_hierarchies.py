@@ -125,7 +125,7 @@ ERRORS = (
     r"Mixed is a node class, but equinox's \w+ registers each subclass as a different kind of pytree",
     r"Mixed is already registered with JAX",
     r"Mixed is already a dataclass",
-    r"y is a field of a node class, which is already a dataclass",
+    r"Mixed is a node class or has one as base, so it is already a dataclass",
     r"cannot inherit non-frozen dataclass from a frozen one",
     r"cannot inherit frozen dataclass from a non-frozen one",  # from Python 3.13 on
 )

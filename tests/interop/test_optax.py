@@ -64,7 +64,7 @@ MASKED: dict[str, Callable[[Any], Any]] = {
     "lamb": lambda mask: optax.lamb(0.1, weight_decay=0.1, mask=mask),
     "lars": lambda mask: optax.lars(0.1, weight_decay=0.1, weight_decay_mask=mask, trust_ratio_mask=mask),
     "lion": lambda mask: optax.lion(0.1, weight_decay=0.1, mask=mask),
-    "masked": lambda mask: optax.masked(optax.sgd(0.1), mask),
+    "masked": lambda mask: optax.chain(optax.masked(optax.add_decayed_weights(0.1), mask), optax.sgd(0.1)),
     "nadamw": lambda mask: optax.nadamw(0.1, weight_decay=0.1, mask=mask),
 }
 FROZEN: dict[str, Callable[[Any], Any]] = {

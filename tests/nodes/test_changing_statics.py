@@ -79,7 +79,10 @@ def capturing(value: Any) -> Callable[[Any], Any]:
 
 
 def with_default(value: Any) -> Callable[[Any], Any]:
-    return lambda x, v=value: (x, v)
+    def function(x: Any, v: Any = value) -> Any:
+        return x, v
+
+    return function
 
 
 def with_keyword(value: Any) -> Callable[[Any], Any]:

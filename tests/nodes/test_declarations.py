@@ -7,12 +7,14 @@ import inspect
 import itertools
 import operator
 import pydoc
+import re
 import traceback
 import types
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from treewright import Module, buffer, field, pytree_dataclass, static
@@ -125,7 +127,7 @@ def test_a_traceback_through_a_generated_init_shows_its_line() -> None:
     with pytest.raises(ValueError, match="3") as caught:
         Checked(3)
     lines = traceback.format_exception(caught.value)
-    assert any("return __build__(self, __assign__, {'w': w}, None)" in line for line in lines)
+    assert any("w = __convert_w__(w)" in line for line in lines)
 
 
 # Names
@@ -233,6 +235,55 @@ def test_redeclaring_a_static_or_buffer_without_its_specifier_is_rejected(specif
 
         class Bare(Base):
             mode: str  # pyright: ignore[reportGeneralTypeIssues]
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({"converter": float}, "converter=..."),
+        ({"sharding": ("embed",)}, "sharding=('embed',)"),
+        ({"stack": "layers"}, "stack='layers'"),
+        ({"compare": False}, "compare=False"),
+        ({"converter": float, "repr": False}, "converter=..., repr=False"),
+    ],
+)
+def test_an_option_of_the_base_is_named_where_a_subclass_would_lose_it(options: dict[str, Any], shown: str) -> None:
+    base: Any = type("Base", (Module,), {"__annotations__": {"lr": Any}, "lr": field(default=0.1, **options)})
+    loss = f"lose its {' and '.join(options)}" if "sharding" not in options else "store it whole on every device"
+
+    with pytest.raises(NodeDefinitionError) as caught:
+        type("Sub", (base,), {"__annotations__": {"lr": Any}, "lr": 0.2})
+    assert str(caught.value) == (
+        f"Sub.lr redeclares a field() field without field(), which would {loss}.\n"
+        f"  Write lr: Any = field(default=0.2, {shown}), or field(default=0.2) for a plain child."
+    )
+    with pytest.raises(NodeDefinitionError, match=re.escape(f"lr: Any = field(default=0.2, {shown})")):
+        type("Sub", (base,), {"lr": 0.2})
+
+
+@pytest.mark.parametrize("option", ["identity", "local"])
+def test_a_static_keeps_its_options_in_the_line_to_write(option: str) -> None:
+    body = {"__annotations__": {"log": Any}, "log": cast("Any", static)(default=None, **{option: True})}
+    base: Any = type("Base", (Module,), body)
+
+    with pytest.raises(NodeDefinitionError, match=rf"Write log: Any = static\(default=3, {option}=True\), or field"):
+        type("Sub", (base,), {"__annotations__": {"log": Any}, "log": 3})
+
+
+@pytest.mark.parametrize(
+    ("mark", "instead"),
+    [({"static": True}, "static()"), ({"pytree_node": False}, "static()"), ({"static": False}, "field()")],
+)
+def test_the_mark_of_another_library_names_the_specifier(mark: dict[str, Any], instead: str) -> None:
+    (name,) = mark
+    with pytest.raises(TypeError, match=rf"^field\(\) has no option {name}\. Write {re.escape(instead)} in place"):
+        field(**mark)
+
+
+@pytest.mark.parametrize("default", [[64], {"a": 1}, np.ones(2)])
+def test_a_mutable_default_of_a_static_names_freeze(default: Any) -> None:
+    with pytest.raises(ValueError, match=r"^mutable default <class .*> for a static: .*treewright\.freeze\(.*tuple\.$"):
+        static(default=default)
 
 
 def test_a_specifier_changes_the_kind_by_name() -> None:

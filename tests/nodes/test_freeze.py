@@ -401,3 +401,8 @@ def test_a_large_frozen_array_is_hashed_once(monkeypatch: pytest.MonkeyPatch) ->
 
     assert copies.count == 0
     assert len({hash(node.setting) for node in nodes}) == 1
+
+
+def test_a_mapping_without_items_raises_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="_items"):
+        getattr(FrozenMapping.__new__(FrozenMapping), "x")  # noqa: B009  untyped

@@ -147,6 +147,7 @@ def test_treedefs_are_equal_exactly_when_class_and_statics_are(
         assert equal == are_identical(other, values[name])
 
 
+@pytest.mark.filterwarnings("ignore:replace.. stores None:treewright.errors.ChildWarning")
 @given(nodes(), st.data())
 def test_replace_changes_only_the_named_fields(
     node_and_values: tuple[Any, dict[str, Any]], data: st.DataObject

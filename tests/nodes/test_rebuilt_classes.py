@@ -177,7 +177,8 @@ def test_classes_of_one_name_share_the_source_of_an_equal_init() -> None:
         return pytree_dataclass(type("Shared", (), {"__annotations__": {name: Any}}))
 
     for _ in range(5):
-        make("alpha"), make("beta")
+        make("alpha")
+        make("beta")
     assert len([name for name in linecache.cache if "rebuilt_classes.Shared.__init__" in name]) == 2
 
 

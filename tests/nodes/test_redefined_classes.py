@@ -181,7 +181,7 @@ def test_the_error_mentions_a_redefined_class(module: Any) -> None:
     for call, pattern in (
         (lambda: state.apply_gradients(grads={"net": new}), "grads must have the structure of params"),
         (lambda: treewright.combine({"net": old}, {"net": new}), OTHER_CLASS),
-        (lambda: treewright.partition(old, new), "where= is not a prefix"),
+        (lambda: treewright.partition(old, jax.tree.map(lambda _: True, new)), "where= is not a prefix"),
     ):
         with pytest.raises(ValueError, match=pattern) as caught:
             call()

@@ -211,7 +211,7 @@ def test_limits_count_the_new_traces_of_a_function_with_earlier_programs() -> No
         jax.eval_shape,
         lambda function, x: jax.make_jaxpr(function)(x),
         lambda function, x: jax.jit(function).trace(x),
-        lambda function, x: jax.jit(function).eval_shape(x),
+        lambda function, x: jax.jit(function).eval_shape(x),  # type: ignore[no-untyped-call]
         lambda function, x: eqx.filter_eval_shape(function, x),
     ],
     ids=["eval_shape", "make_jaxpr", "trace", "method", "equinox"],

@@ -316,7 +316,7 @@ def test_without_its_frames_a_trace_for_no_program_is_one_more_or_less(
         for length in (2, 3):
             trace(jitted, np.ones(length, np.float32))
 
-    traces = {"eval_shape": jax.eval_shape, "lower": lambda jitted, x: jitted.lower(x)}
+    traces: dict[str, Any] = {"eval_shape": jax.eval_shape, "lower": lambda jitted, x: jitted.lower(x)}
     assert [name for name, trace in traces.items() if explained(functools.partial(shapes, trace))] == reported
 
 

@@ -399,8 +399,9 @@ def test_a_predicate_of_one_argument_is_rejected(answer: bool) -> None:
     for select in (at, partition, lambda tree, where: spec_like(tree, 0, {where: 1})):
         with pytest.raises(TypeError, match=expected):
             select(small_net(), lambda leaf: answer)
+        predicate_of_leaves: Any = lambda leaf: leaf.ndim == 2
         with pytest.raises(AttributeError) as caught:
-            select(small_net(), lambda leaf: leaf.ndim == 2)
+            select(small_net(), predicate_of_leaves)
         assert "lambda path, value: ..." in caught.value.__notes__[0]
 
 
@@ -409,7 +410,8 @@ def test_a_predicate_must_return_a_bool(result: Any) -> None:
     for select in (at, partition, lambda tree, where: spec_like(tree, 0, {where: 1})):
         with pytest.raises(TypeError, match=r"^The predicate must return True or False, but returned .* for "):
             select([1.0], lambda path, value: result)
-    assert partition([1.0], lambda path, value: jnp.asarray(value) > 0) == ([1.0], [None])
+    halves: Any = partition([1.0], lambda path, value: jnp.asarray(value) > 0)
+    assert halves == ([1.0], [None])
 
 
 @pytest.mark.parametrize("where", [lambda net: [], lambda net: {}, lambda net: ((), [])])

@@ -1,8 +1,11 @@
 """Node classes: the steps from a user's class to a registered node class."""
 
 import abc
+import builtins
 import dataclasses
+import difflib
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -13,9 +16,9 @@ import jax
 import numpy as np
 import typing_extensions
 
-from treewright._base.functions import FrozenValue, foreign_library, is_generated, native_base, slots_of
-from treewright._base.text import annotation_text, short_text, with_article
-from treewright._core.field_checks import specifier_text
+from treewright._base.functions import foreign_library, is_generated, native_base, slots_of
+from treewright._base.text import annotation_text, is_node_class, short_text, with_article
+from treewright._core.field_checks import has_jax_arrays, options_to_repeat, specifier_text
 from treewright._core.field_views import FieldView, as_view, field_view
 from treewright._core.fields import MISSING, options_of, specifier_in, specifier_in_annotation
 from treewright._core.init import Docstring, make_init
@@ -24,7 +27,7 @@ from treewright._core.methods import METHODS, replace_method, restore_class, wra
 from treewright._core.registration import register_once
 from treewright._core.spec import FieldSpec, NodeSpec
 from treewright._core.statics import StaticTable
-from treewright.errors import NodeDefinitionError
+from treewright.errors import NodeDefinitionError, NodeDefinitionWarning, warn_user
 
 # These modules define an `__init__` for each protocol that only calls the next one.
 _PLACEHOLDERS = frozenset({typing.__name__, typing_extensions.__name__})
@@ -50,6 +53,14 @@ _NEVER_OVERRIDDEN = MappingProxyType(
 )
 
 
+_FORWARDREF: Any = typing_extensions.Format.FORWARDREF
+# The names of all methods of Python's built-in classes.
+_PYTHONS_NAMES = frozenset([name for cls in vars(builtins).values() if isinstance(cls, type) for name in dir(cls)])
+_HOOKS = ("__init__", "__post_init__", "__check_init__")
+# `w = jax.Array`, with `=` in place of `:`. Other classes are constants: `dtype = jnp.float32`, `norm_class = Norm`.
+_TYPES_OF_LEAVES = frozenset({jax.Array, np.ndarray, bool, int, float, complex, str})
+
+
 class _Draft(NamedTuple):
     """A class that is becoming a node class: the body that the user wrote, and the inherited attributes."""
 
@@ -59,6 +70,22 @@ class _Draft(NamedTuple):
     annotations: Mapping[str, Any]  # annotations in this class body, without inherited ones
     body: Mapping[str, Any]
     inherited: Mapping[str, Any]  # attributes of the bases in MRO order, without calling descriptors
+
+
+@dataclasses.dataclass(frozen=True)
+class _Argument:
+    """The attribute of an `InitVar` with a default, which `dataclasses` would return for an instance's value."""
+
+    place: str
+    default_of_argument: Any
+
+    def __get__(self, node: Any, cls: Any = None) -> Any:
+        if node is None or sys._getframe(1).f_globals.get("__name__") == dataclasses.__name__:  # `dataclasses.replace`
+            return self.default_of_argument
+        raise AttributeError(
+            f"{self.place} is an InitVar: an argument of __init__ that instances do not store. Use the parameter of "
+            f"__post_init__, or declare a field."
+        )
 
 
 def make_node_class(cls: Any, options: Mapping[str, bool], *, is_module: bool) -> None:
@@ -71,7 +98,7 @@ def make_node_class(cls: Any, options: Mapping[str, bool], *, is_module: bool) -
     inherited: dict[str, Any] = {}
     for base in reversed(cls.__mro__[1:]):
         inherited.update(vars(base))
-    annotations = typing_extensions.get_annotations(cls, format=typing_extensions.Format.FORWARDREF)
+    annotations = typing_extensions.get_annotations(cls, format=_FORWARDREF)
     for name in (*annotations, *vars(cls)):
         if type(inherited.get(name)) is property:
             inherited[name] = as_view(inherited[name])
@@ -82,12 +109,16 @@ def make_node_class(cls: Any, options: Mapping[str, bool], *, is_module: bool) -
     spec, arguments = _node_spec(draft, keeps_init=keeps_init)
     for field in spec.fields:
         setattr(cls, field.name, field_view(field, spec.table))
+    for name, default in spec.init_vars.items():
+        if name in annotations and not (default is MISSING or hasattr(type(default), "__get__")):
+            setattr(cls, name, _Argument(f"{cls.__qualname__}.{name}", default))
     cls.__node_spec__, cls.__node_fields__ = spec, spec.by_name
     if options["init"] and not keeps_init:
         cls.__init__ = make_init(spec, arguments)
     elif cls.__init__ is not init:
         cls.__init__ = init
     _install_methods(draft)
+    _warn_of_the_unused(draft, spec)
     cls.__doc__ = Docstring(draft.body.get("__doc__"))
     register_once(cls)
 
@@ -138,83 +169,149 @@ def _reject_attributes(draft: _Draft) -> None:
                 f"field."
             )
     for name, value in draft.body.items():
-        method = _misspelt(draft.cls, name, value)
-        problem = f"never runs. Did you mean {method}? Write def {method}(self, ...)" if method else None
-        if name == "__post_init__" and not _may_run_post_init(draft.body.get("__init__")):
-            problem = "never runs, because only a generated __init__ calls it. Call it yourself: self.__post_init__()"
+        problem = _name_problem(draft, name, value)
         if problem is None and not _is_special(name):
-            problem = _value_problem(draft, name, value)
+            if name in draft.annotations:
+                problem = _default_problem(draft, name, value)
+            elif name in draft.inherited:
+                problem = _hiding_problem(draft, name, value)
+            else:
+                problem = _constant_problem(name, value)
         if problem is not None:
             raise NodeDefinitionError(f"{draft.cls.__qualname__}.{name} {problem}")
 
 
-def _misspelt(cls: type[Any], name: str, value: Any) -> str | None:
-    """The construction method whose name was probably misspelt; None if the name is fine."""
-    if not isinstance(value, types.FunctionType):
+def _name_problem(draft: _Draft, name: str, function: Any) -> str | None:
+    """Why a function never runs: its name is close to a hook's, but Python, we and the class itself never call it."""
+    if not isinstance(function, types.FunctionType):
         return None
-    if name in {"__inti__", "__intit__"} or (name == "__int__" and value.__code__.co_argcount > 1):
-        return "__init__"
-    bare = name.removeprefix(f"_{cls.__name__.lstrip('_')}")  # Python adds this prefix to names like `__check_init`.
-    for method in ("__init__", "__post_init__", "__check_init__"):
-        is_similar = bare.endswith("_") or (bare.startswith("__") and method != "__init__")
-        if bare != method and bare.startswith("_") and is_similar and bare.strip("_") == method.strip("_"):
-            return method
-    return None
+    bare = name.removeprefix(f"_{draft.cls.__name__.lstrip('_')}")  # Python adds it to names like `__check_init`.
+    if name in _HOOKS:
+        is_lazy = inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function)
+        return (
+            "is a generator or coroutine, so its body would never run. Remove yield, async and await"
+            if is_lazy
+            else None
+        )
+    if name == "__int__" and function.__code__.co_argcount > 1:
+        bare = "__ini__"
+    elif not bare.startswith("__") or name in _PYTHONS_NAMES or name in _names_used(draft.cls):
+        return None
+    close = difflib.get_close_matches(f"__{bare.strip('_')}__", _HOOKS, 1, 0.85)
+    return f"never runs. Did you mean {close[0]}? Write def {close[0]}(self, ...)" if close else None
 
 
-def _may_run_post_init(init: Any) -> bool:
-    """Whether an `__init__` calls `__post_init__`, or the `__init__` of a base, which may call it."""
-    code = getattr(inspect.unwrap(init), "__code__", None) if init else None
-    return code is None or not {"__init__", "__post_init__"}.isdisjoint(code.co_names)
+def _names_used(*classes: type[Any]) -> set[str]:
+    """The names that the functions of classes use, except in `__post_init__`, which may call that of a base."""
+    functions = [value for cls in classes for name, value in vars(cls).items() if name != "__post_init__"]
+    used: set[str] = set()
+    for value in functions:
+        function = _function_of(value)
+        if isinstance(function, types.FunctionType):
+            used.update(function.__code__.co_names)
+    return used
 
 
 def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
-def _value_problem(draft: _Draft, name: str, value: Any) -> str | None:
-    """Why a value in the body is wrong: it looks like a field but is not, hides a field, or is mutable.
+def _default_problem(draft: _Draft, name: str, value: Any) -> str | None:
+    """Why the default of a field is wrong: it is a specifier that was not called, or a field read on its class."""
+    default: Any = value.default if type(value) is dataclasses.Field else value
+    if type(default) is FieldView:  # `width: int = Other.width`
+        default.reject_use()
+    specifier = specifier_in(default[0] if type(default) in {tuple, list} and len(default) == 1 else default)
+    if specifier is None:
+        return None
+    return (
+        f"has {specifier} as default, but without parentheses or with a comma after them, so it would be a leaf.\n"
+        f"  Write {name}: {annotation_text(draft.annotations[name], draft.cls)} = {specifier}()"
+    )
 
-    Numbers, strings and the like without an annotation are class constants, as in Python. So is a value that replaces
-    one of a base class.
+
+def _hiding_problem(draft: _Draft, name: str, value: Any) -> str | None:
+    """Why a value without an annotation is wrong below a base with this name: the name is a field."""
+    hidden = draft.inherited[name]
+    if not isinstance(hidden, FieldView) or type(value) is dataclasses.Field:  # `dataclasses` rejects a Field.
+        return None
+    field = hidden.field
+    options = options_to_repeat(field)
+    call = specifier_text(field.kind, value, options) if options or field.kind != "child" else short_text(value)
+    line = f"{name}: {annotation_text(field.type, draft.cls)} = {call}"
+    fix = f"For a new default, repeat the annotation:\n  {line}\nFor a constant, write {name}: ClassVar = ..."
+    if hasattr(type(value), "__get__"):
+        fix = "Rename it, or declare it in the base class as an abstract property or method."
+    return f"would hide an inherited field. {fix}"
+
+
+def _constant_problem(name: str, value: Any) -> str | None:
+    """Why a value without an annotation was probably meant as a field: it has arrays to train, or is their type.
+
+    Everything else is a class constant, as in Python: numbers, functions, registries, lookup tables, numpy arrays.
     """
-    hidden = draft.inherited.get(name, MISSING)
-    is_shared = isinstance(value, list | dict | set | jax.Array | np.ndarray) and not isinstance(value, FrozenValue)
-    if name in draft.annotations:
-        default: Any = value.default if type(value) is dataclasses.Field else value
-        if type(default) is FieldView:  # `width: int = Other.width`
-            default.reject_use()
-        specifier = specifier_in(default[0] if type(default) in {tuple, list} and len(default) == 1 else default)
-        if specifier is not None:
-            return (
-                f"has {specifier} as default, but without parentheses or with a comma after them, so it would be a "
-                f"leaf.\n"
-                f"  Write {name}: {annotation_text(draft.annotations[name], draft.cls)} = {specifier}()"
-            )
-    elif isinstance(hidden, FieldView) and type(value) is not dataclasses.Field:  # `dataclasses` rejects a Field.
-        call = short_text(value) if hidden.field.kind == "child" else specifier_text(hidden.field.kind, value)
-        line = f"{name}: {annotation_text(hidden.field.type, draft.cls)} = {call}"
-        fix = f"For a new default, repeat the annotation:\n  {line}\nFor a constant, write {name}: ClassVar = ..."
-        if hasattr(type(value), "__get__"):
-            fix = "Rename it, or declare it in the base class as an abstract property or method."
-        return f"would hide an inherited field. {fix}"
-    elif hidden is MISSING and is_shared:
-        cls = "jax.Array" if isinstance(value, jax.Array) else type(value).__qualname__
+    if isinstance(value, type) and value in _TYPES_OF_LEAVES:
+        text = "jax.Array" if value is jax.Array else value.__name__
         return (
-            f"= {short_text(value)} has no annotation, so it is not a field: all instances would share it, and jit "
-            f"would compile its contents as constants.\n"
-            f"  Write {name}: {cls} = field(default_factory=lambda: ...), or {name}: ClassVar[{cls}] = ... if this is "
-            f"intended."
+            f"is the class {text}, not a field.\n  Write {name}: {text}, or {name}: ClassVar = {text} for a constant."
         )
-    return None
+    if not has_jax_arrays(value):
+        return None
+    cls = "jax.Array" if isinstance(value, jax.Array) else type(value).__qualname__
+    return (
+        f"= {short_text(value)} has no annotation, so it is not a field: all instances would share it, and jit "
+        f"would compile its contents as constants.\n"
+        f"  Write {name}: {cls} = field(default_factory=lambda: ...), or {name}: ClassVar[{cls}] = ... if this is "
+        f"intended."
+    )
+
+
+def _warn_of_the_unused(draft: _Draft, spec: NodeSpec) -> None:
+    """Warn of a `__post_init__` that never runs, and of annotated values that are not fields."""
+    cls = draft.cls
+    if spec.has_own_init and hasattr(cls, "__post_init__"):
+        used = _names_used(*cls.__mro__[:-1])
+        nodes = [vars(base)["__node_spec__"] for base in cls.__mro__[1:] if "__node_spec__" in vars(base)]
+        is_reached = "__init__" in used and any(base.runs_post_init for base in nodes)
+        if "__post_init__" not in used and not is_reached:
+            warn_user(
+                f"{cls.__qualname__}.__post_init__ never runs, because only a generated __init__ calls it. Call it at "
+                f"the end of __init__: self.__post_init__()",
+                NodeDefinitionWarning,
+            )
+    known = {base for other in cls.__mro__[1:] if is_node_class(other) for base in other.__mro__}  # warned of before
+    for base in cls.__mro__[1:-1]:
+        if (
+            base in known
+            or not {FLAT_FORM, "__dataclass_fields__"}.isdisjoint(vars(base))
+            or getattr(base, "_is_protocol", False)
+        ):
+            continue
+        for name, annotation in typing_extensions.get_annotations(base, format=_FORWARDREF).items():
+            value = vars(base).get(name, MISSING)
+            is_method_or_used = hasattr(type(value), "__get__") or name in spec.by_name or name in vars(cls)
+            is_constant = any(word in annotation_text(annotation, base) for word in ("ClassVar", "Final"))
+            if not (value is MISSING or is_method_or_used or is_constant):
+                warn_user(
+                    f"{base.__qualname__}.{name} is not a field of {cls.__qualname__}, because {base.__qualname__} is "
+                    f"neither a node class nor a dataclass: all instances share {short_text(value)}. Decorate "
+                    f"{base.__qualname__} with @pytree_dataclass, or write {name}: ClassVar = ... for a constant.",
+                    NodeDefinitionWarning,
+                )
 
 
 def _is_defined_in(cls: type[Any], name: str, value: Any) -> bool:
     """Whether a value is a method or property whose `def` is in the class body."""
+    function = _function_of(value)
+    path = (getattr(function, "__module__", None), getattr(function, "__qualname__", None))
+    return isinstance(function, types.FunctionType) and path == (cls.__module__, f"{cls.__qualname__}.{name}")
+
+
+def _function_of(value: Any) -> Any:
+    """The function inside a property, method or wrapper; any other value as it is."""
     for attribute in ("fget", "func", "__func__", "__wrapped__"):
         value = getattr(value, attribute, None) or value
-    path = (getattr(value, "__module__", None), getattr(value, "__qualname__", None))
-    return isinstance(value, types.FunctionType) and path == (cls.__module__, f"{cls.__qualname__}.{name}")
+    return inspect.unwrap(value) if isinstance(value, types.FunctionType) else value
 
 
 # 2. The fields, as `dataclasses` reads them
@@ -226,7 +323,9 @@ def _read_fields(draft: _Draft) -> None:
     for name in draft.annotations:
         base = draft.inherited.get(name)
         if name not in draft.body and hasattr(type(base), "__get__"):  # A property, or a field that keeps its default.
-            default = base.field.default if isinstance(base, FieldView) else MISSING
+            default = (
+                base.field.default if isinstance(base, FieldView) else getattr(base, "default_of_argument", MISSING)
+            )
             setattr(cls, name, dataclasses.field(default=default))
     are_frozen = {
         vars(base)["__dataclass_params__"].frozen for base in cls.__mro__ if "__dataclass_params__" in vars(base)
@@ -327,15 +426,19 @@ def _field_spec(draft: _Draft, field_: Any) -> FieldSpec:
 
 
 def _reject_lost_options(cls: type[Any], spec: FieldSpec, base: FieldSpec) -> None:
-    """Raise if a field is annotated again without its base's specifier, and so would become a plain child."""
-    if base.kind == "child" and not base.sharding and not base.stack:
+    """Raise if a field is annotated again without its base's specifier, whose options would be lost."""
+    options = options_to_repeat(base)
+    if base.kind == "child" and not options:
         return
     kind = "field" if base.kind == "child" else base.kind
-    effect = "store it whole on every device" if kind == "field" else "turn it into a plain child"
+    loss = "turn it into a plain child" if kind != "field" else f"lose its {' and '.join(options)}"
+    if kind == "field" and "sharding" in options:
+        loss = "store it whole on every device"
+    plain = specifier_text("field", spec.default)
     raise NodeDefinitionError(
-        f"{cls.__qualname__}.{spec.name} redeclares a {kind}() field without {kind}(), which would {effect}.\n"
-        f"  Write {spec.name}: {annotation_text(spec.type, cls)} = {specifier_text(kind, spec.default)}, or "
-        f"{specifier_text('field', spec.default)} for a plain child."
+        f"{cls.__qualname__}.{spec.name} redeclares a {kind}() field without {kind}(), which would {loss}.\n"
+        f"  Write {spec.name}: {annotation_text(spec.type, cls)} = {specifier_text(kind, spec.default, options)}, or "
+        f"{plain} for a plain child."
     )
 
 
@@ -360,31 +463,32 @@ def _install_methods(draft: _Draft) -> None:
 
     Abstract methods work as with `abc.ABC`: Python raises for an instance of the class, whatever its metaclass.
     """
-    cls, options, body = draft.cls, draft.options, draft.body
-    by_option = {
-        "__eq__": options["eq"],
-        "__repr__": options["repr"],
-        "__hash__": options["eq"] or options["unsafe_hash"],
-    }
+    cls, options, body, inherited = draft.cls, draft.options, draft.body, draft.inherited
+    is_on = {"__eq__": options["eq"], "__repr__": options["repr"], "__hash__": options["eq"] or options["unsafe_hash"]}
     for name, ours in METHODS.items():
-        inherited, default = draft.inherited.get(name), getattr(object, name, None)
-        is_enabled = by_option.get(name, True)
-        # If the body defines `__eq__`, Python adds `__hash__ = None`, which the user did not write.
-        is_implicit = is_enabled and name == "__hash__" and "__eq__" in body and body.get(name, name) is None
-        if name in body and not is_implicit:
-            continue
-        keeps = not (inherited is ours or inherited is default or is_implicit or _is_of_dataclass(cls, name))
-        keeps = keeps and (draft.is_module or not is_enabled)
-        method = inherited if keeps else ours if is_enabled else default
-        if name in vars(cls):  # `dataclasses` added it.
+        method = ours if is_on.get(name, True) else getattr(object, name, None)
+        if name in body:
+            # If the body defines `__eq__`, Python adds `__hash__ = None`, which the user did not write.
+            is_implicit = name == "__hash__" and "__eq__" in body and body[name] is None
+            if not (is_implicit and is_on[name]):
+                continue
+        elif (draft.is_module or not is_on.get(name, True)) and _is_inherited_from_user(draft, name, ours):
+            method = inherited[name]
+        if name in vars(cls):  # Python or `dataclasses` added it.
             delattr(cls, name)
-        if inherited is not method:
+        if inherited.get(name) is not method:
             setattr(cls, name, method)
-    if not draft.is_module and "replace" not in {*body, *draft.inherited, *draft.annotations}:
+    if not draft.is_module and "replace" not in {*body, *inherited, *draft.annotations}:
         cls.replace = replace_method
     wrap_methods(cls)
     cls.__abstractmethods__ = frozenset()
     abc.update_abstractmethods(cls)
+
+
+def _is_inherited_from_user(draft: _Draft, name: str, ours: Any) -> bool:
+    """Whether a base class has its own version of one of our methods."""
+    inherited = draft.inherited.get(name)
+    return not (inherited is ours or inherited is getattr(object, name, None) or _is_of_dataclass(draft.cls, name))
 
 
 def _is_of_dataclass(cls: type[Any], name: str) -> bool:

@@ -178,6 +178,16 @@ def has_arrays(value: Any) -> bool:
         return False
 
 
+def has_jax_arrays(value: Any) -> bool:
+    """Whether a value has arrays of JAX among its leaves, or is a layer of flax.nnx, which keeps them in variables."""
+    try:
+        return foreign_library(type(value)) == "nnx" or any(
+            isinstance(leaf, jax.Array) for leaf in jax_trees.tree_leaves(value)
+        )
+    except Exception:  # noqa: BLE001  a dict that JAX can't sort, or a user's flatten function
+        return False
+
+
 def rejection(cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, NoExactKeyError]) -> StaticFieldError:
     """The error for the static fields of a new node that have a problem: the first in full, the others by name."""
     (name, problem), *others = problems.items()
@@ -354,11 +364,23 @@ def _static_line(cls: type[Any], field: Any) -> str:
     return f"{field.name}: {annotation_text(field.type, cls)} = {specifier_text('static', field.default)}"
 
 
-def specifier_text(specifier: str, default: Any) -> str:
+def specifier_text(specifier: str, default: Any, options: Mapping[str, Any] = types.MappingProxyType({})) -> str:
     """The call of a specifier as a user writes it: `static(default=3)`, with dots in place of a function."""
-    if default is dataclasses.MISSING:
-        return f"{specifier}()"
-    return f"{specifier}(default={'...' if callable(default) else short_text(default)})"
+    arguments = {**({} if default is dataclasses.MISSING else {"default": default}), **options}
+    shown = [f"{name}={'...' if callable(value) else short_text(value)}" for name, value in arguments.items()]
+    return f"{'field' if specifier == 'child' else specifier}({', '.join(shown)})"
+
+
+def options_to_repeat(field: Any) -> dict[str, Any]:
+    """The options of a field's specifier that differ from the default, which a subclass has to repeat."""
+    options = {"converter": None, "sharding": None, "stack": None, "identity": False, "local": False}
+    options |= {"init": True, "repr": True}
+    changed = {name: getattr(field, name) for name, default in options.items() if getattr(field, name) is not default}
+    if not field.equal:
+        changed["compare"] = False
+    if field.hash is not field.equal:
+        changed["hash"] = field.hash
+    return changed
 
 
 def add_static_hint(error: TypeError, node: Any) -> None:

@@ -191,18 +191,10 @@ def _fallback(node: Any, name: str, form: Unfinished) -> Any:
 def restore_views(spec: NodeSpec) -> None:
     """Restore the views that a tool replaced by plain properties since the class was defined.
 
-    A value assigned to a field raises, because every instance would read it. Only a metaclass could observe it earlier.
+    Any other value that was assigned to a field on the class stays: only a metaclass could observe each assignment.
     """
     for field in spec.fields:
         value = vars(spec.cls).get(field.name)
-        if isinstance(value, FieldView):
-            continue
         view = as_view(value)
-        setattr(spec.cls, field.name, view if isinstance(view, FieldView) else field_view(field, spec.table))
-        if view is value:
-            name, line = f"{spec.cls.__qualname__}.{field.name}", f"{spec.cls.__name__}(..., {field.name}=...)"
-            raise NodeDefinitionError(
-                f"{name} = {short_text(value)} was assigned to a field on the class, so every instance would have "
-                f"read this value. The assignment was undone. Pass the value to the constructor, {line}, or change "
-                f"the default in the class body."
-            )
+        if view is not value:
+            setattr(spec.cls, field.name, view)

@@ -3,6 +3,7 @@
 import contextlib
 import copyreg
 import dataclasses
+import functools
 import sys
 import types
 import typing
@@ -63,6 +64,12 @@ def _specify(kind: FieldKind, arguments: dict[str, Any]) -> Any:
         if type(arguments.get(name, False)) is not bool:
             fix = "; to compare a static by identity, write identity=True" if name == "compare" else ""
             raise TypeError(f"{name}={short_text(arguments[name])} must be True or False{fix}.")
+    default = arguments["default"]
+    if kind == "static" and type(default).__hash__ is None and not isinstance(default, type(MISSING)):
+        raise ValueError(
+            f"mutable default {type(default)} for a static: jit would not see a change in place. Write "
+            f"static(default=treewright.freeze({short_text(default)})), or pass a tuple."
+        )
     options: dict[str, Any] = {"kind": kind, **{name: arguments.pop(name) for name in _OPTIONS if name in arguments}}
     names, stack = options.get("sharding"), options.get("stack")
     is_names = isinstance(names, tuple) and all(name is None or (isinstance(name, str) and name) for name in names)
@@ -103,6 +110,8 @@ def options_of(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
 def specifier_in_annotation(annotation: Any, cls: type[Any]) -> str | None:
     """The specifier in an annotation in the body of `cls`, as in `Annotated[int, static()]`; None without one."""
     if isinstance(annotation, str):
+        if "=" in annotation.partition("[")[0]:  # `n: "int = static()"`
+            annotation = annotation.partition("=")[2].strip()
         with contextlib.suppress(Exception):  # a forward reference, or a name imported only for checkers
             annotation = eval(annotation, vars(sys.modules[cls.__module__]), dict(vars(cls)))  # noqa: S307
     return specifier_in(annotation)
@@ -120,6 +129,20 @@ def specifier_in(value: Any) -> str | None:
     return next(filter(None, map(specifier_in, typing.get_args(value))), None)
 
 
+def _reject_marks(specifier: Any) -> Any:
+    """Name `static()` where the option of another library that marks a static is passed to `field`."""
+
+    @functools.wraps(specifier)
+    def field(**options: Any) -> Any:
+        for mark in options.keys() & {"static", "pytree_node"}:
+            instead = "static()" if options[mark] is (mark == "static") else "field()"
+            raise TypeError(f"field() has no option {mark}. Write {instead} in place of field({mark}=...).")
+        return specifier(**options)
+
+    return field
+
+
+@_reject_marks
 def field(
     *,
     default: Any = MISSING,

@@ -1,7 +1,23 @@
 """The generated `__init__`: source text that reads like handwritten code, compiled once per class; and docstrings.
 
 This is the only file in `_core` that calls `exec`. Names in the text are parameters, which are the fields' names and
-checked to be identifiers, and helpers like `__cls__`, which can't be field names.
+checked to be identifiers, and helpers like `__cls__`, which can't be field names. For this class:
+
+    class Layer(Module):
+        kernel: jax.Array = field(converter=jnp.asarray)
+        activation: str = static(default="relu")
+        steps: list[int] = field(default_factory=list)
+
+the text is, inside a function whose parameters are the helpers:
+
+    def __init__(self, kernel, activation=__default_activation__, steps=__factory__):
+      if steps is __factory__: steps = __make_steps__()
+      if __type__(self) is not __cls__: return __build__(self, __assign__, {'kernel': kernel, ...}, None)
+      kernel = __convert_kernel__(kernel)
+      try: __statics__ = __table__.by_value[__type__(activation), activation]()
+      except __Exception__: __statics__ = None
+      __store__(self, ((kernel, steps, ), __statics__ or __table__.intern((activation,))))
+      if __table__.to_check: __check__(self)
 """
 
 import contextlib
@@ -19,7 +35,7 @@ from typing_extensions import Format, get_annotations
 
 from treewright._base.text import annotation_text
 from treewright._core.fields import MISSING
-from treewright._core.instance import FLAT_FORM, assign, check, run_init
+from treewright._core.instance import FLAT_FORM, assign, check, reject_undecorated, run_init
 from treewright._core.spec import FieldSpec, NodeSpec
 from treewright.errors import NodeDefinitionError
 
@@ -116,8 +132,7 @@ def _body(spec: NodeSpec, me: str, helpers: dict[str, Any]) -> list[str]:
 
 def _storing(spec: NodeSpec, me: str, assigning: str, helpers: dict[str, Any]) -> list[str]:
     """The lines that store the flat form directly. If a subclass's `__init__` called this one, they assign instead."""
-    # The first nodes of a class are checked more closely, so they are built like nodes with a `__post_init__`.
-    lines = [f"if __type__({me}) is not __cls__ or __table__.to_check: return {assigning}"]
+    lines = [f"if __type__({me}) is not __cls__: return {assigning}"]
     helpers.update(__type__=type, __check__=check, __table__=spec.table, __Exception__=Exception)
     for field in spec.fields:
         if field.converter is not None:
@@ -135,8 +150,15 @@ def _storing(spec: NodeSpec, me: str, assigning: str, helpers: dict[str, Any]) -
         helpers["__statics__"] = spec.table.empty
     slot: Any = getattr(spec.cls, FLAT_FORM, None)  # A Module has a slot; setting it directly is 10 % faster.
     helpers["__store__"] = object.__setattr__ if slot is None else slot.__set__
-    lines.append(f"__store__({me}, {'' if slot else f'{FLAT_FORM!r}, '}(({children}), {statics}))")
-    return [*lines, f"__check__({me})"] if spec.checks else lines
+    if slot is None:
+        # A decorator that copies the class with slots, such as attrs.define, replaces `__cls__` too.
+        helpers["__reject__"] = reject_undecorated
+        lines.append(f"try: __store__({me}, {FLAT_FORM!r}, (({children}), {statics}))")
+        lines.append(f"except AttributeError: __reject__(__type__({me})); raise")
+    else:
+        lines.append(f"__store__({me}, (({children}), {statics}))")
+    # The first nodes of a class are checked for wrong children.
+    return [*lines, f"{'' if spec.checks else 'if __table__.to_check: '}__check__({me})"]
 
 
 def _annotate(init: Any, cls: type[Any], arguments: Sequence[FieldSpec]) -> None:

@@ -80,6 +80,8 @@ def raw_form(node: Any) -> FlatForm | Unfinished:
                 "its __init__ was replaced after the class was defined, for example by autoreload, so it did not "
                 f"finish the node. This is repaired now: call {cls.__qualname__}(...) again"
             )
+        elif cls.__new__ is not _new:
+            why = f"{cls.__qualname__}.__new__ runs before __init__. Assign fields in __init__"
         return Unfinished(cls, why)
     return form
 
@@ -242,7 +244,7 @@ def _explain_call(node: Any, error: BaseException) -> None:
             f"unless you write class {cls.__name__}(..., init=False)."
         )
     # Python's error if an `__init__` passed arguments on and no class after it has an `__init__`.
-    if not str(error).startswith("object.__init__() takes exactly one argument"):
+    if type(error) is not TypeError or not str(error).startswith("object.__init__() takes exactly one argument"):
         return
     code, caller = frames[-1].f_code, frames[-1].f_locals
     if not code.co_varnames or caller.get(code.co_varnames[0]) is not node:  # the `__init__` of another object
@@ -266,7 +268,7 @@ def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None
         else:
             set_attribute(node, name, value)
     if post_init is not None:
-        node.__post_init__(*post_init)
+        run_post_init(node, post_init)
 
 
 def _seal(node: Any, spec: NodeSpec, *, is_referenced: bool, before: Statics | None = None) -> None:
@@ -338,13 +340,10 @@ def check(node: Any, *, is_copy: bool = False) -> None:
     spec: NodeSpec = type(node).__node_spec__  # bypasses a user's `__getattr__`
     try:
         if spec.table.to_check:
+            spec.restore_class(spec)
             check_fields(node)
         for own_check in spec.checks:
-            if own_check(node) is not None:
-                raise TypeError(
-                    f"{spec.cls.__qualname__}.__check_init__() returned a value, which is ignored. Raise an error for "
-                    f"an invalid instance instead."
-                )
+            reject_returned(own_check(node), spec.cls, "__check_init__", "Raise an error for an invalid instance")
     except BaseException as error:
         if is_copy:
             _explain_spec(node, error)
@@ -365,10 +364,25 @@ def _explain_spec(node: Any, error: BaseException) -> None:
             return
 
 
+def reject_returned(value: object, cls: type[Any], hook: str, instead: str) -> None:
+    """Raise if a hook returned a value, as Python does for `__init__`: it would be lost."""
+    if value is not None:
+        raise TypeError(f"{cls.__qualname__}.{hook}() returned a value, which is ignored. {instead} instead.")
+
+
+def run_post_init(node: Any, variables: Sequence[Any]) -> None:
+    """Run the `__post_init__` of a node, whose fields can be assigned, with the values of its `InitVar`s."""
+    reject_returned(node.__post_init__(*variables), type(node), "__post_init__", "Assign fields")
+
+
 def mark_failed(node: Any, error: BaseException) -> None:
     """Empty a node whose `__init__` raised, so that every use reports the error."""
     node.__dict__.clear()
-    why = f"its __init__ raised {type(error).__name__}({error}), so it has no fields to use"
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001  a user's `__str__`, which must not replace the error
+        message = "..."
+    why = f"its __init__ raised {type(error).__name__}({message}), so it has no fields to use"
     _store(node, FLAT_FORM, Unfinished(type(node), why))
 
 
@@ -429,7 +443,7 @@ def _derive(copy: Any, spec: NodeSpec, pair: FlatForm, changes: Mapping[str, Any
     for name, value in changes.items():
         set_attribute(copy, name, value)
     values = {name: pending[name] for name in changes if not spec.by_name[name].init}
-    copy.__post_init__(*variables)
+    run_post_init(copy, variables)
     for name, value in values.items():
         if pending[name] is not value:
             raise TypeError(

@@ -2,6 +2,7 @@
 
 import contextlib
 import enum
+import functools
 import itertools
 import json
 import operator
@@ -21,6 +22,7 @@ from treewright.errors import NodeDefinitionError, StaticSerializationError
 
 _new: Any = object.__new__
 _store: Any = object.__setattr__
+_register_serialization: Any = jax.export.register_pytree_node_serialization
 _REDEFINED = itertools.count(2)  # One counter for all names: trying each name's numbers took 10 ms for the 1,600th.
 
 
@@ -88,18 +90,19 @@ def _register_for_export(cls: type[Any]) -> None:
 
     If a class is redefined, for example by running a notebook cell again, a number follows the name.
     """
+    register = functools.partial(
+        _register_serialization,
+        cls,
+        serialize_auxdata=_statics_to_json,
+        deserialize_auxdata=lambda data: _statics_from_json(cls, data),
+        from_children=lambda statics, children: from_flat_form(cls, (tuple(children), statics)),
+    )
     name = f"{cls.__module__}.{cls.__qualname__}"
-    register: Any = jax.export.register_pytree_node_serialization
-    for serialized_name in itertools.chain([name], (f"{name}#{number}" for number in _REDEFINED)):
-        with contextlib.suppress(ValueError):  # the name is taken
-            register(
-                cls,
-                serialized_name=serialized_name,
-                serialize_auxdata=_statics_to_json,
-                deserialize_auxdata=lambda data: _statics_from_json(cls, data),
-                from_children=lambda statics, children: from_flat_form(cls, (tuple(children), statics)),
-            )
-            return
+    try:
+        register(serialized_name=name)
+    except ValueError:  # The name is taken, or the class: then its own registration is kept.
+        with contextlib.suppress(ValueError):
+            register(serialized_name=f"{name}#{next(_REDEFINED)}")
 
 
 # Statics in exported programs: plain values, names of functions and classes, and containers of them

@@ -77,7 +77,7 @@ class Statics:
         parts = []
         for name, value, key in zip(self.table.names, self.values, self.keys, strict=True):
             shown = text(value, with_module=True)
-            mark = f" #{hash(key) & 0xFFFF:04x}" if "<" in shown and type(value) is not str else ""
+            mark = f" #{hash(str(hash(key))) & 0xFFFF:04x}" if "<" in shown and type(value) is not str else ""
             parts.append(f"{name}={shown}{mark}")
         return ", ".join(parts)
 

@@ -403,9 +403,11 @@ def _of_functions(old: Snapshot, new: Snapshot, before: Code, after: Code) -> Ca
 
 
 def _is_known_same(left: Any, right: Any) -> bool:
-    """Whether two values are equal statics and no list or the like, which could differ later."""
-    can_differ = isinstance(right, Snapshot) and right.kind in _MUTABLE
-    return is_same_object(left, right) or (not can_differ and alike(left, right))
+    """Whether two values are one object, or equal and made of such; a function or list that is created again is not."""
+    if is_same_object(left, right) or not isinstance(left, Snapshot) or not isinstance(right, Snapshot):
+        return alike(left, right)
+    can_differ = right.kind in _MUTABLE or right.code is not None or not right.parts
+    return not can_differ and alike(left, right) and _same_parts(left, right, _is_known_same)
 
 
 def _cause_in_user_part(old: Snapshot, new: Snapshot, differences: Iterable[Difference]) -> str:

@@ -113,8 +113,8 @@ class UnfinishedSteps:
     """
 
     def __init__(self, token: str) -> None:
-        self.path_class = _path_class(self, token)
-        self.is_finished = False  # whether the last one has its final name
+        self.path_class: type[Any] = _path_class(self, token)
+        self.is_finished: bool = False  # whether the last one has its final name
         self._lock: IO[str] | None = None
 
     def begin(self, folder: Path) -> None:

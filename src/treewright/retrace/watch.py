@@ -75,7 +75,7 @@ class CallHistory:
         self.name = name
         self.counts: collections.Counter[str] = collections.Counter()  # traces, recompiles, compilations
         self.numbers: Iterator[int] = itertools.count(1)  # numbers of traces, inside other traces too
-        self.seconds = 0.0  # of all traces and compilations
+        self.seconds: float = 0.0  # of all traces and compilations
         self.calls: collections.deque[PastCall] = collections.deque(maxlen=_MAX_CALLS)
         # Traces for no program, as in `eval_shape`. A later call with an equal signature uses the trace.
         self.unused: collections.deque[PastCall] = collections.deque(maxlen=_MAX_CALLS)
