@@ -183,16 +183,18 @@ def _is_for_program(frames: list[types.FrameType]) -> bool:
 def _cached(jit: Any, function: Any, info: Any) -> int:
     """The entries of a function in jit's cache, without those of calls that are still running, in any thread.
 
-    0 if no running call is found: then JAX has renamed its frames, or the function is called inside another trace.
+    0 if JAX has renamed the frame of a running call.
     """
     try:
         entries = int(jit(function, info)._cache_size())
     except (AttributeError, TypeError):
         return 0
     stacks = [traceback.walk_stack(frame) for frame in sys._current_frames().values()] if entries else []
-    frames = [frame for stack in stacks for frame, _ in stack if _is_of_jax(frame, CALL_FRAMES - {TRACE_FRAME})]
-    running = sum(frame.f_locals.get("fun") is function for frame in frames)
-    return entries - running if running and entries > running else 0
+    called = {*CALL_FRAMES - {TRACE_FRAME}, TRACE_ONLY_FRAME, LOWER_FRAME}
+    frames = [frame for stack in stacks for frame, _ in stack if _is_of_jax(frame, called)]
+    running = [frame for frame in frames if frame.f_code.co_name not in {TRACE_ONLY_FRAME, LOWER_FRAME}]
+    of_function = sum(frame.f_locals.get("fun") is function for frame in running)
+    return max(entries - of_function, 0) if of_function or len(running) < len(frames) else 0
 
 
 def is_running(code: types.CodeType | None) -> bool:
