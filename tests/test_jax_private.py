@@ -175,7 +175,7 @@ FACTS: dict[str, Any] = {
     "report of a setting": "jax.config.jax_default_matmul_precision (setting): None -> 'float32'",
     "report of a rare setting": "jax.config.jax_softmax_custom_jvp" if NAMES_SETTINGS else "an unnamed setting of JAX",
     "reports of calls inside others": 1,
-    "reports after listeners were cleared": 2,  # the first says that the function had programs before
+    "reports after listeners were cleared": 1,
     "the coordination service of a job": "client",
 }
 # The facts that are different without each part.
