@@ -508,3 +508,10 @@ def test_results_of_migrate_are_compared_with_the_tree(tmp_path: Path) -> None:
             CheckpointMismatchError, match=r"\['b'\]: not saved, .*\n.*\n  With migrate=, each leaf needs"
         ):
             migrated({"a": np.ones(2, np.float32)}, like, strict=False)
+
+
+def test_the_tree_may_be_the_second_argument_as_in_equinox(tmp_path: Path) -> None:
+    tree = {"w": jnp.arange(3.0)}
+    save(tmp_path / "file", tree)
+
+    assert load(tmp_path / "file", tree)["w"].tolist() == [0.0, 1.0, 2.0]

@@ -112,10 +112,10 @@ def _problems(leaf: LeafRecord, value: Any) -> Iterator[str]:
 
 
 @overload
-def load(path: StrPath, *, like: T, **options: Unpack[LoadOptions]) -> T: ...
+def load(path: StrPath, like: T, **options: Unpack[LoadOptions]) -> T: ...
 @overload
 def load(path: StrPath, **options: Unpack[LoadOptions]) -> Any: ...
-def load(path: StrPath, *, like: Any = MISSING, **options: Any) -> Any:
+def load(path: StrPath, like: Any = MISSING, **options: Any) -> Any:
     """Load a tree saved by `save`, verifying every leaf.
 
     With `like`, the result has its treedef, and its arrays get the shardings of `like`. Classes, statics, shapes and
