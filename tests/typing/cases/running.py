@@ -71,9 +71,11 @@ def saved(state: State, folder: Path) -> State:
     with CheckpointManager(folder) as manager:
         manager.save(3, state, metrics={"loss": 1.0}, items={"batches": 1})
         assert_type(manager.items(3), dict[str, Any])
-        state, start = manager.restore_latest_valid(like=state) or (state, 0)
-        assert_type(state, State)
-        assert_type(start, int)
+        restored = manager.restore_latest_valid(like=state)
+        if restored is not None:
+            state, start = restored
+            assert_type(state, State)
+            assert_type(start, int)
         try:
             return manager.restore(like=state)
         except CheckpointMismatchError as error:
