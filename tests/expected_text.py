@@ -25,7 +25,7 @@ VARYING = [
         r"\b0x[0-9a-f]+": "0x...",
         # Line numbers in the tables of programs, and in libraries; those in the test's own program are fixed.
         r"\b((programs|code_bases|_\w+)\.(py|txt)):\d+": r"\1",
-        r"\bcannot use '\w+' as a dict key \((.*)\)": r"\1",  # from Python 3.14 on
+        r"\bcannot use '[\w.]+' as a dict key \((.*)\)": r"\1",  # from Python 3.14 on
         r" and no __dict__ for setting new attributes": "",  # from Python 3.14 on
         r"\. Did you mean '\w+'\?$": "",  # Python's guess, from 3.13 on
         r"\bcollections\.abc\.Callable\[\[jax\.Array\], jax\.Array\]": "...",  # the form since Python 3.14
