@@ -498,13 +498,13 @@ def replace_fields(node: Any, changes: dict[str, Any]) -> Any:
             f"replace() needs an instance of a Module or of a class with @pytree_dataclass, "
             f"got {with_article(class_name(node))}."
         )
-    lists = [name for name, value in changes.items() if value is None and type(getattr(node, name, None)) is list]
-    if lists:
-        name = f"{type(node).__qualname__}.{lists[0]}"
-        warn_user(
-            f"replace() stores None in {name}, which is a list. append() and other methods that change a list return "
-            f"None. Pass a new list, [*old, new], or store None with treewright.at(node, '.{lists[0]}').set(None).",
-            ChildWarning,
-        )
+    for name, value in changes.items():
+        if value is None and type(getattr(node, name, None)) is list:
+            warn_user(
+                f"replace() stores None in {type(node).__qualname__}.{name}, which is a list. append() and other methods "
+                f"that change a list return None. Pass a new list, [*old, new], or store None with "
+                f"treewright.at(node, '.{name}').set(None).",
+                ChildWarning,
+            )
     make: Any = with_post_init if changes and spec_of(node).runs_post_init else with_fields
     return make(node, changes)
