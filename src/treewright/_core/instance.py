@@ -501,8 +501,8 @@ def replace_fields(node: Any, changes: dict[str, Any]) -> Any:
     for name, value in changes.items():
         if value is None and type(getattr(node, name, None)) is list:
             warn_user(
-                f"replace() stores None in {type(node).__qualname__}.{name}, which is a list. append() and other methods "
-                f"that change a list return None. Pass a new list, [*old, new], or store None with "
+                f"replace() stores None in {type(node).__qualname__}.{name}, which is a list. append() and other "
+                f"methods that change a list return None. Pass a new list, [*old, new], or store None with "
                 f"treewright.at(node, '.{name}').set(None).",
                 ChildWarning,
             )
