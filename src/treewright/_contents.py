@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from treewright._base.functions import (
-    C_METHODS,
+    C_METHOD_TYPES,
     MISSING,
     captured,
     instance_attributes,
@@ -27,7 +27,7 @@ from treewright._base.functions import (
 )
 from treewright._base.jax_private import DictKey, GetAttrKey, Key, SequenceKey, options_of
 from treewright._base.text import short_text
-from treewright._core import is_node_class, kind_of, spec_of
+from treewright._core import info_of, is_node_class, kind_of
 
 _WHOLE = (jax.Array, np.ndarray, type, types.ModuleType, types.BuiltinFunctionType)
 _PACKAGES = frozenset({"jax", "jaxlib", "numpy"})
@@ -59,7 +59,7 @@ def contents(value: Any) -> Mapping[Key, Any]:
         attributes = _of_role("attribute", instance_attributes(value))
         return {Part("function", "func"): value.func} | _of_role("argument", args | value.keywords) | attributes
     kind = kind_of(type(value))
-    if type(value) in C_METHODS and not isinstance(value.__self__, types.ModuleType | None):
+    if type(value) in C_METHOD_TYPES and not isinstance(value.__self__, types.ModuleType | None):
         return {Part("object", "self"): value.__self__, Part("object", "__func__"): value.__name__}
     if isinstance(value, _WHOLE) or (kind is not None and kind.make is None):
         return {}
@@ -83,7 +83,7 @@ def _items(value: Any) -> Mapping[Key, Any] | None:
     cls: Any = type(value)
     match value:
         case _ if is_node_class(cls):
-            names = [field.name for field in spec_of(cls).fields]
+            names = [field.name for field in info_of(cls).fields]
             return {GetAttrKey(name): getattr(value, name) for name in names if hasattr(value, name)}
         case Mapping():
             return {DictKey(name): part for name, part in value.items()}

@@ -24,7 +24,7 @@ from treewright._base.functions import import_path
 from treewright._base.jax_private import DictKey, numbers_of
 from treewright._base.text import cut_text, shape_text
 from treewright._contents import contents
-from treewright._core import JSON_TYPES, Kind, flat_form, is_node, is_node_class, kind_of, spec_of
+from treewright._core import JSON_TYPES, Kind, flat_form, info_of, is_node, is_node_class, kind_of
 
 EncodedStatic = Any  # str, int, float, bool, None, or a list of a kind's name and its parts
 _MAX_INT = 2**2000  # Python limits the digits of larger ints
@@ -154,7 +154,7 @@ class _Description:
 
     def parts(self, value: Any) -> Iterator[str]:
         """The texts of a value's contents; attributes last, sorted by name."""
-        ignored = {field.name for field in spec_of(value).fields if field.local} if is_node(value) else _IGNORED
+        ignored = {field.name for field in info_of(value).fields if field.local} if is_node(value) else _IGNORED
         for key, part in sorted(contents(value).items(), key=lambda entry: _order(entry[0])):
             name = _written_name(key)
             if isinstance(key, DictKey):

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, dataclass_transform
 
 from treewright._base.text import short_text
-from treewright._core import FLAT_FORM, METHODS, buffer, field, make_node_class, replace_method, static
+from treewright._core import FLAT_FORM_NAME, NODE_METHODS, buffer, field, make_node_class, replace_method, static
 from treewright._core import replace as replace  # noqa: PLC0414  `module.pyi` has its types
 from treewright.errors import NodeDefinitionError
 
@@ -104,7 +104,7 @@ class Module:
         (5, 2)
     """
 
-    __slots__ = (FLAT_FORM, "__weakref__")
+    __slots__ = (FLAT_FORM_NAME, "__weakref__")
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         defaults: dict[str, bool] = pytree_dataclass.__kwdefaults__ or {}
@@ -113,7 +113,7 @@ class Module:
         make_node_class(cls, options, is_module=True)
 
     replace = replace_method
-    locals().update(METHODS)
+    locals().update(NODE_METHODS)
 
 
 # Python itself rejects `Module()`, because Module is not a node class.

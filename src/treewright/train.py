@@ -21,7 +21,7 @@ from treewright._base.jax_private import jax_trees, path_text, untyped_jax
 from treewright._base.lines import first_lines
 from treewright._base.text import Verbatim, did_you_mean, short_text
 from treewright._contents import contents
-from treewright._core import StaticValue, field, is_node, spec_of, static
+from treewright._core import StaticValue, field, info_of, is_node, static
 from treewright._trees.level import leaf_type_of, note_redefined_classes, reject_classes, strong
 from treewright._trees.partition import combine, partition
 from treewright._trees.places import placed_with
@@ -74,7 +74,7 @@ def _with_keywords(first: str, **names: str) -> Callable[[Any], Any]:
         @functools.wraps(method)
         def checked(owner: Any, *args: Any, **keywords: Any) -> Any:
             cls = owner if isinstance(owner, type) else type(owner)
-            call, fields = f"{cls.__qualname__}.{method.__name__}", spec_of(cls).by_name
+            call, fields = f"{cls.__qualname__}.{method.__name__}", info_of(cls).by_name
             if args:
                 raise TypeError(f"{call} needs keywords: write {first}=...")
             for wrong, right in names.items():
@@ -211,7 +211,7 @@ class TrainState(Module, Generic[P], kw_only=True):
         """
         optional = {"value": value, "value_fn": value_fn}
         extra = {name: argument for name, argument in optional.items() if argument is not None}
-        changes |= {name: extra.pop(name) for name in [*extra] if name in spec_of(self).by_name}
+        changes |= {name: extra.pop(name) for name in [*extra] if name in info_of(self).by_name}
         _reject_changes(self, changes)
         try:
             import optax
@@ -289,8 +289,8 @@ def _was_called(node: Any, error: Exception) -> bool:
 
 def _reject_own_init(cls: type[Any], fields: dict[str, Any]) -> None:
     """Raise an error that names an `__init__` of a subclass that does not accept the fields."""
-    specs, init = spec_of(cls).by_name, cls.__init__
-    if not all(name in specs and specs[name].init for name in fields):
+    by_name, init = info_of(cls).by_name, cls.__init__
+    if not all(name in by_name and by_name[name].init for name in fields):
         return  # the constructor lists the fields
     try:
         inspect.signature(init).bind_partial(None, **fields)
@@ -307,20 +307,24 @@ _COMPUTED = ("step", "params", "opt_state")
 
 def _reject_changes(state: TrainState[Any], changes: dict[str, Any]) -> None:
     """Raise an error for fields that the update computes, and for values that would retrace the next step."""
-    name, specs = type(state).__qualname__, spec_of(state).by_name
+    name, fields = type(state).__qualname__, info_of(state).by_name
     computed = [field for field in _COMPUTED if field in changes]
     if computed:
         raise TypeError(
             f"{name}.apply_gradients sets step, params and opt_state itself. For a different value, change the state: "
             f"state.replace({computed[0]}=...)."
         )
-    for wrong in changes.keys() - specs.keys():
+    for wrong in changes.keys() - fields.keys():
         hint = did_you_mean(wrong, ("grads", "buffers", "value", "value_fn"))
         if hint:
             raise TypeError(f"{name}.apply_gradients has no argument {wrong}{hint}.")
-    for changed in changes.keys() & specs.keys():
-        old, new = getattr(state, changed), specs[changed].convert(changes[changed], type(state))
-        wrong = [] if specs[changed].is_static or old is None else _structure_differences(changed, old, new, exact=True)
+    for changed in changes.keys() & fields.keys():
+        old, new = getattr(state, changed), fields[changed].convert(changes[changed], type(state))
+        wrong = (
+            []
+            if fields[changed].is_static or old is None
+            else _structure_differences(changed, old, new, with_types=True)
+        )
         if wrong:
             raise ValueError(
                 f"{name}.apply_gradients({changed}=...) would change its type, so the next step would recompile. "
@@ -358,7 +362,7 @@ def _strong_tree(tree: Any) -> Any:
 def _new_buffers(state: TrainState[Any], old: Any, model: Any) -> Any:
     """The buffers of the new model, which must have the structure, shapes and dtypes of the old ones."""
     new = partition(model, trainable)[1]
-    wrong = _structure_differences("params", old, new, exact=True)
+    wrong = _structure_differences("params", old, new, with_types=True)
     if wrong:
         raise ValueError(
             f"{type(state).__qualname__}.apply_gradients(buffers=...) needs the buffers of params with the same shapes "
@@ -463,15 +467,15 @@ def _state_problem(state: TrainState[Any], weights: Any, trained: Any) -> str:
 
 
 def _structure_differences(
-    root: str, left: Any, right: Any, *, exact: bool = False, of_updates: bool = False
+    root: str, left: Any, right: Any, *, with_types: bool = False, of_updates: bool = False
 ) -> "list[Difference]":
-    """The differences that prevent adding two trees; with `exact`, also those that would retrace a jitted step."""
+    """The differences that prevent adding two trees; with `with_types`, also those that would retrace a jitted step."""
     (leaves, treedef), (others, other) = jax_trees.tree_flatten(left), jax_trees.tree_flatten(right)
     if treedef == other and all(map(_are_alike, leaves, others)):  # differences() would take five times as long
         return []
     from treewright._trees.diff import differences  # not needed in most steps
 
-    kinds = {"class", "static", "added", "removed", "shape", *(("dtype", "value") if exact else ())}
+    kinds = {"class", "static", "added", "removed", "shape", *(("dtype", "value") if with_types else ())}
     all_differences = differences(left, right, values=False, path=(root,))
     return [d for d in all_differences if d.kind in kinds or (d.kind == "dtype" and _loses(d, of_updates=of_updates))]
 

@@ -82,7 +82,7 @@ def adapt_flax() -> None:
     def dataclass(cls: Any = None, **options: Any) -> Any:
         if cls is None:
             return functools.partial(dataclass, **options)
-        if "__node_spec__" in vars(cls):  # flax accepts a class twice, and one that its base class has processed
+        if "__node_info__" in vars(cls):  # flax accepts a class twice, and one that its base class has processed
             return cls
         node = treewright.pytree_dataclass(**options)(cls)
         node._flax_dataclass = True

@@ -155,7 +155,7 @@ def outcome(make: Callable[[], Any]) -> str:
     assert [part.kind for part in diff(mixed, dataclasses.replace(mixed, mode="z"))] == ["static"]
     with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'y'"):
         mixed.y = 1.0
-    assert hasattr(cls, "__node_spec__")
+    assert hasattr(cls, "__node_info__")
     return "a node"
 
 

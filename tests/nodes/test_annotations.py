@@ -106,7 +106,7 @@ def docstring(cls: Any) -> str:
     if sys.version_info >= (3, 14):
         import annotationlib
 
-        if sys.version_info < (3, 15) and not hasattr(cls, "__node_spec__") and "looked_at" not in vars(cls):
+        if sys.version_info < (3, 15) and not hasattr(cls, "__node_info__") and "looked_at" not in vars(cls):
             signature = inspect.signature(cls, annotation_format=annotationlib.Format.FORWARDREF)
             cls.__doc__, cls.looked_at = cls.__name__ + str(signature).replace(" -> None", ""), True
     return str(cls.__doc__)

@@ -32,7 +32,7 @@ from treewright._core.keys import within
 from treewright._core.kinds import DATACLASS, DTYPE, ENUM, KINDS, NAMEDTUPLE, SCALAR
 from treewright._freeze import FrozenArray, FrozenMapping
 from treewright._json import encode
-from treewright._trees.why import alike, snapshot
+from treewright._trees.causes import alike, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -137,7 +137,7 @@ def test_treedefs_are_equal_exactly_when_class_and_statics_are(
     node_and_values: tuple[Any, dict[str, Any]], data: st.DataObject
 ) -> None:
     node, values = node_and_values
-    statics = [f.name for f in type(node).__node_spec__.statics]
+    statics = [f.name for f in type(node).__node_info__.statics]
     rebuilt = type(node)(**values)
     assert jax.tree.structure(rebuilt) == jax.tree.structure(node)
     for name in statics:
@@ -153,7 +153,7 @@ def test_replace_changes_only_the_named_fields(
     node_and_values: tuple[Any, dict[str, Any]], data: st.DataObject
 ) -> None:
     node, values = node_and_values
-    for declared in type(node).__node_spec__.fields:
+    for declared in type(node).__node_info__.fields:
         new = data.draw(STATICS if declared.is_static else LEAVES)
         changed = replace(node, **{declared.name: new})
         assert are_identical(getattr(changed, declared.name), new)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 from treewright import Module, field, pytree_dataclass, static
-from treewright._core.methods import METHODS
+from treewright._core.methods import NODE_METHODS
 from treewright.errors import FieldOnClassError, NodeDefinitionError
 
 
@@ -166,7 +166,7 @@ def test_an_init_whose_code_was_replaced_is_wrapped_again() -> None:
 def test_methods_of_nodes_have_public_names_and_docstrings_without_markup(number: int) -> None:
     cls = classes()[number]
 
-    for name in [*METHODS, "replace"]:
+    for name in [*NODE_METHODS, "replace"]:
         method = getattr(cls, name)
         assert method.__name__ == name
         assert not re.search(r"[`*]|:\n", inspect.getdoc(method) or "`"), name

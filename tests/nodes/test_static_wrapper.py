@@ -44,7 +44,7 @@ def interned(node: Any) -> Any:
 def in_use(cls: Any) -> int:
     """The number of interned combinations of statics of the class, without unused ones."""
     gc.collect()
-    return len(cls.__node_spec__.table.in_use)
+    return len(cls.__node_info__.table.in_use)
 
 
 # The wrapper

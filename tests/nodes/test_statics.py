@@ -55,7 +55,7 @@ class Comparable:
 def in_use(cls: Any) -> int:
     """The number of interned combinations of statics of the class, without unused ones."""
     gc.collect()
-    return len(cls.__node_spec__.table.in_use)
+    return len(cls.__node_info__.table.in_use)
 
 
 def test_programs_are_compiled_for_the_exact_static() -> None:

@@ -30,8 +30,8 @@ def declare(value: Any, base: Any = Module) -> Any:
 
 
 def test_the_class_knows_the_names_of_each_axis() -> None:
-    assert [field.sharding for field in vars(Layer)["__node_spec__"].fields] == [("embed", "mlp"), ("mlp",)]
-    assert declare(field(stack="layers")).__node_spec__.fields[0].stack == "layers"
+    assert [field.sharding for field in vars(Layer)["__node_info__"].fields] == [("embed", "mlp"), ("mlp",)]
+    assert declare(field(stack="layers")).__node_info__.fields[0].stack == "layers"
 
 
 def test_axis_names_are_not_in_the_treedef() -> None:
@@ -62,13 +62,13 @@ def test_a_subclass_inherits_or_overrides_axis_names() -> None:
     class Whole(Layer):
         kernel: jax.Array = field()
 
-    assert vars(Same)["__node_spec__"].fields[0].sharding == ("embed", "mlp")
-    assert vars(Other)["__node_spec__"].fields[0].sharding == (None, "mlp")
-    assert vars(Whole)["__node_spec__"].fields[0].sharding is None
+    assert vars(Same)["__node_info__"].fields[0].sharding == ("embed", "mlp")
+    assert vars(Other)["__node_info__"].fields[0].sharding == (None, "mlp")
+    assert vars(Whole)["__node_info__"].fields[0].sharding is None
 
 
 def test_copies_and_pickles_of_a_field_keep_its_names() -> None:
-    declared = vars(Layer)["__node_spec__"].fields[0]
+    declared = vars(Layer)["__node_info__"].fields[0]
 
     assert pickle.loads(pickle.dumps(declared)).sharding == ("embed", "mlp")
     assert copy.deepcopy(declared).sharding == ("embed", "mlp")

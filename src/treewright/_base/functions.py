@@ -89,8 +89,8 @@ class FrozenValue:
     __slots__ = ()
 
 
-METHODS = (types.MethodType, NodeMethod)
-C_METHODS = frozenset({types.BuiltinFunctionType, types.MethodWrapperType})
+METHOD_TYPES = (types.MethodType, NodeMethod)
+C_METHOD_TYPES = frozenset({types.BuiltinFunctionType, types.MethodWrapperType})
 
 
 # Classes, instances, and the names of values

@@ -1,7 +1,7 @@
 """Format values as text: in full, over several lines for `repr`, or truncated for messages; and parts of messages.
 
 Nothing here reads the data of an array (except scalars, for `repr`), fails on values that transformations put into
-nodes (tracers, `object()`, `None`, specs), or follows a cycle. It reads only `__node_spec__.fields` of a node class.
+nodes (tracers, `object()`, `None`, specs), or follows a cycle. It reads only `__node_info__.fields` of a node class.
 """
 
 import difflib
@@ -45,7 +45,7 @@ _CUT.maxstring = _CUT.maxother = LENGTH
 
 def is_node_class(cls: type[Any]) -> bool:
     """Whether a class is a node class."""
-    return hasattr(cls, "__node_spec__")
+    return hasattr(cls, "__node_info__")
 
 
 # Arrays and functions
@@ -157,7 +157,7 @@ class _Walk:
                 is_root = self.width is not None and len(self.inside) == 1  # Its custom `__repr__` may have called us.
                 if cls.__repr__ is not node_repr and not is_root:
                     return None
-                names = [field.name for field in cls.__node_spec__.fields if field.repr]
+                names = [field.name for field in cls.__node_info__.fields if field.repr]
                 return f"{cls.__qualname__}(", pairs((name, getattr(value, name, _NO_VALUE)) for name in names), ")"
             case tuple() if hasattr(cls, "_fields"):
                 return f"{name}(", pairs(zip(cls._fields, value, strict=True)), ")"

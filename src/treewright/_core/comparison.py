@@ -18,8 +18,8 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._base.functions import (
-    C_METHODS,
-    METHODS,
+    C_METHOD_TYPES,
+    METHOD_TYPES,
     MISSING,
     captured,
     code_key,
@@ -118,7 +118,7 @@ def comparison_of(value: Any, scope: Scope) -> Comparison:
         return _of_kind(kind, value, scope)
     if isinstance(value, type):
         return IDENTITY
-    if cls in C_METHODS or isinstance(value, METHODS):
+    if cls in C_METHOD_TYPES or isinstance(value, METHOD_TYPES):
         return _of_library(value, scope) if library_of(value) else _of_method(value, scope)
     if is_node_class(cls):
         return _of_node(value, scope)
@@ -331,7 +331,7 @@ def _of_method(value: Any, scope: Scope) -> Comparison:
     if isinstance(instance, jax.Array):
         return _rejected(problem_of, instance)
     cls, owner = type(value), scope.owner or "user"
-    if cls in C_METHODS:  # A list whose method was passed is meant to change.
+    if cls in C_METHOD_TYPES:  # A list whose method was passed is meant to change.
         return Comparison("parts", (cls, value), (("object", (instance,)),), scope.owner or "package", is_callable=True)
     function = value.__func__
     if library_of(function):

@@ -21,11 +21,11 @@ from treewright._base.text import annotation_text, is_node_class, short_text, wi
 from treewright._core.field_checks import has_jax_arrays, options_to_repeat, specifier_text
 from treewright._core.field_views import FieldView, as_view, field_view
 from treewright._core.fields import MISSING, options_of, specifier_in, specifier_in_annotation
+from treewright._core.info import FieldInfo, NodeInfo
 from treewright._core.init import Docstring, make_init
-from treewright._core.instance import FLAT_FORM, Unfinished, wrap_init
-from treewright._core.methods import METHODS, replace_method, restore_class, wrap_methods
+from treewright._core.instance import FLAT_FORM_NAME, Unfinished, wrap_init
+from treewright._core.methods import NODE_METHODS, replace_method, restore_class, wrap_methods
 from treewright._core.registration import register_once
-from treewright._core.spec import FieldSpec, NodeSpec
 from treewright._core.statics import StaticTable
 from treewright.errors import NodeDefinitionError, NodeDefinitionWarning, warn_user
 
@@ -76,15 +76,15 @@ class _Draft(NamedTuple):
 class _Argument:
     """The attribute of an `InitVar` with a default, which `dataclasses` would return for an instance's value."""
 
-    place: str
+    full_name: str
     default_of_argument: Any
 
     def __get__(self, node: Any, cls: Any = None) -> Any:
         if node is None or sys._getframe(1).f_globals.get("__name__") == dataclasses.__name__:  # `dataclasses.replace`
             return self.default_of_argument
         raise AttributeError(
-            f"{self.place} is an InitVar: an argument of __init__ that instances do not store. Use the parameter of "
-            f"__post_init__, or declare a field."
+            f"{self.full_name} is an InitVar: an argument of __init__ that instances do not store. Use the parameter "
+            f"of __post_init__, or declare a field."
         )
 
 
@@ -106,19 +106,19 @@ def make_node_class(cls: Any, options: Mapping[str, bool], *, is_module: bool) -
     _reject_attributes(draft)
     _read_fields(draft)
     init, keeps_init = _init_of(draft)
-    spec, arguments = _node_spec(draft, keeps_init=keeps_init)
-    for field in spec.fields:
-        setattr(cls, field.name, field_view(field, spec.table))
-    for name, default in spec.init_vars.items():
+    info, arguments = _node_info(draft, keeps_init=keeps_init)
+    for field in info.fields:
+        setattr(cls, field.name, field_view(field, info.table))
+    for name, default in info.init_vars.items():
         if name in annotations and not (default is MISSING or hasattr(type(default), "__get__")):
             setattr(cls, name, _Argument(f"{cls.__qualname__}.{name}", default))
-    cls.__node_spec__, cls.__node_fields__ = spec, spec.by_name
+    cls.__node_info__, cls.__node_fields__ = info, info.by_name
     if options["init"] and not keeps_init:
-        cls.__init__ = make_init(spec, arguments)
+        cls.__init__ = make_init(info, arguments)
     elif cls.__init__ is not init:
         cls.__init__ = init
     _install_methods(draft)
-    _warn_of_the_unused(draft, spec)
+    _warn_of_the_unused(draft, info)
     cls.__doc__ = Docstring(draft.body.get("__doc__"))
     register_once(cls)
 
@@ -163,7 +163,7 @@ def _reject_class(cls: type[Any], options: Mapping[str, bool]) -> None:
 def _reject_attributes(draft: _Draft) -> None:
     """Raise for names and values in the body that Python accepts but the user did not intend."""
     for name in draft.annotations:
-        if name in {FLAT_FORM, *_NEVER_OVERRIDDEN} or (name == "replace" and draft.is_module) or _is_special(name):
+        if name in {FLAT_FORM_NAME, *_NEVER_OVERRIDDEN} or (name == "replace" and draft.is_module) or _is_special(name):
             raise NodeDefinitionError(
                 f"{draft.cls.__qualname__} can't have a field named {name}: every node uses this name. Rename the "
                 f"field."
@@ -266,12 +266,12 @@ def _constant_problem(name: str, value: Any) -> str | None:
     )
 
 
-def _warn_of_the_unused(draft: _Draft, spec: NodeSpec) -> None:
+def _warn_of_the_unused(draft: _Draft, info: NodeInfo) -> None:
     """Warn of a `__post_init__` that never runs, and of annotated values that are not fields."""
     cls = draft.cls
-    if spec.has_own_init and hasattr(cls, "__post_init__"):
+    if info.has_own_init and hasattr(cls, "__post_init__"):
         used = _names_used(*cls.__mro__[:-1])
-        nodes = [vars(base)["__node_spec__"] for base in cls.__mro__[1:] if "__node_spec__" in vars(base)]
+        nodes = [vars(base)["__node_info__"] for base in cls.__mro__[1:] if "__node_info__" in vars(base)]
         is_reached = "__init__" in used and any(base.runs_post_init for base in nodes)
         if "__post_init__" not in used and not is_reached:
             warn_user(
@@ -283,13 +283,13 @@ def _warn_of_the_unused(draft: _Draft, spec: NodeSpec) -> None:
     for base in cls.__mro__[1:-1]:
         if (
             base in known
-            or not {FLAT_FORM, "__dataclass_fields__"}.isdisjoint(vars(base))
+            or not {FLAT_FORM_NAME, "__dataclass_fields__"}.isdisjoint(vars(base))
             or getattr(base, "_is_protocol", False)
         ):
             continue
         for name, annotation in typing_extensions.get_annotations(base, format=_FORWARDREF).items():
             value = vars(base).get(name, MISSING)
-            is_method_or_used = hasattr(type(value), "__get__") or name in spec.by_name or name in vars(cls)
+            is_method_or_used = hasattr(type(value), "__get__") or name in info.by_name or name in vars(cls)
             is_constant = any(word in annotation_text(annotation, base) for word in ("ClassVar", "Final"))
             if not (value is MISSING or is_method_or_used or is_constant):
                 warn_user(
@@ -344,38 +344,38 @@ def _read_fields(draft: _Draft) -> None:
     cls.__dataclass_params__.frozen = False not in are_frozen
 
 
-# 3. The spec
+# 3. The description of the class and its fields
 
 
-def _node_spec(draft: _Draft, *, keeps_init: bool) -> tuple[NodeSpec, list[FieldSpec]]:
-    """The spec of a class that `dataclasses.dataclass` has processed, and the parameters of its constructor."""
+def _node_info(draft: _Draft, *, keeps_init: bool) -> tuple[NodeInfo, list[FieldInfo]]:
+    """The description of a class that `dataclasses.dataclass` has processed, and the parameters of its constructor."""
     cls = draft.cls
-    children: list[FieldSpec] = []
-    statics: list[FieldSpec] = []
-    arguments: list[FieldSpec] = []
+    children: list[FieldInfo] = []
+    statics: list[FieldInfo] = []
+    arguments: list[FieldInfo] = []
     init_vars: dict[str, Any] = {}
     for field_ in cls.__dataclass_fields__.values():
         if field_._field_type not in {_FIELD, _INIT_VAR}:
             continue
-        spec = _field_spec(draft, field_)
+        info = _field_info(draft, field_)
         if field_._field_type is _INIT_VAR:
-            init_vars[spec.name] = spec.default
+            init_vars[info.name] = info.default
         else:
-            side = statics if spec.is_static else children
-            if spec.index != len(side):
-                spec = dataclasses.replace(spec, index=len(side))
-            side.append(spec)
-        arguments.append(spec)
-    fields = tuple([spec for spec in arguments if spec.name not in init_vars])
-    names = tuple([spec.name for spec in statics])
-    identity = tuple([spec.identity for spec in statics])
-    node_spec = NodeSpec(
+            side = statics if info.is_static else children
+            if info.index != len(side):
+                info = dataclasses.replace(info, index=len(side))
+            side.append(info)
+        arguments.append(info)
+    fields = tuple([info for info in arguments if info.name not in init_vars])
+    names = tuple([info.name for info in statics])
+    identity = tuple([info.identity for info in statics])
+    node_spec = NodeInfo(
         cls=cls,
         fields=fields,
-        by_name={spec.name: spec for spec in fields},
+        by_name={info.name: info for info in fields},
         children=tuple(children),
         statics=tuple(statics),
-        table=StaticTable(cls, names, identity, tuple([spec.name for spec in children])),
+        table=StaticTable(cls, names, identity, tuple([info.name for info in children])),
         checks=tuple([vars(base)["__check_init__"] for base in cls.__mro__[::-1] if "__check_init__" in vars(base)]),
         has_own_init=keeps_init,
         has_getattr=hasattr(cls, "__getattr__"),
@@ -383,21 +383,21 @@ def _node_spec(draft: _Draft, *, keeps_init: bool) -> tuple[NodeSpec, list[Field
         runs_post_init=draft.options["init"] and not keeps_init and hasattr(cls, "__post_init__"),
         init_vars=init_vars,
         unfinished=Unfinished(cls),
-        slots=tuple([name for name in slots_of(cls) if name not in {FLAT_FORM, *cls.__dataclass_fields__}]),
+        slots=tuple([name for name in slots_of(cls) if name not in {FLAT_FORM_NAME, *cls.__dataclass_fields__}]),
         restore_class=restore_class,
     )
     return node_spec, arguments
 
 
-def _field_spec(draft: _Draft, field_: Any) -> FieldSpec:
-    """The spec of a field or an InitVar, taken from a base node class if it is inherited."""
+def _field_info(draft: _Draft, field_: Any) -> FieldInfo:
+    """The description of a field or an InitVar, taken from a base node class if it is inherited."""
     cls, name = draft.cls, field_.name
     # The annotation is read in the class that contains it: this one, or a base dataclass that is not a node.
     owners = (base for base in reversed(cls.__mro__) if vars(base).get("__dataclass_fields__", {}).get(name) is field_)
     owner: Any = next(owners)
-    owner_spec: NodeSpec | None = vars(owner).get("__node_spec__")
-    if owner_spec is not None and name in owner_spec.by_name:
-        return owner_spec.by_name[name]
+    owner_info: NodeInfo | None = vars(owner).get("__node_info__")
+    if owner_info is not None and name in owner_info.by_name:
+        return owner_info.by_name[name]
     if name in draft.annotations and (
         isinstance(field_.default, property) or _is_defined_in(cls, name, field_.default)
     ):
@@ -418,14 +418,14 @@ def _field_spec(draft: _Draft, field_: Any) -> FieldSpec:
     hashed = field_.compare if field_.hash is None else field_.hash
     values["is_static"] = values.get("kind") == "static"
     values["set_only_in_post_init"] = not field_.init and field_.default is field_.default_factory is MISSING
-    spec = FieldSpec(name=name, index=0, equal=field_.compare, hash=hashed, **values)
+    info = FieldInfo(name=name, index=0, equal=field_.compare, hash=hashed, **values)
     view = draft.inherited.get(name)
     if isinstance(view, FieldView) and name in draft.annotations and not options:
-        _reject_lost_options(cls, spec, view.field)
-    return spec
+        _reject_lost_options(cls, info, view.field)
+    return info
 
 
-def _reject_lost_options(cls: type[Any], spec: FieldSpec, base: FieldSpec) -> None:
+def _reject_lost_options(cls: type[Any], info: FieldInfo, base: FieldInfo) -> None:
     """Raise if a field is annotated again without its base's specifier, whose options would be lost."""
     options = options_to_repeat(base)
     if base.kind == "child" and not options:
@@ -434,10 +434,10 @@ def _reject_lost_options(cls: type[Any], spec: FieldSpec, base: FieldSpec) -> No
     loss = "turn it into a plain child" if kind != "field" else f"lose its {' and '.join(options)}"
     if kind == "field" and "sharding" in options:
         loss = "store it whole on every device"
-    plain = specifier_text("field", spec.default)
+    plain = specifier_text("field", info.default)
     raise NodeDefinitionError(
-        f"{cls.__qualname__}.{spec.name} redeclares a {kind}() field without {kind}(), which would {loss}.\n"
-        f"  Write {spec.name}: {annotation_text(spec.type, cls)} = {specifier_text(kind, spec.default, options)}, or "
+        f"{cls.__qualname__}.{info.name} redeclares a {kind}() field without {kind}(), which would {loss}.\n"
+        f"  Write {info.name}: {annotation_text(info.type, cls)} = {specifier_text(kind, info.default, options)}, or "
         f"{plain} for a plain child."
     )
 
@@ -451,9 +451,9 @@ def _init_of(draft: _Draft) -> tuple[Callable[..., None], bool]:
         init: Any = vars(base).get("__init__")
         if init is None or getattr(init, "__module__", None) in _PLACEHOLDERS:
             continue
-        spec = vars(base).get("__node_spec__")
-        if spec is not None:
-            return init, draft.is_module and spec.has_own_init
+        info = vars(base).get("__node_info__")
+        if info is not None:
+            return init, draft.is_module and info.has_own_init
         return wrap_init(init), not is_generated(inspect.unwrap(init)) and (base is draft.cls or draft.is_module)
     return object.__init__, False
 
@@ -465,7 +465,7 @@ def _install_methods(draft: _Draft) -> None:
     """
     cls, options, body, inherited = draft.cls, draft.options, draft.body, draft.inherited
     is_on = {"__eq__": options["eq"], "__repr__": options["repr"], "__hash__": options["eq"] or options["unsafe_hash"]}
-    for name, ours in METHODS.items():
+    for name, ours in NODE_METHODS.items():
         method = ours if is_on.get(name, True) else getattr(object, name, None)
         if name in body:
             # If the body defines `__eq__`, Python adds `__hash__ = None`, which the user did not write.
@@ -494,4 +494,4 @@ def _is_inherited_from_user(draft: _Draft, name: str, ours: Any) -> bool:
 def _is_of_dataclass(cls: type[Any], name: str) -> bool:
     """Whether a class inherits a method from a dataclass that is not a node: it would compare or show fewer fields."""
     writer = next((base for base in cls.__mro__[1:] if name in vars(base)), object)
-    return "__dataclass_params__" in vars(writer) and "__node_spec__" not in vars(writer)
+    return "__dataclass_params__" in vars(writer) and "__node_info__" not in vars(writer)

@@ -14,7 +14,7 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._base.functions import (
-    METHODS,
+    METHOD_TYPES,
     FrozenValue,
     foreign_library,
     has_author,
@@ -204,13 +204,13 @@ def rejection(cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, 
     return StaticFieldError("\n".join(lines))
 
 
-def _found(place: str, value: Any, problem: NoExactKeyError) -> str:
+def _found(full_name: str, value: Any, problem: NoExactKeyError) -> str:
     """The value with the problem, and the value of the static field that contains it."""
     if problem.value is value:
-        return f"{place} is static but holds {problem.description}."
+        return f"{full_name} is static but holds {problem.description}."
     if isinstance(problem, ArraysReachedError):
-        return f"{place} is static but reaches {problem.description}, through {text_with_class(value)}."
-    return f"{place} is static but holds {problem.description}, inside {text_with_class(value)}."
+        return f"{full_name} is static but reaches {problem.description}, through {text_with_class(value)}."
+    return f"{full_name} is static but holds {problem.description}, inside {text_with_class(value)}."
 
 
 def _fixes(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> list[str]:
@@ -218,7 +218,7 @@ def _fixes(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> l
     is_own, can_be_child = cls.__module__.partition(".")[0] == "treewright", problem.can_be_child
     declared = f"  {name}: ... = static("
     if isinstance(problem, ArraysReachedError) and problem.value is not value:
-        fixes, can_be_child = [_fix_for_reached(value, problem)], can_be_child and isinstance(value, METHODS)
+        fixes, can_be_child = [_fix_for_reached(value, problem)], can_be_child and isinstance(value, METHOD_TYPES)
     elif problem.fix is IDENTITY:
         fixes = [f"Pass the values that it returns as arguments. Or, to keep this object:\n{declared}identity=True)"]
     elif problem.can_freeze and not is_own and (problem.value is value or isinstance(value, tuple | frozenset)):
@@ -232,7 +232,7 @@ def _fixes(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> l
 
 def _fix_for_reached(value: Any, problem: ArraysReachedError) -> str:
     """The value to pass instead of a method or function that reaches a node."""
-    if isinstance(value, METHODS):
+    if isinstance(value, METHOD_TYPES):
         return f"Pass {value.__func__.__qualname__}, and pass the node as its first argument."
     if problem.can_be_child:
         return "Pass the node as an argument."
@@ -265,18 +265,19 @@ def can_change_in_place(value: Any, owner: str | None) -> bool:
     return owner == "user" and not is_frozen and not isinstance(value, (jax.Array, jax.Ref, *_GENERATORS))
 
 
-def doubt_text(place: str, value: Any, changing: Any) -> str:
+def doubt_text(full_name: str, value: Any, changing: Any) -> str:
     """The warning for a static that holds an object or a container that can change without a retrace."""
     inside = "" if changing is value else f", inside {text_with_class(value)}"
-    declared = f"If it is meant to change, declare:\n  {place.rpartition('.')[2]}: ... = static(identity=True)"
+    declared = f"If it is meant to change, declare:\n  {full_name.rpartition('.')[2]}: ... = static(identity=True)"
     if isinstance(changing, MUTABLE):
         return (
-            f"{place} is static and holds {text_with_class(changing)}{inside}, which can change in place. jit compares "
-            f"it by identity: it ignores later changes.\nIf it is constant, use {_fix(changing)[0]}.\n{declared}"
+            f"{full_name} is static and holds {text_with_class(changing)}{inside}, which can change in place. jit "
+            f"compares it by identity: it ignores later changes.\n"
+            f"If it is constant, use {_fix(changing)[0]}.\n{declared}"
         )
     cls = type(changing).__name__
     return (
-        f"{place} is static and holds {text_with_class(changing)}{inside}, whose attributes can be assigned. jit "
+        f"{full_name} is static and holds {text_with_class(changing)}{inside}, whose attributes can be assigned. jit "
         f"ignores later assignments, and {'may retrace' if has_author(type(changing)) else 'retraces'} for a different "
         f"{cls}.\nIf it contains settings, freeze its class:\n  @dataclass(frozen=True)\n  class {cls}: ...\n{declared}"
     )
@@ -314,18 +315,18 @@ def check_fields(node: Any) -> None:
     Raises:
         NodeInitError: If the value of a field is a field marker, such as `static()`.
     """
-    spec, (children, statics) = node.__node_spec__, object.__getattribute__(node, "_node")
-    spec.table.to_check = max(spec.table.to_check - 1, 0)
-    for field, value in zip((*spec.children, *spec.statics), (*children, *statics.values), strict=True):
+    info, (children, statics) = node.__node_info__, object.__getattribute__(node, "_node")
+    info.table.to_check = max(info.table.to_check - 1, 0)
+    for field, value in zip((*info.children, *info.statics), (*children, *statics.values), strict=True):
         if type(value) in _COMMON or isinstance(value, jax.Array):
             continue
         if hasattr(type(value), "reject_use"):  # a field that was read on its class
             value.reject_use()
         if isinstance(value, dataclasses.Field):
-            place, marker = f"{type(node).__qualname__}.{field.name}", "a field marker, such as static()"
             raise NodeInitError(
-                f"{place} was assigned {marker}, which would be its value. Declare the field in the class body, and "
-                f"assign its value in __init__:\n  {field.name}: {annotation_text(field.type, type(node))} = static()"
+                f"{type(node).__qualname__}.{field.name} was assigned a field marker, such as static(), which would be "
+                f"its value. Declare the field in the class body, and assign its value in __init__:\n"
+                f"  {field.name}: {annotation_text(field.type, type(node))} = static()"
             )
         if field.is_plain and (problem := _child_problem(type(node), field, value)):
             warn_user(problem, ChildWarning)
@@ -333,7 +334,7 @@ def check_fields(node: Any) -> None:
 
 def _child_problem(cls: type[Any], field: Any, value: Any) -> str | None:
     """The warning for a child; None if it is fine."""
-    place, value_cls = f"{cls.__qualname__}.{field.name}", type(value)
+    full_name, value_cls = f"{cls.__qualname__}.{field.name}", type(value)
     if foreign_library(value_cls) is not None:
         leaves = jax.tree.leaves(value)  # The layer itself is a leaf if its library has not registered it.
         if all(leaf is not value and (hasattr(leaf, "dtype") or isinstance(leaf, _NUMBERS)) for leaf in leaves):
@@ -356,7 +357,7 @@ def _child_problem(cls: type[Any], field: Any, value: Any) -> str | None:
     function = function_text(value)
     description = text_with_class(value) if function is None else f"the function {function}"
     leaves_are = "jit, grad and vmap accept only arrays and numbers as leaves"
-    return f"{place} is a child but holds {description}. {leaves_are}.\n{fix}"
+    return f"{full_name} is a child but holds {description}. {leaves_are}.\n{fix}"
 
 
 def _static_line(cls: type[Any], field: Any) -> str:
@@ -392,7 +393,7 @@ def add_static_hint(error: TypeError, node: Any) -> None:
     needs_value = (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError)
     if not (isinstance(error, needs_value) or "concrete value" in message):
         return
-    for field in cls.__node_spec__.children:
+    for field in cls.__node_info__.children:
         is_number = field.type in (bool, int, "bool", "int")
         is_blamed = "depends on the value of the argument" not in message or f".{field.name}" in message
         if is_number and is_blamed and isinstance(node._node[0][field.index], Tracer):

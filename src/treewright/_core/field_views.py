@@ -10,8 +10,8 @@ from typing import Any, Never
 
 from treewright._base.text import annotation_text, short_text
 from treewright._core.fields import MISSING
+from treewright._core.info import FieldInfo, NodeInfo, reject_dill
 from treewright._core.instance import Unfinished, delete_attribute, raw_form, set_attribute
-from treewright._core.spec import FieldSpec, NodeSpec, reject_dill
 from treewright._core.statics import StaticTable
 from treewright.errors import FieldOnClassError, NodeDefinitionError, UnfinishedNodeError
 
@@ -46,7 +46,7 @@ class FieldView(property):
     def __init__(self, fget: Any = None, fset: Any = None, fdel: Any = None, doc: str | None = None) -> None:
         super().__init__(fget, fset, fdel)
         self.__doc__ = doc
-        self.field: FieldSpec
+        self.field: FieldInfo
         self.table: StaticTable
         self.field, self.table = fget.reads
 
@@ -112,7 +112,7 @@ for _use in (
     setattr(FieldView, f"__{_use}__", FieldView.reject_use)
 
 
-def field_view(field: FieldSpec, table: StaticTable) -> FieldView:
+def field_view(field: FieldInfo, table: StaticTable) -> FieldView:
     """The view of a field. It reads by index, in a third of the time of reading by name (benchmarks: node)."""
     index, name = field.index, field.name
 
@@ -147,7 +147,7 @@ def field_view(field: FieldSpec, table: StaticTable) -> FieldView:
     )
 
 
-def _read_by_name(node: Any, field: FieldSpec) -> Any:
+def _read_by_name(node: Any, field: FieldInfo) -> Any:
     """The value of a field in an unfinished node, or in a node of an older definition of its class."""
     form, name = raw_form(node), field.name
     if isinstance(form, Unfinished):
@@ -188,13 +188,13 @@ def _fallback(node: Any, name: str, form: Unfinished) -> Any:
         attributes.pop(mark, None)
 
 
-def restore_views(spec: NodeSpec) -> None:
+def restore_views(info: NodeInfo) -> None:
     """Restore the views that a tool replaced by plain properties since the class was defined.
 
     Any other value that was assigned to a field on the class stays: only a metaclass could observe each assignment.
     """
-    for field in spec.fields:
-        value = vars(spec.cls).get(field.name)
+    for field in info.fields:
+        value = vars(info.cls).get(field.name)
         view = as_view(value)
         if view is not value:
-            setattr(spec.cls, field.name, view)
+            setattr(info.cls, field.name, view)

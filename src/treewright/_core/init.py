@@ -16,7 +16,7 @@ the text is, inside a function whose parameters are the helpers:
       kernel = __convert_kernel__(kernel)
       try: __statics__ = __table__.by_value[__type__(activation), activation]()
       except __Exception__: __statics__ = None
-      __store__(self, ((kernel, steps, ), __statics__ or __table__.intern((activation,))))
+      __store__(self, ((kernel, steps, ), __statics__ or __table__.intern_by_key((activation,))))
       if __table__.to_check: __check__(self)
 """
 
@@ -35,8 +35,8 @@ from typing_extensions import Format, get_annotations
 
 from treewright._base.text import annotation_text
 from treewright._core.fields import MISSING
-from treewright._core.instance import FLAT_FORM, assign, check, reject_undecorated, run_init
-from treewright._core.spec import FieldSpec, NodeSpec
+from treewright._core.info import FieldInfo, NodeInfo
+from treewright._core.instance import FLAT_FORM_NAME, assign, check, reject_undecorated, run_init
 from treewright.errors import NodeDefinitionError
 
 _NAMES_MAY_BE_UNKNOWN: Any = {"annotation_format": Format.FORWARDREF} if sys.version_info >= (3, 14) else {}
@@ -44,21 +44,21 @@ _NAMES_MAY_BE_UNKNOWN: Any = {"annotation_format": Format.FORWARDREF} if sys.ver
 FACTORY: Any = getattr(dataclasses, "_HAS_DEFAULT_FACTORY")  # noqa: B009
 
 
-def make_init(spec: NodeSpec, arguments: Sequence[FieldSpec]) -> Callable[..., None]:
+def make_init(info: NodeInfo, arguments: Sequence[FieldInfo]) -> Callable[..., None]:
     """The `__init__` that `dataclasses.dataclass` would generate, except that it stores the flat form.
 
     The arguments are the fields and `InitVar`s in the order of their declaration.
     """
-    cls = spec.cls
+    cls = info.cls
     helpers: dict[str, Any] = {"__cls__": cls, "__factory__": FACTORY, "__build__": run_init, "__assign__": assign}
     for argument in arguments:
         if not argument.name.isidentifier() or keyword.iskeyword(argument.name):
             raise NodeDefinitionError(
                 f"{cls.__qualname__} has a field named {argument.name!r}, which is not an identifier. Rename it."
             )
-    me = "__self__" if "self" in spec.by_name or "self" in spec.init_vars else "self"
+    me = "__self__" if "self" in info.by_name or "self" in info.init_vars else "self"
     header = f"  def __init__({', '.join([me, *_parameters(cls, arguments, helpers)])}):"
-    body = "\n    ".join([header, *_body(spec, me, helpers)])
+    body = "\n    ".join([header, *_body(info, me, helpers)])
     source = f"def make({', '.join(helpers)}):\n{body}\n  return __init__\n"
     filename = _cached_source(f"treewright: {cls.__module__}.{cls.__qualname__}.__init__", source)
     # The globals of the class's own module, so that typing.get_type_hints resolves string annotations.
@@ -83,7 +83,7 @@ def _cached_source(name: str, source: str) -> str:
     return filename
 
 
-def _parameters(cls: type[Any], arguments: Sequence[FieldSpec], helpers: dict[str, Any]) -> list[str]:
+def _parameters(cls: type[Any], arguments: Sequence[FieldInfo], helpers: dict[str, Any]) -> list[str]:
     positional: list[str] = []
     by_keyword: list[str] = []
     with_default = None
@@ -110,14 +110,14 @@ def _parameters(cls: type[Any], arguments: Sequence[FieldSpec], helpers: dict[st
     return [*positional, "*", *by_keyword] if by_keyword else positional
 
 
-def _body(spec: NodeSpec, me: str, helpers: dict[str, Any]) -> list[str]:
+def _body(info: NodeInfo, me: str, helpers: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     values: list[str] = []
-    is_simple = not spec.has_own_new and not spec.runs_post_init
-    for field in spec.fields:
+    is_simple = not info.has_own_new and not info.runs_post_init
+    for field in info.fields:
         name = field.name
         if field.default_factory is not MISSING:
-            helpers[f"__make_{name}__"] = functools.partial(field.call, "default_factory", spec.cls)
+            helpers[f"__make_{name}__"] = functools.partial(field.call, "default_factory", info.cls)
             lines.append(f"{f'if {name} is __factory__: ' if field.init else ''}{name} = __make_{name}__()")
         elif not field.init and field.default is not MISSING:
             lines.append(f"{name} = __default_{name}__")
@@ -125,43 +125,43 @@ def _body(spec: NodeSpec, me: str, helpers: dict[str, Any]) -> list[str]:
             is_simple = False
         else:
             values.append(f"{name!r}: {name}")
-    variables = f"({''.join(f'{name}, ' for name in spec.init_vars)})" if spec.runs_post_init else "None"
+    variables = f"({''.join(f'{name}, ' for name in info.init_vars)})" if info.runs_post_init else "None"
     assigning = f"__build__({me}, __assign__, {{{', '.join(values)}}}, {variables})"
-    return [*lines, *_storing(spec, me, assigning, helpers)] if is_simple else [*lines, assigning]
+    return [*lines, *_storing(info, me, assigning, helpers)] if is_simple else [*lines, assigning]
 
 
-def _storing(spec: NodeSpec, me: str, assigning: str, helpers: dict[str, Any]) -> list[str]:
+def _storing(info: NodeInfo, me: str, assigning: str, helpers: dict[str, Any]) -> list[str]:
     """The lines that store the flat form directly. If a subclass's `__init__` called this one, they assign instead."""
     lines = [f"if __type__({me}) is not __cls__: return {assigning}"]
-    helpers.update(__type__=type, __check__=check, __table__=spec.table, __Exception__=Exception)
-    for field in spec.fields:
+    helpers.update(__type__=type, __check__=check, __table__=info.table, __Exception__=Exception)
+    for field in info.fields:
         if field.converter is not None:
-            helpers[f"__convert_{field.name}__"] = functools.partial(field.call, "converter", spec.cls)
+            helpers[f"__convert_{field.name}__"] = functools.partial(field.call, "converter", info.cls)
             lines.append(f"{field.name} = __convert_{field.name}__({field.name})")
-    children = "".join([f"{field.name}, " for field in spec.children])
+    children = "".join([f"{field.name}, " for field in info.children])
     statics = "__statics__"
-    if spec.statics:
-        names = ", ".join(spec.table.names)
-        kinds = ", ".join([f"__type__({name})" for name in spec.table.names])
+    if info.statics:
+        names = ", ".join(info.table.names)
+        kinds = ", ".join([f"__type__({name})" for name in info.table.names])
         lines.append(f"try: __statics__ = __table__.by_value[{kinds}, {names}]()")
         lines.append("except __Exception__: __statics__ = None")
-        statics = f"__statics__ or __table__.intern(({names},))"
+        statics = f"__statics__ or __table__.intern_by_key(({names},))"
     else:
-        helpers["__statics__"] = spec.table.empty
-    slot: Any = getattr(spec.cls, FLAT_FORM, None)  # A Module has a slot; setting it directly is 10 % faster.
+        helpers["__statics__"] = info.table.empty
+    slot: Any = getattr(info.cls, FLAT_FORM_NAME, None)  # A Module has a slot; setting it directly is 10 % faster.
     helpers["__store__"] = object.__setattr__ if slot is None else slot.__set__
     if slot is None:
         # A decorator that copies the class with slots, such as attrs.define, replaces `__cls__` too.
         helpers["__reject__"] = reject_undecorated
-        lines.append(f"try: __store__({me}, {FLAT_FORM!r}, (({children}), {statics}))")
+        lines.append(f"try: __store__({me}, {FLAT_FORM_NAME!r}, (({children}), {statics}))")
         lines.append(f"except AttributeError: __reject__(__type__({me})); raise")
     else:
         lines.append(f"__store__({me}, (({children}), {statics}))")
     # The first nodes of a class are checked for wrong children.
-    return [*lines, f"{'' if spec.checks else 'if __table__.to_check: '}__check__({me})"]
+    return [*lines, f"{'' if info.checks else 'if __table__.to_check: '}__check__({me})"]
 
 
-def _annotate(init: Any, cls: type[Any], arguments: Sequence[FieldSpec]) -> None:
+def _annotate(init: Any, cls: type[Any], arguments: Sequence[FieldInfo]) -> None:
     """Annotate a generated `__init__` like `dataclasses`: from Python 3.14 on lazily, so that later names resolve.
 
     The parameter of a field with a converter is annotated like the converter's parameter, if at all.
@@ -211,7 +211,7 @@ class Docstring:
             doc = cls.__name__
             with contextlib.suppress(TypeError, ValueError):
                 doc += str(inspect.signature(cls, **_NAMES_MAY_BE_UNKNOWN)).replace(" -> None", "")
-        docs = {field.name: inspect.cleandoc(field.doc) for field in cls.__node_spec__.fields if field.doc is not None}
+        docs = {field.name: inspect.cleandoc(field.doc) for field in cls.__node_info__.fields if field.doc is not None}
         if docs:
             lines = [f"    {name}: {text}".replace("\n", "\n        ") for name, text in docs.items()]
             doc = "\n".join([inspect.cleandoc(doc), "", "Attributes:", *lines])

@@ -25,12 +25,12 @@ from treewright._base.text import (
 )
 from treewright._core.field_checks import check_fields
 from treewright._core.fields import MISSING
+from treewright._core.info import FieldInfo, NodeInfo, info_of
 from treewright._core.keys import reaches
-from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics
 from treewright.errors import ChildWarning, NodeDefinitionError, NodeInitError, UnfinishedNodeError, warn_user
 
-FLAT_FORM = "_node"
+FLAT_FORM_NAME = "_node"
 FlatForm = tuple[tuple[Any, ...], Statics]
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class Unfinished:
 def raw_form(node: Any) -> FlatForm | Unfinished:
     """The value of `_node`, bypassing a user's `__getattr__`."""
     try:
-        form: FlatForm | Unfinished = _read(node, FLAT_FORM)
+        form: FlatForm | Unfinished = _read(node, FLAT_FORM_NAME)
     except AttributeError:
         cls = type(node)
         reject_undecorated(cls)
@@ -97,7 +97,7 @@ def flat_form(node: Any) -> FlatForm:
 def from_flat_form(cls: type[Any], pair: FlatForm) -> Any:
     """A node of this class with this flat form; runs none of the user's code."""
     node: Any = _new(cls)
-    _store(node, FLAT_FORM, pair)
+    _store(node, FLAT_FORM_NAME, pair)
     return node
 
 
@@ -108,16 +108,16 @@ def is_node(value: object) -> bool:
 
 def reject_undecorated(cls: type[Any]) -> None:
     """Raise if a subclass of a node class is not a node class itself."""
-    if "__node_spec__" in vars(cls):
+    if "__node_info__" in vars(cls):
         if cls.__dictoffset__:
             return
         raise NodeDefinitionError(
             f"{cls.__qualname__} is a copy of a node class with slots, which have no place for the values of a node. "
             f"Another decorator made it, such as attrs.define. Remove that decorator."
         )
-    base = next((base.__qualname__ for base in cls.__mro__ if "__node_spec__" in vars(base)), "Module")
+    base = next((base.__qualname__ for base in cls.__mro__ if "__node_info__" in vars(base)), "Module")
     problem, fix = "not decorated", f"Put @pytree_dataclass above class {cls.__name__}"
-    if hasattr(cls, FLAT_FORM):  # Module.__init_subclass__ did not run.
+    if hasattr(cls, FLAT_FORM_NAME):  # Module.__init_subclass__ did not run.
         problem = "not a node class itself"
         fix = "Call super().__init_subclass__() in every __init_subclass__ of its bases"
     raise NodeDefinitionError(
@@ -132,14 +132,14 @@ def reject_undecorated(cls: type[Any]) -> None:
 def set_attribute(node: Any, name: str, value: Any) -> None:
     """Assign an attribute while the constructor runs; afterwards the node is frozen. Converters run."""
     try:
-        form = _read(node, FLAT_FORM)
+        form = _read(node, FLAT_FORM_NAME)
     except AttributeError:
         form = raw_form(node)
     if isinstance(form, tuple):
         raise frozen_error(node, name, "assign to")
     # Inlined, because a call for each `self.x = x` is measurable (benchmarks: node, own __init__).
     values = node.__dict__ if type(form) is Unfinished and not form.why else form.values_of(node)
-    field: FieldSpec | None = node.__node_fields__.get(name)
+    field: FieldInfo | None = node.__node_fields__.get(name)
     if field is None:
         _store(node, name, value)
     else:
@@ -157,7 +157,7 @@ def delete_attribute(node: Any, name: str) -> None:
 
 def frozen_error(node: Any, name: str, verb: str) -> dataclasses.FrozenInstanceError:
     """The error for assigning or deleting an attribute of a sealed node."""
-    cls, names = type(node), spec_of(type(node)).by_name
+    cls, names = type(node), info_of(type(node)).by_name
     if name not in names:
         return dataclasses.FrozenInstanceError(
             f"cannot {verb} {name!r}: {cls.__qualname__} has no field of this name{did_you_mean(name, names)}, and "
@@ -186,7 +186,7 @@ def _wrap_init_again(cls: type[Any]) -> bool:
     """Wrap an `__init__` that a tool replaced: IPython's autoreload writes new code into our wrapper. False if ours."""
     owner: Any = next(base for base in cls.__mro__ if "__init__" in vars(base))
     init: Any = vars(owner)["__init__"]
-    if "__node_spec__" not in vars(owner) or not isinstance(init, types.FunctionType) or hasattr(init, "__wrapped__"):
+    if "__node_info__" not in vars(owner) or not isinstance(init, types.FunctionType) or hasattr(init, "__wrapped__"):
         return False
     if not _GENERATED.isdisjoint(init.__code__.co_freevars):
         return False
@@ -199,9 +199,9 @@ _GENERATED = frozenset({"__cls__", "__build__"})  # captured by each generated `
 
 def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) -> object:
     """Run an `__init__`; the outermost one seals the node when it returns, or marks it as failed when it raises."""
-    spec: NodeSpec = node.__node_spec__
+    info: NodeInfo = node.__node_info__
     try:  # Before the outermost __init__, `_node` is missing; `getattr` is three times faster than `except`.
-        form = _read(node, FLAT_FORM) if spec.has_getattr else getattr(node, FLAT_FORM, None)
+        form = _read(node, FLAT_FORM_NAME) if info.has_getattr else getattr(node, FLAT_FORM_NAME, None)
     except AttributeError:
         form = None
     if isinstance(form, tuple):
@@ -213,22 +213,22 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
     if form is not None:
         form.values_of(node)
         return init(node, *args, **kwargs)
-    if spec.cls is not type(node):
+    if info.cls is not type(node):
         reject_undecorated(type(node))
-    if spec.table.to_check:
-        spec.restore_class(spec)
-    _store(node, FLAT_FORM, spec.unfinished)
+    if info.table.to_check:
+        info.restore_class(info)
+    _store(node, FLAT_FORM_NAME, info.unfinished)
     try:
         # Without a new reference to the node, no value can contain it, unless its `__new__` stored one.
-        references = 0 if spec.has_own_new else getrefcount(node)
+        references = 0 if info.has_own_new else getrefcount(node)
         returned = init(node, *args, **kwargs)
         is_referenced = getrefcount(node) > references
-        _seal(node, spec, is_referenced=is_referenced)
+        _seal(node, info, is_referenced=is_referenced)
     except BaseException as error:
         mark_failed(node, error)
         _explain_call(node, error)
         raise
-    if spec.checks or spec.table.to_check:
+    if info.checks or info.table.to_check:
         check(node)
     return returned
 
@@ -249,7 +249,7 @@ def _explain_call(node: Any, error: BaseException) -> None:
     code, caller = frames[-1].f_code, frames[-1].f_locals
     if not code.co_varnames or caller.get(code.co_varnames[0]) is not node:  # the `__init__` of another object
         return
-    name = next(iter(spec_of(cls).by_name), "x")
+    name = next(iter(info_of(cls).by_name), "x")
     fix = f"Assign them in {code.co_qualname}: self.{name} = ..."
     if is_inherited:
         fix = f"Write an __init__ in {cls.__qualname__} that assigns them: self.{name} = ..."
@@ -271,22 +271,22 @@ def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None
         run_post_init(node, post_init)
 
 
-def _seal(node: Any, spec: NodeSpec, *, is_referenced: bool, before: Statics | None = None) -> None:
+def _seal(node: Any, info: NodeInfo, *, is_referenced: bool, before: Statics | None = None) -> None:
     """Check the assigned values and store the flat form; with the statics of `before` if all their values are kept."""
-    pending, table = node.__dict__, spec.table
-    if not spec.by_name.keys() <= pending.keys() or len(pending) > len(spec.fields) + (FLAT_FORM in pending):
-        _complete(spec, pending)
+    pending, table = node.__dict__, info.table
+    if not info.by_name.keys() <= pending.keys() or len(pending) > len(info.fields) + (FLAT_FORM_NAME in pending):
+        _complete(info, pending)
     children = tuple([pending[name] for name in table.children])
     if is_referenced:
         for name, child in zip(table.children, children, strict=True):
             if _contains(child, node):
                 raise NodeInitError(
-                    f"{spec.cls.__qualname__}.{name} is the node itself, one of its methods, or a function that "
+                    f"{info.cls.__qualname__}.{name} is the node itself, one of its methods, or a function that "
                     f"captured it, so the node would contain itself. Write a method, and look it up where you call it."
                 )
-    for slot in spec.slots:
+    for slot in info.slots:
         if getattr(node, slot, MISSING) is not MISSING:
-            cls = spec.cls.__qualname__
+            cls = info.cls.__qualname__
             raise NodeInitError(
                 f"{cls}.{slot} was assigned, but it is a slot of a base class, not a field: flattening would lose it. "
                 f"Declare it in {cls} ({slot}: ...)."
@@ -294,9 +294,9 @@ def _seal(node: Any, spec: NodeSpec, *, is_referenced: bool, before: Statics | N
     values = tuple([pending[name] for name in table.names])
     # Not only faster: keys may have changed since, because optax's cosine schedule assigns to a captured variable.
     is_same = before is not None and all(map(operator.is_, values, before.values))
-    statics = before if is_same else table.find(values)
+    statics = before if is_same else table.intern(values)
     pending.clear()
-    _store(node, FLAT_FORM, (children, statics))
+    _store(node, FLAT_FORM_NAME, (children, statics))
 
 
 def _contains(child: Any, node: Any) -> bool:
@@ -308,28 +308,28 @@ def _contains(child: Any, node: Any) -> bool:
     return any(leaf is node or (callable(leaf) and reaches(leaf, node)) for leaf in leaves)
 
 
-def _complete(spec: NodeSpec, pending: dict[str, Any]) -> None:
+def _complete(info: NodeInfo, pending: dict[str, Any]) -> None:
     """Fill in defaults. Raise for fields without a value and for names that are not fields."""
-    for field in spec.fields:
+    for field in info.fields:
         if field.name not in pending and field.default is not MISSING:
-            pending[field.name] = field.convert(field.default, spec.cls)
+            pending[field.name] = field.convert(field.default, info.cls)
         elif field.name not in pending and field.default_factory is not MISSING:
-            pending[field.name] = field.convert(field.call("default_factory", spec.cls), spec.cls)
-    missing = [name for name in spec.by_name if name not in pending]
+            pending[field.name] = field.convert(field.call("default_factory", info.cls), info.cls)
+    missing = [name for name in info.by_name if name not in pending]
     # Values of a cached_property were computed from an unfinished node: drop them.
-    others = pending.keys() - {*spec.by_name, FLAT_FORM}
-    undeclared = [name for name in pending if name in others and not is_cached_property(spec.cls, name)]
-    cls = spec.cls.__qualname__
-    method = f"{cls}.__post_init__" if spec.runs_post_init else spec.cls.__init__.__qualname__
+    others = pending.keys() - {*info.by_name, FLAT_FORM_NAME}
+    undeclared = [name for name in pending if name in others and not is_cached_property(info.cls, name)]
+    cls = info.cls.__qualname__
+    method = f"{cls}.__post_init__" if info.runs_post_init else info.cls.__init__.__qualname__
     problems = [f"did not set {', '.join(missing)}"] if missing else []
     fixes = [f"Set every field in {method.rpartition('.')[2]}."] if missing else []
     if missing and method.rpartition(".")[0] != cls:
         method += f", which {cls} inherits,"
-        class_line = f"class {spec.cls.__name__}(..., init=False)"
+        class_line = f"class {info.cls.__name__}(..., init=False)"
         fixes = [f"Write an __init__ in {cls}. Or declare defaults and, for type checkers, write {class_line}."]
     if undeclared:
         not_fields = "which is not a field" if len(undeclared) == 1 else "which are not fields"
-        problems.append(f"set {with_close_matches(undeclared, spec.by_name)}, {not_fields}")
+        problems.append(f"set {with_close_matches(undeclared, info.by_name)}, {not_fields}")
         fixes.append(f"Declare new fields in the class body ({undeclared[0]}: ...).")
     if problems:
         raise NodeInitError(f"{method} {', and '.join(problems)}. {' '.join(fixes)}")
@@ -337,13 +337,13 @@ def _complete(spec: NodeSpec, pending: dict[str, Any]) -> None:
 
 def check(node: Any, *, is_copy: bool = False) -> None:
     """Check the children of a new node, or of a changed copy, and run every `__check_init__`, bases first."""
-    spec: NodeSpec = type(node).__node_spec__  # bypasses a user's `__getattr__`
+    info: NodeInfo = type(node).__node_info__  # bypasses a user's `__getattr__`
     try:
-        if spec.table.to_check:
-            spec.restore_class(spec)
+        if info.table.to_check:
+            info.restore_class(info)
             check_fields(node)
-        for own_check in spec.checks:
-            reject_returned(own_check(node), spec.cls, "__check_init__", "Raise an error for an invalid instance")
+        for own_check in info.checks:
+            reject_returned(own_check(node), info.cls, "__check_init__", "Raise an error for an invalid instance")
     except BaseException as error:
         if is_copy:
             _explain_spec(node, error)
@@ -354,7 +354,7 @@ def check(node: Any, *, is_copy: bool = False) -> None:
 def _explain_spec(node: Any, error: BaseException) -> None:
     """Add a note if a changed copy looks like a spec, with one setting in the place of each array."""
     children, _ = flat_form(node)
-    for field, child in zip(spec_of(node).children, children, strict=True):
+    for field, child in zip(info_of(node).children, children, strict=True):
         annotation = annotation_text(field.type, type(node))
         if type(child) in _SETTINGS and "rray" in annotation and not (child is None and "None" in annotation):
             error.add_note(
@@ -383,7 +383,7 @@ def mark_failed(node: Any, error: BaseException) -> None:
     except Exception:  # noqa: BLE001  a user's `__str__`, which must not replace the error
         message = "..."
     why = f"its __init__ raised {type(error).__name__}({message}), so it has no fields to use"
-    _store(node, FLAT_FORM, Unfinished(type(node), why))
+    _store(node, FLAT_FORM_NAME, Unfinished(type(node), why))
 
 
 # Changed copies
@@ -391,16 +391,16 @@ def mark_failed(node: Any, error: BaseException) -> None:
 
 def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
     """A copy with different values in some fields. Converters and checks run, but no constructor."""
-    spec, (children, statics) = spec_of(node), flat_form(node)
-    _reject_unknown(spec, changes, spec.by_name)
+    info, (children, statics) = info_of(node), flat_form(node)
+    _reject_unknown(info, changes, info.by_name)
     new_children, new_statics = list(children), list(statics.values)
     for name, value in changes.items():
-        field = spec.by_name[name]
-        (new_statics if field.is_static else new_children)[field.index] = field.convert(value, spec.cls)
+        field = info.by_name[name]
+        (new_statics if field.is_static else new_children)[field.index] = field.convert(value, info.cls)
     if any(map(operator.is_not, new_statics, statics.values)):
-        statics = spec.table.find(tuple(new_statics))
+        statics = info.table.intern(tuple(new_statics))
     copy = from_flat_form(type(node), (tuple(new_children), statics))
-    if changes and spec.checks:
+    if changes and info.checks:
         check(copy, is_copy=True)
     return copy
 
@@ -410,55 +410,55 @@ def with_post_init(node: Any, changes: dict[str, Any]) -> Any:
 
     `dataclasses.replace` also runs it, and all spellings of `replace` must agree.
     """
-    spec, pair = spec_of(node), flat_form(node)
-    _reject_unknown(spec, changes, (*spec.by_name, *spec.init_vars))
-    for name, default in spec.init_vars.items():
+    info, pair = info_of(node), flat_form(node)
+    _reject_unknown(info, changes, (*info.by_name, *info.init_vars))
+    for name, default in info.init_vars.items():
         if changes.get(name, default) is MISSING:
             raise TypeError(
-                f"{spec.cls.__qualname__}.__post_init__ needs {name}, an InitVar that instances do not store. Pass it: "
+                f"{info.cls.__qualname__}.__post_init__ needs {name}, an InitVar that instances do not store. Pass it: "
                 f"replace(node, {name}=..., ...). treewright.at() and edit() change fields without __post_init__."
             )
-    variables = [changes.pop(name, default) for name, default in spec.init_vars.items()]
+    variables = [changes.pop(name, default) for name, default in info.init_vars.items()]
 
     copy = _new(type(node))
-    _store(copy, FLAT_FORM, spec.unfinished)
+    _store(copy, FLAT_FORM_NAME, info.unfinished)
     try:
-        _derive(copy, spec, pair, changes, variables)
-        _seal(copy, spec, is_referenced=True, before=pair[1])
+        _derive(copy, info, pair, changes, variables)
+        _seal(copy, info, is_referenced=True, before=pair[1])
     except BaseException as error:
         mark_failed(copy, error)
         raise
-    if spec.checks or spec.table.to_check:
+    if info.checks or info.table.to_check:
         check(copy)
     return copy
 
 
-def _derive(copy: Any, spec: NodeSpec, pair: FlatForm, changes: Mapping[str, Any], variables: Sequence[Any]) -> None:
+def _derive(copy: Any, info: NodeInfo, pair: FlatForm, changes: Mapping[str, Any], variables: Sequence[Any]) -> None:
     """Assign the fields of a copy: the old values, the changes, and what `__post_init__` derives from them.
 
     As in the constructor, a field that only `__post_init__` sets has no value before.
     """
     pending: dict[str, Any] = copy.__dict__
-    pending |= {field.name: field.value_in(pair) for field in spec.fields if not field.set_only_in_post_init}
+    pending |= {field.name: field.value_in(pair) for field in info.fields if not field.set_only_in_post_init}
     for name, value in changes.items():
         set_attribute(copy, name, value)
-    values = {name: pending[name] for name in changes if not spec.by_name[name].init}
+    values = {name: pending[name] for name in changes if not info.by_name[name].init}
     run_post_init(copy, variables)
     for name, value in values.items():
         if pending[name] is not value:
             raise TypeError(
-                f"{spec.cls.__qualname__}.{name} is derived: __post_init__ assigned it again, so the value passed "
+                f"{info.cls.__qualname__}.{name} is derived: __post_init__ assigned it again, so the value passed "
                 f"to replace() would be lost. Replace the fields that it is derived from, or use treewright.at("
                 f"node, lambda node: node.{name}).set(...) to change only this field, without __post_init__."
             )
 
 
-def _reject_unknown(spec: NodeSpec, changes: Iterable[str], names: Collection[str]) -> None:
+def _reject_unknown(info: NodeInfo, changes: Iterable[str], names: Collection[str]) -> None:
     wrong = [name for name in changes if name not in names]
     if wrong:
         raise TypeError(
-            f"{spec.cls.__qualname__} has no field {with_close_matches(wrong, names)}. "
-            f"Its fields: {', '.join(names) or 'none'}.{earlier_class_hint(spec.cls)}"
+            f"{info.cls.__qualname__} has no field {with_close_matches(wrong, names)}. "
+            f"Its fields: {', '.join(names) or 'none'}.{earlier_class_hint(info.cls)}"
         )
 
 
@@ -506,5 +506,5 @@ def replace_fields(node: Any, changes: dict[str, Any]) -> Any:
                 f"treewright.at(node, '.{name}').set(None).",
                 ChildWarning,
             )
-    make: Any = with_post_init if changes and spec_of(node).runs_post_init else with_fields
+    make: Any = with_post_init if changes and info_of(node).runs_post_init else with_fields
     return make(node, changes)

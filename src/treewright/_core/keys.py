@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
-from treewright._base.functions import BY_VALUE, C_METHODS, METHODS, instance_attributes, is_installed
+from treewright._base.functions import BY_VALUE, C_METHOD_TYPES, METHOD_TYPES, instance_attributes, is_installed
 from treewright._base.text import is_node_class
 from treewright._core.comparison import Comparison, IdentityKey, Owner, Parts, Scope, Unchanged, comparison_of
 
@@ -45,9 +45,9 @@ def exact_key(value: object) -> Hashable:
 
 def identity_key(value: Any) -> Hashable:
     """A key for the object itself; for a method, which is created at each access, its function and instance."""
-    if isinstance(value, METHODS):
+    if isinstance(value, METHOD_TYPES):
         return ("identity", IdentityKey(value.__func__), IdentityKey(value.__self__))
-    return ("identity", value if type(value) in C_METHODS else IdentityKey(value))  # their == compares identities
+    return ("identity", value if type(value) in C_METHOD_TYPES else IdentityKey(value))  # their == compares identities
 
 
 def compared_by_itself(value: object, key: Any) -> bool:

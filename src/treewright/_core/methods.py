@@ -19,8 +19,9 @@ from treewright._base.jax_private import GetAttrKey, Path, jax_trees, numbers_of
 from treewright._base.text import array_text, is_node_class, node_repr, short_text, text, with_article
 from treewright._core.field_checks import NoExactKeyError, add_static_hint
 from treewright._core.field_views import restore_views
+from treewright._core.info import FieldInfo, NodeInfo, info_of
 from treewright._core.instance import (
-    FLAT_FORM,
+    FLAT_FORM_NAME,
     delete_attribute,
     flat_form,
     from_flat_form,
@@ -30,7 +31,6 @@ from treewright._core.instance import (
 )
 from treewright._core.keys import compared_by_itself, exact_key
 from treewright._core.registration import register_with_jax
-from treewright._core.spec import FieldSpec, NodeSpec, spec_of
 from treewright._core.statics import Statics
 from treewright._core.validation import pydantic_schema
 from treewright.errors import TracedComparisonError
@@ -41,8 +41,8 @@ _store = object.__setattr__
 
 def tree_unflatten(cls: type[Any], aux_data: object, children: Iterable[Any]) -> Any:
     """Rebuild a node from the second result of tree_flatten and any children, without a constructor or check."""
-    values, names = tuple(children), spec_of(cls).table.children
-    if not isinstance(aux_data, Statics) or aux_data.table is not spec_of(cls).table:
+    values, names = tuple(children), info_of(cls).table.children
+    if not isinstance(aux_data, Statics) or aux_data.table is not info_of(cls).table:
         raise TypeError(
             f"{cls.__qualname__}.tree_unflatten needs the aux_data of {with_article(cls.__qualname__)}, got "
             f"{short_text(aux_data)}. Pass the aux_data that tree_flatten() of an instance returns."
@@ -64,19 +64,19 @@ def equal(self: Any, other: object) -> Any:
     """
     if type(other) is not type(self):
         return NotImplemented
-    spec, (children, statics), (others, other_statics) = spec_of(self), flat_form(self), flat_form(other)
+    info, (children, statics), (others, other_statics) = info_of(self), flat_form(self), flat_form(other)
     if statics is not other_statics:
-        pairs = zip(spec.statics, statics.keys, other_statics.keys, strict=True)
+        pairs = zip(info.statics, statics.keys, other_statics.keys, strict=True)
         if any(field.equal and key != other_key for field, key, other_key in pairs):
             return False
-    compared = [field for field in spec.children if field.equal and children[field.index] is not others[field.index]]
+    compared = [field for field in info.children if field.equal and children[field.index] is not others[field.index]]
     left, right = ([side[field.index] for field in compared] for side in (children, others))
     leaves, treedef = jax_trees.tree_flatten(left, is_leaf=_compares_itself)
     other_leaves, other_treedef = jax_trees.tree_flatten(right, is_leaf=_compares_itself)
 
     def place(index: int) -> str:
         path, _ = jax_trees.tree_leaves_with_path(left, is_leaf=_compares_itself)[index]
-        return _path_text(path, compared, spec.cls)
+        return _path_text(path, compared, info.cls)
 
     # Compare the structures first, because that needs no values.
     return treedef == other_treedef and all(
@@ -88,10 +88,10 @@ def equal(self: Any, other: object) -> Any:
 def _compares_itself(value: Any) -> bool:
     """Whether a value is a node with a custom `==`, or with fields that `==` ignores."""
     cls: Any = type(value)
-    return is_node_class(cls) and (cls.__eq__ is not equal or not all(field.equal for field in spec_of(cls).fields))
+    return is_node_class(cls) and (cls.__eq__ is not equal or not all(field.equal for field in info_of(cls).fields))
 
 
-def _path_text(path: Path, fields: list[FieldSpec], cls: type[Any]) -> str:
+def _path_text(path: Path, fields: list[FieldInfo], cls: type[Any]) -> str:
     """`Net.layers[0].kernel`, for a path that starts with the index of the field."""
     return f"{cls.__qualname__}.{fields[path[0].idx].name}{path_text(path[1:])}"
 
@@ -125,7 +125,7 @@ def leaves_equal(left: Any, right: Any, place: Callable[[], str]) -> bool:
 def hash_of(self: Any) -> int:
     """Hash a node by value, like a tuple of its fields; arrays can't be hashed."""
     children, statics = form = flat_form(self)
-    fields = [field for field in spec_of(self).fields if field.hash]
+    fields = [field for field in info_of(self).fields if field.hash]
     keys = [statics.keys[field.index] if field.is_static else None for field in fields]
     try:
         return hash(tuple([_hashed_as(field.value_in(form), key) for field, key in zip(fields, keys, strict=True)]))
@@ -147,7 +147,7 @@ def _hashed_as(value: Any, key: Any = None) -> Any:
     return value if compared_by_itself(value, key) else key
 
 
-def _unhashable(node: Any, children: tuple[Any, ...], fields: list[FieldSpec]) -> TypeError | None:
+def _unhashable(node: Any, children: tuple[Any, ...], fields: list[FieldInfo]) -> TypeError | None:
     """The error for the first unhashable leaf below these fields, with its path."""
     cls, values = type(node), tuple([children[field.index] for field in fields])
 
@@ -192,7 +192,7 @@ def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     """A node with deep copies of the children; statics never change and are shared."""
     form = flat_form(self)
     node = memo[id(self)] = _new(type(self))
-    _store(node, FLAT_FORM, copying.deepcopy(form, memo))
+    _store(node, FLAT_FORM_NAME, copying.deepcopy(form, memo))
     return node
 
 
@@ -208,17 +208,17 @@ def reduce(self: Any) -> tuple[Any, ...]:
 def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
     """Fill a node that is restored from a pickle."""
     children, statics = state
-    spec: Any = getattr(type(self), "__node_spec__", None)
-    table = statics.table if spec is None else spec.table
-    if spec is not None and table.to_check:
-        restore_class(spec)  # cloudpickle restores methods as functions
+    info: Any = getattr(type(self), "__node_info__", None)
+    table = statics.table if info is None else info.table
+    if info is not None and table.to_check:
+        restore_class(info)  # cloudpickle restores methods as functions
     if statics.table is not table or {*children} != {*table.children}:
         raise TypeError(
             f"The pickle contains the fields {', '.join((*children, *statics.table.names)) or 'none'} of "
             f"{type(self).__qualname__}, which now has {', '.join((*table.children, *table.names)) or 'none'}. It was "
             f"written by a different version of the class. Load it with that version, or recreate the object."
         )
-    _store(self, FLAT_FORM, (tuple([children[name] for name in table.children]), statics))
+    _store(self, FLAT_FORM_NAME, (tuple([children[name] for name in table.children]), statics))
 
 
 def replace_method(self: Any, /, **changes: Any) -> Any:
@@ -232,7 +232,7 @@ def replace_for_copy(self: Any, /, **changes: Any) -> Any:
 
 
 # The methods that every node class gets.
-METHODS: MappingProxyType[str, Any] = MappingProxyType(
+NODE_METHODS: MappingProxyType[str, Any] = MappingProxyType(
     {
         "__setattr__": set_attribute,
         "__delattr__": delete_attribute,
@@ -248,7 +248,7 @@ METHODS: MappingProxyType[str, Any] = MappingProxyType(
         "__get_pydantic_core_schema__": classmethod(pydantic_schema),
     }
 )
-for _name, _method in {"replace": replace_method, **METHODS}.items():
+for _name, _method in {"replace": replace_method, **NODE_METHODS}.items():
     _function: Any = getattr(_method, "__func__", _method)
     _function.__name__ = _name  # `help` prints it. `__qualname__` remains the name under which pickles find it.
     _function.__no_type_check__ = True  # `==` recognises our functions, so beartype must not wrap them.
@@ -356,24 +356,24 @@ class BoundMethod(NodeMethod):
         return (BoundMethod, (self.__func__, self.__self__))
 
 
-def restore_class(spec: NodeSpec) -> None:
+def restore_class(info: NodeInfo) -> None:
     """Restore the views and methods that a tool replaced since the class was defined, by plain properties or functions.
 
     Tools such as beartype do so when the class statement ends. Without a metaclass, nothing runs then.
     """
-    restore_views(spec)
-    for base in spec.cls.__mro__:
-        if "__node_spec__" in vars(base):
+    restore_views(info)
+    for base in info.cls.__mro__:
+        if "__node_info__" in vars(base):
             wrap_methods(base)
 
 
 def wrap_methods(cls: type[Any]) -> None:
     """Wrap the methods of a Module, jitted or not, so that bound methods are pytrees."""
-    if not hasattr(cls, FLAT_FORM):  # a decorated class
+    if not hasattr(cls, FLAT_FORM_NAME):  # a decorated class
         return
     for name, value in list(vars(cls).items()):
         is_special = name.startswith("__") and name.endswith("__") and name != "__call__"
-        if is_special or name in METHODS or type(value) is ModuleMethod:
+        if is_special or name in NODE_METHODS or type(value) is ModuleMethod:
             continue
         method: Any = value
         is_wrapper = callable(value) and isinstance(getattr(value, "__wrapped__", None), types.FunctionType)

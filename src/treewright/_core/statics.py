@@ -113,21 +113,21 @@ class StaticTable:
         self._doubted: weakref.WeakSet[type[Any]] = weakref.WeakSet()  # classes of values with a warning
         # Reentrant, because the garbage collector or a user's `__eq__` may run while it is locked.
         self._lock = threading.RLock()
-        self.empty: Statics | None = None if self.names else self.intern(())
+        self.empty: Statics | None = None if self.names else self.intern_by_key(())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (table_of, (self.owner, self.names, self.identity, self.children))
 
-    def find(self, values: tuple[Any, ...]) -> Statics:
-        """Like `intern`, but fast for values in `by_value`. The generated `__init__` inlines this."""
+    def intern(self, values: tuple[Any, ...]) -> Statics:
+        """The unique `Statics` for these values, in the order of the fields. The generated `__init__` inlines this."""
         try:
             statics = self.by_value[*map(type, values), *values]()
-        except Exception:  # noqa: BLE001  a user's __hash__; intern reports it with class and field
+        except Exception:  # noqa: BLE001  a user's __hash__; intern_by_key reports it with class and field
             statics = None
-        return self.intern(values) if statics is None else statics
+        return self.intern_by_key(values) if statics is None else statics
 
-    def intern(self, values: tuple[Any, ...]) -> Statics:
-        """The unique `Statics` for these values, which are in the order of the fields."""
+    def intern_by_key(self, values: tuple[Any, ...]) -> Statics:
+        """The unique `Statics` for values that are not in `by_value`."""
         repeated = self._find_by_id(values) if self.by_id else None
         if repeated is not None:
             return repeated
@@ -210,18 +210,18 @@ def _can_find_by_value(value: Any, key: Hashable) -> bool:
 def table_of(
     owner: type[Any], names: tuple[str, ...], identity: tuple[bool, ...], children: tuple[str, ...]
 ) -> StaticTable:
-    """The table of a class; a new one while `cloudpickle` rebuilds the class, which has no spec yet."""
-    spec: Any = getattr(owner, "__node_spec__", None)
-    if spec is None or ({*spec.table.names}, {*spec.table.children}) != ({*names}, {*children}):
+    """The table of a class; a new one while `cloudpickle` rebuilds the class, which has no `NodeInfo` yet."""
+    info: Any = getattr(owner, "__node_info__", None)
+    if info is None or ({*info.table.names}, {*info.table.children}) != ({*names}, {*children}):
         return StaticTable(owner, names, identity, children)
-    table: StaticTable = spec.table
+    table: StaticTable = info.table
     return table
 
 
 def interned(table: StaticTable, names: tuple[str, ...], values: tuple[Any, ...]) -> Statics:
     """The statics of a class with these values, by name."""
     by_name = dict(zip(names, values, strict=True))
-    return table.intern(tuple(by_name[name] for name in table.names))
+    return table.intern_by_key(tuple(by_name[name] for name in table.names))
 
 
 class Recipe:
@@ -234,7 +234,7 @@ class Recipe:
         return self.call
 
 
-def _portable(value: Any, place: str) -> Any:
+def _portable(value: Any, full_name: str) -> Any:
     """A copy of a value in which recipes replace the functions that `pickle` rejects.
 
     Raises:
@@ -243,16 +243,16 @@ def _portable(value: Any, place: str) -> Any:
     cls = type(value)
     if cls is functools.partial:  # A partial can't be built with a recipe as its function.
         parts = partial_parts(value)
-        return value if parts is None else Recipe(_partial_of, *[_portable(part, place) for part in parts])
+        return value if parts is None else Recipe(_partial_of, *[_portable(part, full_name) for part in parts])
     if kind_of(cls) is not None:
-        return with_parts(value, lambda part: _portable(part, place))
+        return with_parts(value, lambda part: _portable(part, full_name))
     path = import_path(value) if callable(value) else None
     if path is not None:
         plain = isinstance(value, type | types.FunctionType) or path[0] == "__main__"
         return value if plain else Recipe(pkgutil.resolve_name, ":".join(path))
     if isinstance(value, types.FunctionType) and not is_pickled_by("cloudpickle", "dill"):
         raise pickle.PicklingError(
-            f"{place} holds {short_text(value)}, a function that pickle can't find by its name. Use "
+            f"{full_name} holds {short_text(value)}, a function that pickle can't find by its name. Use "
             f"cloudpickle.dumps(...) instead of pickle.dumps(...)."
         )
     return value

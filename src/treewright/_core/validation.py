@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from treewright._core.info import info_of
 from treewright._core.instance import assign, run_init
-from treewright._core.spec import spec_of
 
 _new: Any = object.__new__
 
@@ -15,8 +15,8 @@ def pydantic_schema(cls: type[Any], source: Any, handler: Any) -> Any:
     """
     from pydantic_core import core_schema
 
-    spec = spec_of(cls)
-    if spec.init_vars:  # Pydantic passes them only to its own call of `__post_init__`.
+    info = info_of(cls)
+    if info.init_vars:  # Pydantic passes them only to its own call of `__post_init__`.
         return core_schema.is_instance_schema(cls)
     schema = handler(source)
     fields = handler.resolve_ref_schema(schema)
@@ -25,8 +25,8 @@ def pydantic_schema(cls: type[Any], source: Any, handler: Any) -> Any:
         if isinstance(value, cls):
             return value
         node = _new(cls)
-        values = {name: part for name, part in vars(validate(value)).items() if name in spec.by_name}
-        run_init(node, assign, values, () if spec.runs_post_init else None)
+        values = {name: part for name, part in vars(validate(value)).items() if name in info.by_name}
+        run_init(node, assign, values, () if info.runs_post_init else None)
         return node
 
     build.__name__ = build.__qualname__ = cls.__qualname__  # Errors print it.

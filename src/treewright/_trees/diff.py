@@ -22,7 +22,7 @@ from treewright._base.jax_private import (
 from treewright._base.lines import counted, excerpts, first_lines, mesh_text
 from treewright._base.text import LENGTH, cut_text, short_text
 from treewright._contents import Part, contents
-from treewright._core import NoExactKeyError, exact_key, flat_form, is_node_class, leaves_equal, spec_of
+from treewright._core import NoExactKeyError, exact_key, flat_form, info_of, is_node_class, leaves_equal
 from treewright._trees.level import AuxKey, LeafType, Level, leaf_type_of, level_of, reject_class
 
 _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "value"]
@@ -197,7 +197,7 @@ def same_exactly(left: Any, right: Any) -> bool:
         return type(left) is type(right) and same_to_jit(left, right)
 
 
-class Comparison(NamedTuple):
+class Comparator(NamedTuple):
     """How to compare statics of foreign classes and leaves that can't be arrays: live values, or snapshots of them."""
 
     same: Callable[[Any, Any], bool]
@@ -215,13 +215,13 @@ def _parts_of_both(left: Any, right: Any) -> tuple[Mapping[Key, Any], Mapping[Ke
 
 
 def _reason(left: Any, right: Any) -> str:
-    from treewright._trees.why import cause_of
+    from treewright._trees.causes import cause_of
 
     return cause_of(left, right) or ""
 
 
 def static_difference(
-    path: Path, old: Any, new: Any, compare: Comparison, kind: DifferenceKind = "static", *, exactly: bool = False
+    path: Path, old: Any, new: Any, compare: Comparator, kind: DifferenceKind = "static", *, exactly: bool = False
 ) -> Difference:
     """The difference between two statics, with the differences inside; `exactly` compares as nodes do."""
     compare = compare._replace(same=compare.alike) if exactly else compare
@@ -237,7 +237,7 @@ def static_difference(
     return Difference(path, old, new, kind, parts=tuple(listed))
 
 
-def _changed_places(path: Path, old: Any, new: Any, compare: Comparison, depth: int) -> Iterator[tuple[Path, Any, Any]]:
+def _changed_places(path: Path, old: Any, new: Any, compare: Comparator, depth: int) -> Iterator[tuple[Path, Any, Any]]:
     """The innermost places where two values differ, in tuples, dicts, dataclasses and the like; else the values."""
     ours, theirs = compare.parts(old, new) if depth else ({}, {})
     changed = [key for key in ours if key not in theirs or not compare.same(ours[key], theirs[key])]
@@ -252,10 +252,10 @@ def _changed_places(path: Path, old: Any, new: Any, compare: Comparison, depth: 
 
 
 def differences(
-    left: Any, right: Any, *, values: bool, path: Path = (), compare: Comparison | None = None
+    left: Any, right: Any, *, values: bool, path: Path = (), compare: Comparator | None = None
 ) -> Iterator[Difference]:
     """The differences between two trees that are at `path` in a larger one."""
-    compare = compare or Comparison(same_exactly if values else same_to_jit, _parts_of_both, _reason)
+    compare = compare or Comparator(same_exactly if values else same_to_jit, _parts_of_both, _reason)
     queue: list[tuple[Path, Any, Any]] = [(path, left, right)]
     while queue:
         path, a, b = queue.pop()
@@ -270,8 +270,8 @@ def differences(
             kind_and_reason = _leaf_difference(a, b, compare, path if values else None)
             if kind_and_reason is not None:
                 yield Difference(path, a, b, *kind_and_reason)
-        elif old is None or new is None or old.kind is not new.kind:
-            reason = compare.reason(old.kind, new.kind) if old and new else ""
+        elif old is None or new is None or old.cls is not new.cls:
+            reason = compare.reason(old.cls, new.cls) if old and new else ""
             yield Difference(path, a, b, "class", reason)
         else:
             yield from _static_differences(path, old, new, compare)
@@ -285,7 +285,7 @@ def _pairs_below(a: Any, b: Any) -> "Iterable[tuple[Key, Any, Any]] | None":
     cls = type(a)
     if cls is type(b) and is_node_class(cls):
         (children, statics), (others, other_statics) = flat_form(a), flat_form(b)
-        return zip(spec_of(a).table.keys, children, others, strict=True) if statics is other_statics else None
+        return zip(info_of(a).table.keys, children, others, strict=True) if statics is other_statics else None
     if cls is not type(b) or cls not in {list, tuple} or len(a) != len(b):
         return None
     return ((SequenceKey(index), x, y) for index, (x, y) in enumerate(zip(a, b, strict=True)) if x is not y)
@@ -299,9 +299,9 @@ def _children_of_both(path: Path, old: Level, new: Level) -> tuple[list[tuple[Pa
     return [((*path, key), ours[key], theirs[key]) for key in ours if key in theirs], removed + added
 
 
-def _static_differences(path: Path, old: Level, new: Level, compare: Comparison) -> Iterator[Difference]:
+def _static_differences(path: Path, old: Level, new: Level, compare: Comparator) -> Iterator[Difference]:
     """The differences between the statics of two levels of one class."""
-    is_foreign = old.exact is None
+    is_foreign = old.keys is None
     if old.aux is new.aux or (is_foreign and compare.same(old.aux, new.aux)):
         return
     theirs = dict(new.statics)
@@ -309,7 +309,7 @@ def _static_differences(path: Path, old: Level, new: Level, compare: Comparison)
     if is_foreign:
         changed = [pair for pair in pairs if not compare.same(*pair[1:])]
     else:  # Keys that are equal but have different hashes are two statics.
-        keys = zip(old.exact or (), new.exact or (), strict=True)
+        keys = zip(old.keys or (), new.keys or (), strict=True)
         changed = [pair for pair, (a, b) in zip(pairs, keys, strict=True) if a != b or hash(a) != hash(b)]
         changed = changed or [pair for pair in pairs if not compare.alike(*pair[1:])]  # an object changed in place
     for key, value, other in changed:
@@ -319,7 +319,7 @@ def _static_differences(path: Path, old: Level, new: Level, compare: Comparison)
         yield from _unnamed_differences(path, old, new, compare)
 
 
-def _unnamed_differences(path: Path, old: Level, new: Level, compare: Comparison) -> Iterator[Difference]:
+def _unnamed_differences(path: Path, old: Level, new: Level, compare: Comparator) -> Iterator[Difference]:
     """The difference in a foreign class's `aux_data` that no named part shows: a part without a name, or the order."""
     names, others = ([key for key, _ in level.children] for level in (old, new))
     if names == others:
@@ -333,7 +333,7 @@ def _unnamed_differences(path: Path, old: Level, new: Level, compare: Comparison
 
 
 def _leaf_difference(
-    left: Any, right: Any, compare: Comparison, path: Path | None
+    left: Any, right: Any, compare: Comparator, path: Path | None
 ) -> "tuple[DifferenceKind, str] | None":
     """The kind and reason of a difference between leaves; their values are compared if they have a path."""
     old, new = leaf_type_of(left), leaf_type_of(right)

@@ -12,14 +12,14 @@ from treewright._base.functions import earlier_class_hint, is_cached_property
 from treewright._base.jax_private import Key
 from treewright._base.text import class_name, with_article, with_close_matches
 from treewright._core import (
-    FLAT_FORM,
-    NodeSpec,
+    FLAT_FORM_NAME,
+    NodeInfo,
     Unfinished,
     check,
     flat_form,
+    info_of,
     is_node,
     is_node_class,
-    spec_of,
 )
 from treewright._trees.level import all_entries, level_of, reject_class, with_changes
 from treewright._trees.sizes import LEAVES
@@ -154,7 +154,7 @@ class _Drafts:
             draft = object.__new__(cls)
             if cls not in self._states:
                 self._states[cls] = _OpenDraft(cls, self._fill)
-            _store(draft, FLAT_FORM, self._states[cls])
+            _store(draft, FLAT_FORM_NAME, self._states[cls])
             self._originals[id(draft)] = (draft, value, flat_form(value))
             return draft
         if isinstance(value, np.ndarray) and value.flags.writeable:  # `draft.mean += 1` changes the array in place
@@ -173,7 +173,7 @@ class _Drafts:
         if id(draft) in self._originals and id(draft) not in self._filled:
             self._filled.add(id(draft))
             _, _, form = self._originals[id(draft)]
-            for field in spec_of(draft).fields:
+            for field in info_of(draft).fields:
                 old = field.value_in(form)
                 draft.__dict__[field.name] = old if field.is_static else self.draft_of(old)
 
@@ -194,7 +194,7 @@ class _Drafts:
         for key, (draft, _, form) in self._originals.items():
             if form is not None:
                 draft.__dict__.clear()
-                _store(draft, FLAT_FORM, forms.get(key, form))
+                _store(draft, FLAT_FORM_NAME, forms.get(key, form))
 
     def _result(self, value: Any) -> Any:
         """The finished value for a value in a draft: the original if nothing changed."""
@@ -217,12 +217,12 @@ class _Drafts:
         return result
 
     def _node(self, draft: Any, original: Any, form: Any) -> Any:
-        spec, pending, (old_children, statics) = spec_of(draft), draft.__dict__, form
+        spec, pending, (old_children, statics) = info_of(draft), draft.__dict__, form
         _reject_wrong_names(spec, pending)
         children = tuple(self._result(pending[field.name]) for field in spec.children)
         values = tuple(pending[field.name] for field in spec.statics)
         if not _all_same(values, statics.values):
-            statics = spec.table.find(values)
+            statics = spec.table.intern(values)
         elif _all_same(children, old_children):
             return original
         self._forms[id(draft)] = (children, statics)
@@ -254,7 +254,7 @@ def _all_same(left: Iterable[Any], right: Iterable[Any]) -> bool:
     return all(map(operator.is_, left, right))
 
 
-def _reject_wrong_names(spec: NodeSpec, pending: Mapping[str, Any]) -> None:
+def _reject_wrong_names(spec: NodeInfo, pending: Mapping[str, Any]) -> None:
     names, cls = list(spec.by_name), spec.cls
     deleted = [name for name in names if name not in pending]
     if deleted:
@@ -262,7 +262,7 @@ def _reject_wrong_names(spec: NodeSpec, pending: Mapping[str, Any]) -> None:
             f"Can't delete {', '.join(deleted)} from a draft of {with_article(cls.__qualname__)}: every field needs a "
             f"value. Assign one, such as None."
         )
-    unknown = [name for name in pending if name not in {*names, FLAT_FORM} and not is_cached_property(cls, name)]
+    unknown = [name for name in pending if name not in {*names, FLAT_FORM_NAME} and not is_cached_property(cls, name)]
     if unknown:
         raise TypeError(
             f"Can't assign to {with_close_matches(unknown, names)} in a draft of {with_article(cls.__qualname__)}: it "

@@ -24,7 +24,7 @@ from treewright._base.jax_private import (
     typeof,
 )
 from treewright._base.text import class_name, short_text, with_article
-from treewright._core import flat_form, is_node, is_node_class, spec_of, with_fields
+from treewright._core import flat_form, info_of, is_node, is_node_class, with_fields
 from treewright._freeze import FrozenMapping
 
 _NUMBERS = frozenset({bool, int, float, complex})
@@ -46,13 +46,13 @@ class AuxKey:
 class Level:
     """A node or container with its children and statics."""
 
-    kind: type[Any]
+    cls: type[Any]
     aux: Any  # `aux_data`, which `jit` compares
     named: Iterable[
         tuple[Key, Any]
     ]  # the contents of `aux` by name, if known; `statics` reads an iterator on first use
     children: tuple[tuple[Key, Any], ...]
-    exact: tuple[Hashable, ...] | None = None  # the exact key of each static; None for foreign classes
+    keys: tuple[Hashable, ...] | None = None  # the exact key of each static; None for foreign classes
 
     @property
     def statics(self) -> tuple[tuple[Key, Any], ...]:
@@ -60,13 +60,13 @@ class Level:
         return self.named
 
     def __repr__(self) -> str:
-        if self.kind is type(None):
+        if self.cls is type(None):
             return "None"
-        if self.kind in _SEQUENCES:
-            return f"{self.kind.__qualname__} of {len(self.children)}"
+        if self.cls in _SEQUENCES:
+            return f"{self.cls.__qualname__} of {len(self.children)}"
         names = [str(key).strip(".[]") for key, _ in (*self.children, *self.statics)]
         texts = ["" for _ in self.children] + [f"={short_text(value)}" for _, value in self.statics]
-        return f"{self.kind.__qualname__}({', '.join(map(str.__add__, names, texts))})"
+        return f"{self.cls.__qualname__}({', '.join(map(str.__add__, names, texts))})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -93,38 +93,38 @@ def level_of(value: Any) -> Level | None:
     Raises:
         UnfinishedNodeError: If `value` is a node whose `__init__` has not returned.
     """
-    kind = type(value)
-    if is_node_class(kind):
+    cls = type(value)
+    if is_node_class(cls):
         children, statics = flat_form(value)
         named = ((GetAttrKey(name), value) for name, value in zip(statics.table.names, statics.values, strict=True))
-        return Level(kind, statics, named, tuple(zip(statics.table.keys, children, strict=True)), statics.keys)
-    if kind in _SEQUENCES:
-        return Level(kind, None, (), tuple((SequenceKey(i), item) for i, item in enumerate(value)), ())
-    if kind is dict:
+        return Level(cls, statics, named, tuple(zip(statics.table.keys, children, strict=True)), statics.keys)
+    if cls in _SEQUENCES:
+        return Level(cls, None, (), tuple((SequenceKey(i), item) for i, item in enumerate(value)), ())
+    if cls is dict:
         with contextlib.suppress(Exception):  # names that can't be sorted: JAX raises below
             names = sorted(value)  # JAX's order, in an eighth of the time
-            return Level(kind, names, (), tuple((DictKey(name), value[name]) for name in names), ())
-    if kind is Level:
+            return Level(cls, names, (), tuple((DictKey(name), value[name]) for name in names), ())
+    if cls is Level:
         return value  # type: ignore[no-any-return]
-    if kind in _NUMBERS or isinstance(value, LeafType | np.ndarray | jax.Array):
+    if cls in _NUMBERS or isinstance(value, LeafType | np.ndarray | jax.Array):
         return None
     entries, treedef = _flatten_once(value)
     data = node_data(treedef)
     if data is None:
         return None
     children = tuple((path[0], child) for path, child in entries)
-    return Level(kind, data[1], _named_statics(data[1], [key for key, _ in children], value), children)
+    return Level(cls, data[1], _named_statics(data[1], [key for key, _ in children], value), children)
 
 
 def leaf_type_of(leaf: Any) -> LeafType:
     """The `LeafType` of a leaf, also of one without values."""
-    kind = type(leaf)
-    if kind is LeafType:
+    cls = type(leaf)
+    if cls is LeafType:
         return leaf  # type: ignore[no-any-return]
     try:
-        return LeafType(typeof(leaf), kind if kind in _NUMBERS else None)
+        return LeafType(typeof(leaf), cls if cls in _NUMBERS else None)
     except Exception:  # noqa: BLE001  JAX raises many errors for values that are not arrays
-        return LeafType(None, kind, leaf)
+        return LeafType(None, cls, leaf)
 
 
 def strong(leaf: Any) -> Any:
@@ -222,7 +222,7 @@ def reject_classes(function: str, *trees: object) -> None:
                 f"Pass a list: list(...)."
             )
     leaves = jax_trees.tree_leaves(trees)
-    if any(issubclass(kind, type) for kind in {*map(type, leaves)}):
+    if any(issubclass(cls, type) for cls in {*map(type, leaves)}):
         reject_class(function, *filter(is_node_class, leaves))
 
 
@@ -235,7 +235,7 @@ def all_entries(value: Any) -> tuple[tuple[Key, Any], ...] | None:
     """The children and statics of a value with their keys, in their own order; None for a leaf."""
     if is_node(value):
         pair = flat_form(value)
-        return tuple((GetAttrKey(field.name), field.value_in(pair)) for field in spec_of(value).fields)
+        return tuple((GetAttrKey(field.name), field.value_in(pair)) for field in info_of(value).fields)
     if isinstance(value, dict | FrozenMapping):
         return tuple((DictKey(name), item) for name, item in value.items())
     level = level_of(value)
@@ -249,11 +249,11 @@ def all_entries(value: Any) -> tuple[tuple[Key, Any], ...] | None:
 
 def child_of(value: Any, key: Key) -> Any:
     """The child or static with this key, or `NOTHING`."""
-    kind = type(value)
-    if is_node_class(kind):
-        is_field = isinstance(key, GetAttrKey) and key.name in spec_of(kind).by_name
+    cls = type(value)
+    if is_node_class(cls):
+        is_field = isinstance(key, GetAttrKey) and key.name in info_of(cls).by_name
         return getattr(value, key.name) if is_field else NOTHING
-    if kind in _SEQUENCES:
+    if cls in _SEQUENCES:
         return value[key.idx] if isinstance(key, SequenceKey) and 0 <= key.idx < len(value) else NOTHING
     return next((child for other, child in all_entries(value) or () if other == key), NOTHING)
 
@@ -321,7 +321,7 @@ def walk(root: Place, descend: Callable[[Place], Iterable[Place]] = Place.childr
 
 def note_redefined_classes(error: BaseException, *trees: Any) -> None:
     """Add a note to an error if two classes in the trees share a name."""
-    classes = dict.fromkeys(place.level.kind for tree in trees for place in walk(Place(tree)) if place.level)
+    classes = dict.fromkeys(place.level.cls for tree in trees for place in walk(Place(tree)) if place.level)
     names = collections.Counter((cls.__module__, cls.__qualname__) for cls in classes)
     twice = ", ".join(name for (_, name), count in names.items() if count > 1)
     if twice:
@@ -358,12 +358,12 @@ def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
     """
     if is_node(value):
         return with_fields(value, {key.name: new for key, new in changes.items()})
-    kind = type(value)
-    if kind in _SEQUENCES:
+    cls = type(value)
+    if cls in _SEQUENCES:
         items = list(value)
         for key, new in changes.items():
             items[key.idx] = new
-        return items if kind is list else tuple(items)
+        return items if cls is list else tuple(items)
     if isinstance(value, dict | FrozenMapping):
         frozen = isinstance(value, FrozenMapping)
         changed: Any = dict(value) if frozen else copy.copy(value)  # copy() keeps the class, such as OrderedDict
@@ -381,7 +381,7 @@ def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
             object.__setattr__(changed, key.name, new)
         except AttributeError as error:
             raise TypeError(
-                f"{kind.__qualname__} can't be copied with a different {str(key).lstrip('.')}: {error}. Build one with "
+                f"{cls.__qualname__} can't be copied with a different {str(key).lstrip('.')}: {error}. Build one with "
                 f"it instead."
             ) from error
     return changed

@@ -4,7 +4,7 @@ import functools
 import math
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,8 @@ from jax.core import Tracer
 from treewright._base.functions import attribute_of
 from treewright._base.jax_private import GetAttrKey, Key, Path, path_text
 from treewright._base.text import class_name
-from treewright._core import FieldSpec, flat_form, is_node, spec_of
+from treewright._core import FieldInfo, FieldKind, flat_form, info_of, is_node
 from treewright._trees.level import level_of, reject_classes
-
-Kind = Literal["child", "static", "buffer"]
-
 
 LEAVES: tuple[type[Any], ...] = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
 
@@ -29,7 +26,7 @@ class Item(NamedTuple):
     path: Path
     value: Any
     owner: str
-    kind: Kind
+    kind: FieldKind
 
 
 def _is_leaf_class(cls: type[Any]) -> bool:
@@ -44,7 +41,7 @@ def items_of(tree: Any) -> Iterator[Item]:
     """
     # Without a `Place` for each, this takes a third of the time (benchmarks: trees).
     queue = [Item((), tree, class_name(tree), "child")]
-    fields: dict[type[Any], list[tuple[Key, FieldSpec]]] = {}
+    fields: dict[type[Any], list[tuple[Key, FieldInfo]]] = {}
     # Cached: the check takes longer than the rest of the loop.
     is_leaf: Callable[[Any], bool] = functools.cache(_is_leaf_class)
     while queue:
@@ -54,11 +51,11 @@ def items_of(tree: Any) -> Iterator[Item]:
         if kind != "static" and is_node(value):
             form = flat_form(value)
             if cls not in fields:
-                fields[cls] = [(GetAttrKey(field.name), field) for field in reversed(spec_of(cls).fields)]
+                fields[cls] = [(GetAttrKey(field.name), field) for field in reversed(info_of(cls).fields)]
             for key, field in fields[cls]:
                 child = field.value_in(form)
                 if field.repr or not (field.is_static or child is None):
-                    inner: Kind = "buffer" if kind == "buffer" and not field.is_static else field.kind
+                    inner: FieldKind = "buffer" if kind == "buffer" and not field.is_static else field.kind
                     queue.append(Item((*path, key), child, cls.__qualname__, inner))
             continue
         level = None if kind == "static" or value is None or is_leaf(cls) else level_of(value)

@@ -8,7 +8,7 @@ import numpy as np
 
 from treewright._base.jax_private import jax_trees
 from treewright._base.text import short_text
-from treewright._core import flat_form, is_node, spec_of
+from treewright._core import flat_form, info_of, is_node
 from treewright._trees.level import reject_classes
 from treewright._trees.where import broadcast, chosen_leaves
 
@@ -100,7 +100,7 @@ def _are_trained(tree: Any) -> list[bool]:
         if not is_node(part):
             are_trained.append(True)
             continue
-        for field, child in zip(spec_of(part).children, flat_form(part)[0], strict=True):
+        for field, child in zip(info_of(part).children, flat_form(part)[0], strict=True):
             inner = [True] if isinstance(child, _ARRAYS) else _are_trained(child)
             are_trained += [False] * len(inner) if field.kind == "buffer" else inner
     return are_trained

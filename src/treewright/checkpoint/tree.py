@@ -10,7 +10,7 @@ import numpy as np
 
 from treewright._base.jax_private import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 from treewright._base.lines import first_lines
-from treewright._core import is_node, spec_of
+from treewright._core import info_of, is_node
 from treewright._json import encode
 from treewright._trees.level import Level, level_of
 from treewright.checkpoint.arrays import NOT_A_LEAF, UnsupportedLeafError, form_of
@@ -143,7 +143,7 @@ class _Records:
 
     def add_node(self, part: _Part, level: Level) -> None:
         if is_node(part.value):
-            fields = spec_of(part.value).statics
+            fields = info_of(part.value).statics
             self.local |= {join_name(part.name, field.name) for field in fields if field.local}
         try:
             self.nodes.append(_node_record(part.value, level, part.name, part.path))

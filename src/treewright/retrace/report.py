@@ -17,9 +17,9 @@ from treewright._base.lines import first_lines, mesh_text
 from treewright._base.text import Verbatim, first_names, short_text
 from treewright._contents import Part
 from treewright._loop import FlatTree, loop
-from treewright._trees.diff import ABSENT, Comparison, Difference, DifferenceKind, differences, shown, static_difference
+from treewright._trees.causes import Cause, Snapshot, alike, cause_of, class_of, is_same_object, same, snapshot
+from treewright._trees.diff import ABSENT, Comparator, Difference, DifferenceKind, differences, shown, static_difference
 from treewright._trees.level import LeafType, Level, leaf_type_of, level_of
-from treewright._trees.why import Cause, Snapshot, alike, cause_of, is_same_object, kind_of, same, snapshot
 from treewright.retrace.jax_private import FLAX_NODES, UNNAMED_SETTINGS, Call, trace_settings
 
 _MAX_DEPTH = 200  # levels of a tree in its snapshot; Python's stack ends at a few hundred
@@ -124,7 +124,7 @@ def _tree_snapshot(tree: Any, like: Any, call: Call, depth: int = 0) -> Level | 
         return _leaf_snapshot(tree, like, call)
     if depth == _MAX_DEPTH:
         return LeafType(None, type(tree), jax.tree.structure(tree))
-    like = like if isinstance(like, Level) and like.kind is level.kind else None
+    like = like if isinstance(like, Level) and like.cls is level.cls else None
     children: list[tuple[Any, Any]] = []
     is_same = like is not None and len(like.children) == len(level.children)
     # By position: if keys differ, the earlier child only serves to be shared.
@@ -135,11 +135,11 @@ def _tree_snapshot(tree: Any, like: Any, call: Call, depth: int = 0) -> Level | 
             new = _tree_snapshot(child, earlier, call, depth + 1)
             is_same = is_same and new is earlier and (key is other or key == other)
             children.append((key, new))
-    aux = snapshot(level.aux) if level.exact is None else level.exact
-    if like is None or not (aux is like.aux if like.exact is not None else same(like.aux, aux)):
+    aux = snapshot(level.aux) if level.keys is None else level.keys
+    if like is None or not (aux is like.aux if like.keys is not None else same(like.aux, aux)):
         named = [(key, snapshot(value)) for key, value in level.statics]
-        return Level(level.kind, aux, named, tuple(children), level.exact)
-    return like if is_same else Level(level.kind, like.aux, like.named, tuple(children), level.exact)
+        return Level(level.cls, aux, named, tuple(children), level.keys)
+    return like if is_same else Level(level.cls, like.aux, like.named, tuple(children), level.keys)
 
 
 def _leaf_snapshot(leaf: Any, like: Any, call: Call) -> LeafType:
@@ -193,14 +193,14 @@ def placement_of(value: Any) -> Placement | None:
 
 def _parts_of_both(left: Any, right: Any) -> tuple[Mapping[Key, Any], Mapping[Key, Any]]:
     """The parts of two containers; empty for callables and for one changed object, which the reason describes."""
-    if not isinstance(left, Snapshot) or not isinstance(right, Snapshot) or left.kind is not right.kind:
+    if not isinstance(left, Snapshot) or not isinstance(right, Snapshot) or left.cls is not right.cls:
         return {}, {}
     is_explained = any(isinstance(key, Part) for key in left.parts) or (left.is_alive and is_same_object(left, right))
     return ({}, {}) if is_explained else (left.parts, right.parts)
 
 
-_WITHOUT_REASONS = Comparison(same, _parts_of_both, lambda _left, _right: "", alike)  # a third of the time
-_WITH_REASONS = Comparison(same, _parts_of_both, lambda left, right: cause_of(left, right) or "", alike)
+_WITHOUT_REASONS = Comparator(same, _parts_of_both, lambda _left, _right: "", alike)  # a third of the time
+_WITH_REASONS = Comparator(same, _parts_of_both, lambda left, right: cause_of(left, right) or "", alike)
 
 
 def call_differences(old: Signature, new: Signature, *, reasons: bool = True) -> list[Difference]:
@@ -223,7 +223,7 @@ def _size(batch: tuple[int, ...]) -> Any:
     return batch[0] if len(batch) == 1 else batch[::-1]  # the outermost axis first, as users write them
 
 
-def _argument_differences(old: Signature, new: Signature, compare: Comparison) -> Iterator[Difference]:
+def _argument_differences(old: Signature, new: Signature, compare: Comparator) -> Iterator[Difference]:
     for name in dict.fromkeys((*old.passed, *new.passed)):
         a, b = old.arguments.get(name, ABSENT), new.arguments.get(name, ABSENT)
         default, default_tree = new.defaults.get(name, (ABSENT, ABSENT))
@@ -238,7 +238,7 @@ def _argument_differences(old: Signature, new: Signature, compare: Comparison) -
             reasons = ("traced before, and static now", "static before, and traced now")
             yield Difference((name,), a, b, "class", Cause("other statics", reasons[name in old.statics]))
         else:
-            if name in old.statics and not (kind_of(a) is kind_of(b) and same(a, b)):
+            if name in old.statics and not (class_of(a) is class_of(b) and same(a, b)):
                 yield static_difference((name,), a, b, compare)
             if old.passed[name] != new.passed[name]:
                 yield Difference((name,), old.passed[name], new.passed[name], "passing")

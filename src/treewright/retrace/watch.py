@@ -13,8 +13,8 @@ from typing import Any, Literal
 import jax
 
 from treewright._contents import unwrap
+from treewright._trees.causes import cause_of, snapshot
 from treewright._trees.diff import Difference
-from treewright._trees.why import cause_of, snapshot
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.jax_private import (
     OBSERVER,

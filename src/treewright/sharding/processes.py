@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 
 from treewright._base.jax_private import path_text
 from treewright._base.text import shape_text
-from treewright._core import is_node, spec_of
+from treewright._core import info_of, is_node
 from treewright._json import modules_in, portable_text
 from treewright._processes import TIMEOUT, compare, process_count
 from treewright._trees.level import Place, walk
@@ -77,7 +77,7 @@ def tree_texts(tree: object, *, values: bool = False) -> dict[str, str]:
             "None" if value is None else f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
         )
         if is_node(value):
-            for field, (key, static) in zip(spec_of(value).statics, place.level.statics, strict=True):
+            for field, (key, static) in zip(info_of(value).statics, place.level.statics, strict=True):
                 if not field.local:
                     texts[f"{path}{key} (static)"] = portable_text(static)
                     modules |= modules_in(static)

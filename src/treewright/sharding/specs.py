@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from treewright._base.jax_private import GetAttrKey, Path, jax_trees, path_text
 from treewright._base.lines import counted, first_lines
 from treewright._base.text import did_you_mean, text, with_article
-from treewright._core import FieldSpec, flat_form, is_node, spec_of
+from treewright._core import FieldInfo, flat_form, info_of, is_node
 from treewright._processes import ranges_text
 from treewright._trees.level import reject_classes
 from treewright._trees.specs import spec_like
@@ -184,7 +184,7 @@ def declared_leaves(
                 f"{path_text(path) or ROOT} is {with_article(name)}, but its field declares sharding={names!r}, which "
                 f"would be ignored: names are for arrays. Declare them on the fields of {name}, and remove them here."
             )
-        for field, child in zip(spec_of(tree).children, children, strict=True):
+        for field, child in zip(info_of(tree).children, children, strict=True):
             own_names, stack = _declared(field, tree, path)
             below = (*path, GetAttrKey(field.name))
             yield from declared_leaves(child, below, stacks if stack is None else (*stacks, stack), own_names)
@@ -196,7 +196,7 @@ def declared_leaves(
                 yield DeclaredLeaf((*path, *steps), part, stacks, names)
 
 
-def _declared(field: FieldSpec, node: Any, path: Path) -> tuple[Names | None, str | None]:
+def _declared(field: FieldInfo, node: Any, path: Path) -> tuple[Names | None, str | None]:
     """The names and the stack of a field, which a class may compute."""
     names, stack = field.sharding, field.stack
     if not (callable(names) or callable(stack)):

@@ -74,7 +74,7 @@ class Snapshot:
     """A record of a value that is not plain. It keeps no array, and later changes of the value do not affect it.
 
     Attributes:
-        kind: The class of the value.
+        cls: The class of the value.
         text: The value in one line.
         parts: Snapshots of its `contents`.
         compared: How `jit` compares it as a static of a foreign class.
@@ -84,7 +84,7 @@ class Snapshot:
         code: The code of a Python function.
     """
 
-    kind: type[Any]
+    cls: type[Any]
     text: str
     parts: Mapping[Any, Any]
     compared: Compared
@@ -141,30 +141,30 @@ def snapshot(value: Any) -> Any:
         visited.clear()  # `snapshot_of` refers to itself, so it would keep the values alive, and JAX their traces
 
 
-def kind_of(value: Any) -> type[Any]:
+def class_of(value: Any) -> type[Any]:
     """The class of a value, or of the value that a snapshot was taken from."""
-    return value.kind if isinstance(value, Snapshot) else type(value)
+    return value.cls if isinstance(value, Snapshot) else type(value)
 
 
 def _snapshot_with(value: Any, parts: Mapping[Any, Any]) -> Snapshot:
-    kind: Any = type(value)
-    is_tuple = isinstance(value, tuple) and kind.__eq__ is tuple.__eq__
+    cls: Any = type(value)
+    is_tuple = isinstance(value, tuple) and cls.__eq__ is tuple.__eq__
     compared: Compared = "value"
-    if kind.__eq__ is object.__eq__ or isinstance(value, _ARRAYS):
+    if cls.__eq__ is object.__eq__ or isinstance(value, _ARRAYS):
         compared = "object"
-    elif is_generated(kind.__eq__) or is_tuple or kind in {*_MUTABLE, frozenset} or is_method(value) or is_node(value):
+    elif is_generated(cls.__eq__) or is_tuple or cls in {*_MUTABLE, frozenset} or is_method(value) or is_node(value):
         compared = "parts"
     function = unwrap_api_boundary(value)
     code: Code | None = None
     if isinstance(function, types.FunctionType):
         code = Code(function.__code__, function.__code__.co_filename, is_library_function(function))
     try:
-        reference = None if kind in _MUTABLE else weakref.ref(value)
+        reference = None if cls in _MUTABLE else weakref.ref(value)
     except TypeError:
         reference = None
     kept = value if compared == "value" and reference is None else None
     exactly, reason = _exactly(value, parts, compared)
-    return Snapshot(kind, short_text(value), parts, compared, exactly, reason, kept, code, id(value), reference)
+    return Snapshot(cls, short_text(value), parts, compared, exactly, reason, kept, code, id(value), reference)
 
 
 def _exactly(value: Any, parts: Mapping[Any, Any], compared: Compared) -> tuple[Compared, str]:
@@ -189,7 +189,7 @@ def same(left: Any, right: Any, *, exactly: bool = False) -> bool:
     how = left.exactly if exactly else left.compared
     if how == "object":
         return is_same_object(left, right)
-    if not exactly and left.kind is right.kind is types.MethodType:
+    if not exactly and left.cls is right.cls is types.MethodType:
         return same(left.parts[_FUNCTION], right.parts[_FUNCTION]) and is_same_object(
             left.parts[_SELF], right.parts[_SELF]
         )
@@ -212,8 +212,8 @@ def is_same_object(left: Any, right: Any) -> bool:
     if not isinstance(left, Snapshot) or not isinstance(right, Snapshot):
         return left is right
     if left.reference is None or right.reference is None:
-        is_same_id = left.kind is right.kind and left.reference is right.reference and left.address == right.address
-        return is_same_id and (left.kind in _MUTABLE or _same_parts(left, right, alike))
+        is_same_id = left.cls is right.cls and left.reference is right.reference and left.address == right.address
+        return is_same_id and (left.cls in _MUTABLE or _same_parts(left, right, alike))
     return left.is_alive and left.reference() is right.reference()
 
 
@@ -226,7 +226,7 @@ def _same_parts(left: Snapshot, right: Snapshot, compare: Callable[[Any, Any], b
 def _same_definition(left: Any, right: Any) -> bool:
     """Whether two values have the same class, and two functions the same code."""
     both = isinstance(left, Snapshot) and isinstance(right, Snapshot)
-    return both and left.kind is right.kind and left.code == right.code
+    return both and left.cls is right.cls and left.code == right.code
 
 
 def changes(left: Any, right: Any) -> list[Difference]:
@@ -278,7 +278,7 @@ def _in_place(change: Difference) -> Difference:
 def _is_bare(change: Difference) -> bool:
     """Whether two objects differ only in their identity."""
     old, new = change.left, change.right
-    return _same_definition(old, new) and not issubclass(old.kind, _ARRAYS) and old.parts.keys() == new.parts.keys()
+    return _same_definition(old, new) and not issubclass(old.cls, _ARRAYS) and old.parts.keys() == new.parts.keys()
 
 
 def _listed(differences: Iterable[Difference], below: int = 0) -> str:
@@ -302,7 +302,7 @@ def cause_of(left: Any, right: Any) -> Cause | None:
     old, new = (value if isinstance(value, Snapshot) else snapshot(value) for value in (left, right))
     if any(isinstance(value, Snapshot) and value.inner is not value for value in (old, new)):
         return _of_wrappers(old, new)
-    classes = (old, new) if isinstance(old, type) and isinstance(new, type) else (kind_of(old), kind_of(new))
+    classes = (old, new) if isinstance(old, type) and isinstance(new, type) else (class_of(old), class_of(new))
     if classes[0] is not classes[1]:
         return _of_classes(old, new, *classes)
     if isinstance(old, float | complex) and old != old and new != new:  # noqa: PLR0124  NaN
@@ -368,9 +368,9 @@ def _unwrapped(value: Any) -> tuple[list[Snapshot], Any]:
 
 def _decorator(wrapper: Snapshot) -> str:
     """The name of the decorator, such as `vmap`, from the wrapper's code or class."""
-    if wrapper.kind.__name__ == "PjitFunction":
+    if wrapper.cls.__name__ == "PjitFunction":
         return "jit"
-    name = wrapper.kind.__qualname__ if wrapper.code is None else wrapper.code.code.co_qualname
+    name = wrapper.cls.__qualname__ if wrapper.code is None else wrapper.code.code.co_qualname
     return name.partition(".")[0].strip("_")
 
 
@@ -406,7 +406,7 @@ def _is_known_same(left: Any, right: Any) -> bool:
     """Whether two values are one object, or equal and made of such; a function or list that is created again is not."""
     if is_same_object(left, right) or not isinstance(left, Snapshot) or not isinstance(right, Snapshot):
         return alike(left, right)
-    can_differ = right.kind in _MUTABLE or right.code is not None or not right.parts
+    can_differ = right.cls in _MUTABLE or right.code is not None or not right.parts
     return not can_differ and alike(left, right) and _same_parts(left, right, _is_known_same)
 
 
@@ -424,9 +424,9 @@ def _cause_in_user_part(old: Snapshot, new: Snapshot, differences: Iterable[Diff
 
 
 def _is_users(value: Any) -> bool:
-    if not isinstance(value, Snapshot) or is_standard_class(value.kind):
+    if not isinstance(value, Snapshot) or is_standard_class(value.cls):
         return isinstance(value, Snapshot) and value.code is not None and not value.code.is_library
-    return not is_library(value.kind.__module__)
+    return not is_library(value.cls.__module__)
 
 
 def _of_methods(old: Snapshot, new: Snapshot) -> Cause | None:
@@ -444,23 +444,23 @@ def _of_methods(old: Snapshot, new: Snapshot) -> Cause | None:
 
 
 def _of_objects(old: Snapshot, new: Snapshot) -> Cause | None:
-    kind: Any = old.kind
+    cls: Any = old.cls
     a, b = old.value, new.value
     changed = changes(old, new)
     if changed and is_same_object(old, new) and new.is_alive:
         return Cause("changed in place", f"the same object, changed in place: {_listed(changed)}")
     if old.compared == "value" and a is not None and b is not None and same(old, new) and hash(a) != hash(b):
-        return Cause("unequal hashes", f"{kind.__qualname__}.__eq__ returns True, but the hashes differ")
+        return Cause("unequal hashes", f"{cls.__qualname__}.__eq__ returns True, but the hashes differ")
     changed = [change for change in changed if not _is_bare(change)]
     # A class with a custom way to create instances may keep one per value.
-    is_default_new = kind.__new__ is object.__new__ and type(kind).__call__ is type.__call__
+    is_default_new = cls.__new__ is object.__new__ and type(cls).__call__ is type.__call__
     by_identity = old.compared == old.exactly == "object"
-    if by_identity and is_default_new and not (is_same_object(old, new) or kind.__module__.startswith("jax")):
+    if by_identity and is_default_new and not (is_same_object(old, new) or cls.__module__.startswith("jax")):
         nothing = "; these two have equal attributes" if old.parts else ""
         about = f"; these differ: {_listed(changed)}" if changed else nothing
-        return Cause("identity", f"{kind.__qualname__} has no __eq__, so instances are compared by identity{about}")
+        return Cause("identity", f"{cls.__qualname__} has no __eq__, so instances are compared by identity{about}")
     if old.text != new.text:
         return None
     if changed:
         return Cause("other attributes", f"these differ: {_listed(changed)}")
-    return Cause("same text", f"a different {kind.__qualname__} with the same text")
+    return Cause("same text", f"a different {cls.__qualname__} with the same text")

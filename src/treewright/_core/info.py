@@ -1,4 +1,4 @@
-"""`NodeSpec` and `FieldSpec`: the description of a node class and its fields that all other modules read."""
+"""`NodeInfo` and `FieldInfo`: the description of a node class and its fields that all other modules read."""
 
 import dataclasses
 import pickle
@@ -12,7 +12,7 @@ from treewright._core.statics import StaticTable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class FieldSpec:
+class FieldInfo:
     """One field. `index` is its position among the children, or among the statics."""
 
     name: str
@@ -55,14 +55,14 @@ class FieldSpec:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class NodeSpec:
+class NodeInfo:
     """A node class: its fields in order, its table of statics, and how its instances are created."""
 
     cls: type[Any]
-    fields: tuple[FieldSpec, ...]
-    by_name: dict[str, FieldSpec]
-    children: tuple[FieldSpec, ...]
-    statics: tuple[FieldSpec, ...]
+    fields: tuple[FieldInfo, ...]
+    by_name: dict[str, FieldInfo]
+    children: tuple[FieldInfo, ...]
+    statics: tuple[FieldInfo, ...]
     table: StaticTable
     checks: tuple[Callable[[Any], None], ...]  # each `__check_init__`, bases first
     has_own_init: bool
@@ -72,7 +72,7 @@ class NodeSpec:
     init_vars: dict[str, Any]  # the default of each, or MISSING
     unfinished: Any  # the value of `_node` until an instance is sealed
     slots: tuple[str, ...]  # slots of bases that are not nodes; their values would be lost
-    restore_class: Callable[["NodeSpec"], None]  # restores the views and methods that a tool replaced
+    restore_class: Callable[["NodeInfo"], None]  # restores the views and methods that a tool replaced
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reject_dill(self.cls)
@@ -91,7 +91,7 @@ def reject_dill(cls: type[Any]) -> None:
         )
 
 
-def spec_of(node_or_class: Any) -> NodeSpec:
-    """The spec of a node or of its class."""
-    spec: NodeSpec = node_or_class.__node_spec__
-    return spec
+def info_of(node_or_class: Any) -> NodeInfo:
+    """The description of a node's class."""
+    info: NodeInfo = node_or_class.__node_info__
+    return info
