@@ -259,7 +259,7 @@ def _presence_difference(name: str, both: Any, defaults: tuple[Any, Any], *, is_
         return Difference((name,), a, b, kind, Cause("default replaced", ""))
     text = short_text(value) if getattr(default, "python", None) else shown(default)
     by_default = Verbatim(f"{text} (default)")
-    cause = Cause("None replaced" if getattr(default, "kind", None) is type(None) else "default replaced", "")
+    cause = Cause("None replaced" if getattr(default, "cls", None) is type(None) else "default replaced", "")
     return Difference((name,), by_default if a is ABSENT else a, by_default if b is ABSENT else b, "class", cause)
 
 
