@@ -481,15 +481,15 @@ def _onto_devices(old: LeafType, new: LeafType) -> str:
 def _of_classes(old: Any, new: Any) -> str:
     if any(is_ref_type(getattr(side, "aval", None)) for side in (old, new)):
         return "create the ref once, before the first call: jax.new_ref"
-    kinds = {getattr(tree, "kind", None) for tree in (old, new)}
-    if type(None) in kinds:
+    classes = {getattr(tree, "cls", None) for tree in (old, new)}
+    if type(None) in classes:
         return "pass the same type in each call, such as an array of zeros instead of None"
-    return "use one of the two" if kinds == {list, tuple} else ""
+    return "use one of the two" if classes == {list, tuple} else ""
 
 
 def _of_values(old: Any, new: Any) -> str:
-    kinds = {type(value.value if isinstance(value, LeafType) else value) for value in (old, new)}
-    if not kinds <= {int, float, complex}:
+    classes = {type(value.value if isinstance(value, LeafType) else value) for value in (old, new)}
+    if not classes <= {int, float, complex}:
         return ""
     return "if it is only used in arithmetic, pass it as a traced argument; a shape or a length must be static"
 
