@@ -92,6 +92,25 @@ def test_trees_with_leaves_and_untyped_fields_do_not_warn(annotation: Any, value
     assert jax.tree.leaves(net) == jax.tree.leaves(value)
 
 
+def test_a_field_warns_once_unless_the_warning_is_an_error() -> None:
+    class Net(Module):
+        name: Any
+        mode: Any = 0.0
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            with pytest.raises(ChildWarning, match="name is a child but holds"):
+                Net("first")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for name in ("first", "second"):
+            Net(name)
+            Net(1.0, name)
+
+    assert [str(each.message).partition(" ")[0].rpartition(".")[2] for each in caught] == ["name", "mode"]
+
+
 def test_field_declares_any_value_a_leaf() -> None:
     class Named(Module):
         name: str = field()
@@ -140,10 +159,11 @@ def test_a_layer_with_leaves_that_jit_rejects_needs_adopt() -> None:
     linen = pytest.importorskip("flax.linen")
     mlp, linear = eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0)), eqx.nn.Linear(2, 2, key=jax.random.key(0))
 
-    class Net(Module):
-        layer: Any
-
     for layer in (mlp, linen.Dense(3)):
+
+        class Net(Module):
+            layer: Any
+
+        Net(linear)  # its leaves are arrays
         with pytest.warns(ChildWarning, match=r"layer = treewright\.adopt\(\.\.\.\)$"):
             Net(layer)
-    Net(linear)  # its leaves are arrays

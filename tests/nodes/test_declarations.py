@@ -14,7 +14,6 @@ from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from treewright import Module, buffer, field, pytree_dataclass, static
@@ -278,12 +277,6 @@ def test_the_mark_of_another_library_names_the_specifier(mark: dict[str, Any], i
     (name,) = mark
     with pytest.raises(TypeError, match=rf"^field\(\) has no option {name}\. Write {re.escape(instead)} in place"):
         field(**mark)
-
-
-@pytest.mark.parametrize("default", [[64], {"a": 1}, np.ones(2)])
-def test_a_mutable_default_of_a_static_names_freeze(default: Any) -> None:
-    with pytest.raises(ValueError, match=r"^mutable default <class .*> for a static: .*treewright\.freeze\(.*tuple\.$"):
-        static(default=default)
 
 
 def test_a_specifier_changes_the_kind_by_name() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import typing_extensions
 
 from treewright._base.functions import foreign_library, is_generated, native_base, slots_of
-from treewright._base.text import annotation_text, is_node_class, short_text, with_article
+from treewright._base.text import annotation_text, is_node_class, short_text, text_with_class, with_article
 from treewright._core.field_checks import has_jax_arrays, options_to_repeat, specifier_text
 from treewright._core.field_views import FieldView, as_view, field_view
 from treewright._core.fields import MISSING, options_of, specifier_in, specifier_in_annotation
@@ -217,17 +217,29 @@ def _is_special(name: str) -> bool:
 
 
 def _default_problem(draft: _Draft, name: str, value: Any) -> str | None:
-    """Why the default of a field is wrong: it is a specifier that was not called, or a field read on its class."""
+    """Why the default of a field is wrong: mutable, a specifier that was not called, or a field read on its class."""
     default: Any = value.default if type(value) is dataclasses.Field else value
     if type(default) is FieldView:  # `width: int = Other.width`
         default.reject_use()
     specifier = specifier_in(default[0] if type(default) in {tuple, list} and len(default) == 1 else default)
-    if specifier is None:
+    declared = f"{name}: {annotation_text(draft.annotations[name], draft.cls)}"
+    if specifier is not None:
+        return (
+            f"has {specifier} as default, but without parentheses or with a comma after them, so it would be a "
+            f"leaf.\n  Write {declared} = {specifier}()"
+        )
+    is_field = "ClassVar" not in declared and "InitVar" not in declared
+    if type(default).__hash__ is not None or default is MISSING or not is_field:
         return None
-    return (
-        f"has {specifier} as default, but without parentheses or with a comma after them, so it would be a leaf.\n"
-        f"  Write {name}: {annotation_text(draft.annotations[name], draft.cls)} = {specifier}()"
-    )
+    kind = options_of(value).get("kind", "child") if type(value) is dataclasses.Field else "child"
+    shown = "..." if hasattr(default, "dtype") else short_text(default)
+    frozen = f"static(default=treewright.freeze({shown}))"
+    problem, fix = "that is not hashable, so it can't be static", frozen
+    if kind != "static":
+        specifier = "field" if kind == "child" else kind
+        problem, fix = "that all nodes would share", f"{specifier}(default_factory=lambda: {shown})"
+        fix += "" if isinstance(default, jax.Array) else f", or {frozen} for a constant"
+    return f"has a default {problem}: {text_with_class(default)}.\n  Write {declared} = {fix}"
 
 
 def _hiding_problem(draft: _Draft, name: str, value: Any) -> str | None:

@@ -328,8 +328,11 @@ def check_fields(node: Any) -> None:
                 f"its value. Declare the field in the class body, and assign its value in __init__:\n"
                 f"  {field.name}: {annotation_text(field.type, type(node))} = static()"
             )
-        if field.is_plain and (problem := _child_problem(type(node), field, value)):
-            warn_user(problem, ChildWarning)
+        if field.is_plain and field.name not in info.table.warned:
+            problem = _child_problem(type(node), field, value)
+            if problem is not None:
+                warn_user(problem, ChildWarning)
+                info.table.warned.add(field.name)  # not if the warning was an error, which must come again
 
 
 def _child_problem(cls: type[Any], field: Any, value: Any) -> str | None:

@@ -64,12 +64,6 @@ def _specify(kind: FieldKind, arguments: dict[str, Any]) -> Any:
         if type(arguments.get(name, False)) is not bool:
             fix = "; to compare a static by identity, write identity=True" if name == "compare" else ""
             raise TypeError(f"{name}={short_text(arguments[name])} must be True or False{fix}.")
-    default = arguments["default"]
-    if kind == "static" and type(default).__hash__ is None and not isinstance(default, type(MISSING)):
-        raise ValueError(
-            f"mutable default {type(default)} for a static: jit would not see a change in place. Write "
-            f"static(default=treewright.freeze({short_text(default)})), or pass a tuple."
-        )
     options: dict[str, Any] = {"kind": kind, **{name: arguments.pop(name) for name in _OPTIONS if name in arguments}}
     names, stack = options.get("sharding"), options.get("stack")
     is_names = isinstance(names, tuple) and all(name is None or (isinstance(name, str) and name) for name in names)

@@ -1,7 +1,7 @@
 """The generated `__init__`: source text that reads like handwritten code, compiled once per class; and docstrings.
 
 This is the only file in `_core` that calls `exec`. Names in the text are parameters, which are the fields' names and
-checked to be identifiers, and helpers like `__cls__`, which can't be field names. For this class:
+checked to be identifiers, and helpers like `__table__`, which can't be field names. For this class:
 
     class Layer(Module):
         kernel: jax.Array = field(converter=jnp.asarray)
@@ -12,7 +12,7 @@ the text is, inside a function whose parameters are the helpers:
 
     def __init__(self, kernel, activation=__default_activation__, steps=__factory__):
       if steps is __factory__: steps = __make_steps__()
-      if __type__(self) is not __cls__: return __build__(self, __assign__, {'kernel': kernel, ...}, None)
+      if __type__(self) is not __table__.owner: return __build__(self, __assign__, {'kernel': kernel, ...}, None)
       kernel = __convert_kernel__(kernel)
       try: __statics__ = __table__.by_value[__type__(activation), activation]()
       except __Exception__: __statics__ = None
@@ -36,7 +36,7 @@ from typing_extensions import Format, get_annotations
 from treewright._base.text import annotation_text
 from treewright._core.fields import MISSING
 from treewright._core.info import FieldInfo, NodeInfo
-from treewright._core.instance import FLAT_FORM_NAME, assign, check, reject_undecorated, run_init
+from treewright._core.instance import FLAT_FORM_NAME, assign, check, run_init
 from treewright.errors import NodeDefinitionError
 
 _NAMES_MAY_BE_UNKNOWN: Any = {"annotation_format": Format.FORWARDREF} if sys.version_info >= (3, 14) else {}
@@ -50,7 +50,7 @@ def make_init(info: NodeInfo, arguments: Sequence[FieldInfo]) -> Callable[..., N
     The arguments are the fields and `InitVar`s in the order of their declaration.
     """
     cls = info.cls
-    helpers: dict[str, Any] = {"__cls__": cls, "__factory__": FACTORY, "__build__": run_init, "__assign__": assign}
+    helpers: dict[str, Any] = {"__factory__": FACTORY, "__build__": run_init, "__assign__": assign}
     for argument in arguments:
         if not argument.name.isidentifier() or keyword.iskeyword(argument.name):
             raise NodeDefinitionError(
@@ -132,7 +132,8 @@ def _body(info: NodeInfo, me: str, helpers: dict[str, Any]) -> list[str]:
 
 def _storing(info: NodeInfo, me: str, assigning: str, helpers: dict[str, Any]) -> list[str]:
     """The lines that store the flat form directly. If a subclass's `__init__` called this one, they assign instead."""
-    lines = [f"if __type__({me}) is not __cls__: return {assigning}"]
+    # Not a variable with the class: `attrs.define` copies the class and would replace it.
+    lines = [f"if __type__({me}) is not __table__.owner: return {assigning}"]
     helpers.update(__type__=type, __check__=check, __table__=info.table, __Exception__=Exception)
     for field in info.fields:
         if field.converter is not None:
@@ -150,13 +151,7 @@ def _storing(info: NodeInfo, me: str, assigning: str, helpers: dict[str, Any]) -
         helpers["__statics__"] = info.table.empty
     slot: Any = getattr(info.cls, FLAT_FORM_NAME, None)  # A Module has a slot; setting it directly is 10 % faster.
     helpers["__store__"] = object.__setattr__ if slot is None else slot.__set__
-    if slot is None:
-        # A decorator that copies the class with slots, such as attrs.define, replaces `__cls__` too.
-        helpers["__reject__"] = reject_undecorated
-        lines.append(f"try: __store__({me}, {FLAT_FORM_NAME!r}, (({children}), {statics}))")
-        lines.append(f"except AttributeError: __reject__(__type__({me})); raise")
-    else:
-        lines.append(f"__store__({me}, (({children}), {statics}))")
+    lines.append(f"__store__({me}, {'' if slot else f'{FLAT_FORM_NAME!r}, '}(({children}), {statics}))")
     # The first nodes of a class are checked for wrong children.
     return [*lines, f"{'' if info.checks else 'if __table__.to_check: '}__check__({me})"]
 

@@ -188,13 +188,10 @@ def _wrap_init_again(cls: type[Any]) -> bool:
     init: Any = vars(owner)["__init__"]
     if "__node_info__" not in vars(owner) or not isinstance(init, types.FunctionType) or hasattr(init, "__wrapped__"):
         return False
-    if not _GENERATED.isdisjoint(init.__code__.co_freevars):
+    if "__build__" in init.__code__.co_freevars:  # generated
         return False
     owner.__init__ = wrap_init(init)
     return True
-
-
-_GENERATED = frozenset({"__cls__", "__build__"})  # captured by each generated `__init__`
 
 
 def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) -> object:
@@ -392,7 +389,8 @@ def mark_failed(node: Any, error: BaseException) -> None:
 def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
     """A copy with different values in some fields. Converters and checks run, but no constructor."""
     info, (children, statics) = info_of(node), flat_form(node)
-    _reject_unknown(info, changes, info.by_name)
+    if not changes.keys() <= info.by_name.keys():
+        raise _unknown_fields(info, changes, info.by_name)
     new_children, new_statics = list(children), list(statics.values)
     for name, value in changes.items():
         field = info.by_name[name]
@@ -411,7 +409,9 @@ def with_post_init(node: Any, changes: dict[str, Any]) -> Any:
     `dataclasses.replace` also runs it, and all spellings of `replace` must agree.
     """
     info, pair = info_of(node), flat_form(node)
-    _reject_unknown(info, changes, (*info.by_name, *info.init_vars))
+    names = {**info.by_name, **info.init_vars}.keys()
+    if not changes.keys() <= names:
+        raise _unknown_fields(info, changes, names)
     for name, default in info.init_vars.items():
         if changes.get(name, default) is MISSING:
             raise TypeError(
@@ -453,13 +453,12 @@ def _derive(copy: Any, info: NodeInfo, pair: FlatForm, changes: Mapping[str, Any
             )
 
 
-def _reject_unknown(info: NodeInfo, changes: Iterable[str], names: Collection[str]) -> None:
+def _unknown_fields(info: NodeInfo, changes: Iterable[str], names: Collection[str]) -> TypeError:
     wrong = [name for name in changes if name not in names]
-    if wrong:
-        raise TypeError(
-            f"{info.cls.__qualname__} has no field {with_close_matches(wrong, names)}. "
-            f"Its fields: {', '.join(names) or 'none'}.{earlier_class_hint(info.cls)}"
-        )
+    return TypeError(
+        f"{info.cls.__qualname__} has no field {with_close_matches(wrong, names)}. "
+        f"Its fields: {', '.join(names) or 'none'}.{earlier_class_hint(info.cls)}"
+    )
 
 
 def replace(node: T, /, **changes: Any) -> T:

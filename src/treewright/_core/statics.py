@@ -107,6 +107,7 @@ class StaticTable:
     def __post_init__(self) -> None:
         self.keys: tuple[Any, ...] = tuple(map(GetAttrKey, self.children))
         self.to_check = MAX_CHECKED_NODES  # how many more nodes of the class are checked closely
+        self.warned: set[str] = set()  # children with a warning: one for each field
         self.by_value: dict[Hashable, weakref.ref[Statics]] = {}
         self.by_id: dict[Hashable, weakref.ref[Statics]] = {}
         self.in_use: weakref.WeakKeyDictionary[_Combination, weakref.ref[Statics]] = weakref.WeakKeyDictionary()
@@ -177,8 +178,8 @@ class StaticTable:
     def _doubt(self, name: str, value: Any, changing: Any, owner: Owner) -> None:
         """Warn about a mutable object that may be meant as a constant, once for each class."""
         if type(changing) not in self._doubted and can_change_in_place(changing, owner):
-            self._doubted.add(type(changing))
             warn_user(doubt_text(f"{self.owner.__qualname__}.{name}", value, changing), StaticWarning)
+            self._doubted.add(type(changing))  # not if the warning was an error, which must come again
 
     def _remember(self, table: dict[Hashable, weakref.ref[Statics]], key: Hashable, statics: Statics) -> None:
         """Add an entry that lives as long as the statics."""
