@@ -168,7 +168,7 @@ def test_methods_of_nodes_have_public_names_and_docstrings_without_markup(number
 
     for name in [*NODE_METHODS, "replace"]:
         method = getattr(cls, name)
-        assert method.__name__ == name
+        assert method.__name__ == ("replace" if name == "__replace__" else name)
         assert not re.search(r"[`*]|:\n", inspect.getdoc(method) or "`"), name
 
 

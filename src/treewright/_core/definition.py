@@ -5,7 +5,6 @@ import builtins
 import dataclasses
 import difflib
 import inspect
-import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ import typing_extensions
 from treewright._base.functions import foreign_library, is_generated, native_base, slots_of
 from treewright._base.text import annotation_text, is_node_class, short_text, text_with_class, with_article
 from treewright._core.field_checks import has_jax_arrays, options_to_repeat, specifier_text
-from treewright._core.field_views import FieldView, as_view, field_view
+from treewright._core.field_views import ArgumentView, FieldView, as_view, field_view
 from treewright._core.fields import MISSING, options_of, specifier_in, specifier_in_annotation
 from treewright._core.info import FieldInfo, NodeInfo
 from treewright._core.init import Docstring, make_init
@@ -72,22 +71,6 @@ class _Draft(NamedTuple):
     inherited: Mapping[str, Any]  # attributes of the bases in MRO order, without calling descriptors
 
 
-@dataclasses.dataclass(frozen=True)
-class _Argument:
-    """The attribute of an `InitVar` with a default, which `dataclasses` would return for an instance's value."""
-
-    full_name: str
-    default_of_argument: Any
-
-    def __get__(self, node: Any, cls: Any = None) -> Any:
-        if node is None or sys._getframe(1).f_globals.get("__name__") == dataclasses.__name__:  # `dataclasses.replace`
-            return self.default_of_argument
-        raise AttributeError(
-            f"{self.full_name} is an InitVar: an argument of __init__ that instances do not store. Use the parameter "
-            f"of __post_init__, or declare a field."
-        )
-
-
 def make_node_class(cls: Any, options: Mapping[str, bool], *, is_module: bool) -> None:
     """Turn `cls` into a node class in place. After an error it is not registered, and must not be used.
 
@@ -111,14 +94,15 @@ def make_node_class(cls: Any, options: Mapping[str, bool], *, is_module: bool) -
         setattr(cls, field.name, field_view(field, info.table))
     for name, default in info.init_vars.items():
         if name in annotations and not (default is MISSING or hasattr(type(default), "__get__")):
-            setattr(cls, name, _Argument(f"{cls.__qualname__}.{name}", default))
+            setattr(cls, name, ArgumentView(f"{cls.__qualname__}.{name}", default))
     cls.__node_info__, cls.__node_fields__ = info, info.by_name
     if options["init"] and not keeps_init:
         cls.__init__ = make_init(info, arguments)
     elif cls.__init__ is not init:
         cls.__init__ = init
     _install_methods(draft)
-    _warn_of_the_unused(draft, info)
+    _warn_of_post_init(cls, info)
+    _warn_of_mixins(cls, info)
     cls.__doc__ = Docstring(draft.body.get("__doc__"))
     register_once(cls)
 
@@ -278,26 +262,27 @@ def _constant_problem(name: str, value: Any) -> str | None:
     )
 
 
-def _warn_of_the_unused(draft: _Draft, info: NodeInfo) -> None:
-    """Warn of a `__post_init__` that never runs, and of annotated values that are not fields."""
-    cls = draft.cls
-    if info.has_own_init and hasattr(cls, "__post_init__"):
-        used = _names_used(*cls.__mro__[:-1])
-        nodes = [vars(base)["__node_info__"] for base in cls.__mro__[1:] if "__node_info__" in vars(base)]
-        is_reached = "__init__" in used and any(base.runs_post_init for base in nodes)
-        if "__post_init__" not in used and not is_reached:
-            warn_user(
-                f"{cls.__qualname__}.__post_init__ never runs, because only a generated __init__ calls it. Call it at "
-                f"the end of __init__: self.__post_init__()",
-                NodeDefinitionWarning,
-            )
-    known = {base for other in cls.__mro__[1:] if is_node_class(other) for base in other.__mro__}  # warned of before
+def _warn_of_post_init(cls: type[Any], info: NodeInfo) -> None:
+    """Warn of a `__post_init__` that no `__init__` calls: neither a generated one, nor the user's by name."""
+    if not info.has_own_init or not hasattr(cls, "__post_init__"):
+        return
+    used = _names_used(*cls.__mro__[:-1])
+    bases = [vars(base)["__node_info__"] for base in cls.__mro__[1:] if "__node_info__" in vars(base)]
+    is_reached = "__init__" in used and any(base.runs_post_init for base in bases)
+    if "__post_init__" not in used and not is_reached:
+        warn_user(
+            f"{cls.__qualname__}.__post_init__ never runs, because only a generated __init__ calls it. Call it at the "
+            f"end of __init__: self.__post_init__()",
+            NodeDefinitionWarning,
+        )
+
+
+def _warn_of_mixins(cls: type[Any], info: NodeInfo) -> None:
+    """Warn of the annotated values of a base that is neither a node class nor a dataclass: they are not fields."""
+    seen = {base for other in cls.__mro__[1:] if is_node_class(other) for base in other.__mro__}
     for base in cls.__mro__[1:-1]:
-        if (
-            base in known
-            or not {FLAT_FORM_NAME, "__dataclass_fields__"}.isdisjoint(vars(base))
-            or getattr(base, "_is_protocol", False)
-        ):
+        is_dataclass = not {FLAT_FORM_NAME, "__dataclass_fields__"}.isdisjoint(vars(base))
+        if base in seen or is_dataclass or getattr(base, "_is_protocol", False):
             continue
         for name, annotation in typing_extensions.get_annotations(base, format=_FORWARDREF).items():
             value = vars(base).get(name, MISSING)
@@ -335,9 +320,7 @@ def _read_fields(draft: _Draft) -> None:
     for name in draft.annotations:
         base = draft.inherited.get(name)
         if name not in draft.body and hasattr(type(base), "__get__"):  # A property, or a field that keeps its default.
-            default = (
-                base.field.default if isinstance(base, FieldView) else getattr(base, "default_of_argument", MISSING)
-            )
+            default = base.default if isinstance(base, FieldView | ArgumentView) else MISSING
             setattr(cls, name, dataclasses.field(default=default))
     are_frozen = {
         vars(base)["__dataclass_params__"].frozen for base in cls.__mro__ if "__dataclass_params__" in vars(base)

@@ -5,6 +5,7 @@ Tools that decorate or reload a class rebuild the properties and functions that 
 
 import dataclasses
 import sys
+import types
 from collections.abc import Callable
 from typing import Any, Never
 
@@ -16,6 +17,12 @@ from treewright._core.statics import StaticTable
 from treewright.errors import FieldOnClassError, NodeDefinitionError, UnfinishedNodeError
 
 
+def _caller_in_dataclasses() -> types.FrameType | None:
+    """The frame of `dataclasses` if its code reads the attribute whose `__get__` calls this."""
+    frame = sys._getframe(2)
+    return frame if frame.f_globals.get("__name__") == dataclasses.__name__ else None
+
+
 class _Hash:
     """The `__hash__` of `FieldView`, which is not hashable. It also rejects a `@dataclass` on a node class.
 
@@ -25,8 +32,8 @@ class _Hash:
     def __get__(self, view: "FieldView | None", cls: type[Any]) -> Callable[[], Never] | None:
         if view is not None:
             return view.reject_use
-        caller = sys._getframe(1)
-        if caller.f_globals.get("__name__") == dataclasses.__name__:
+        caller = _caller_in_dataclasses()
+        if caller is not None:
             name = getattr(caller.f_locals.get("cls"), "__qualname__", "This class")
             raise NodeDefinitionError(
                 f"{name} is a node class or has one as base, so it is already a dataclass. Remove @dataclass, or "
@@ -49,6 +56,11 @@ class FieldView(property):
         self.field: FieldInfo
         self.table: StaticTable
         self.field, self.table = fget.reads
+
+    @property
+    def default(self) -> Any:
+        """The default of the field, or MISSING."""
+        return self.field.default
 
     def __reduce__(self) -> tuple[Any, ...]:
         reject_dill(self.table.owner)
@@ -82,6 +94,22 @@ class FieldView(property):
             f"have one. Read it on an instance. For a class constant, declare a ClassVar:\n"
             f"  {line.replace('[...]', '')}\n"
             f"For the default: {{field.name: field.default for field in dataclasses.fields({cls})}}[{field.name!r}]"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ArgumentView:
+    """The descriptor of an `InitVar` with a default, which `dataclasses` would return as an instance's value."""
+
+    full_name: str
+    default: Any
+
+    def __get__(self, node: Any, cls: Any = None) -> Any:
+        if node is None or _caller_in_dataclasses() is not None:  # the class, or `dataclasses.replace`
+            return self.default
+        raise AttributeError(
+            f"{self.full_name} is an InitVar: an argument of __init__ that instances do not store. Use the parameter "
+            f"of __post_init__, or declare a field."
         )
 
 

@@ -226,11 +226,6 @@ def replace_method(self: Any, /, **changes: Any) -> Any:
     return replace_fields(self, changes)
 
 
-def replace_for_copy(self: Any, /, **changes: Any) -> Any:
-    """Return a copy with some fields replaced, for the function copy.replace."""
-    return replace_fields(self, changes)
-
-
 # The methods that every node class gets.
 NODE_METHODS: MappingProxyType[str, Any] = MappingProxyType(
     {
@@ -244,11 +239,11 @@ NODE_METHODS: MappingProxyType[str, Any] = MappingProxyType(
         "__copy__": copy,
         "__deepcopy__": deepcopy,
         "__reduce__": reduce,
-        "__replace__": replace_for_copy,
+        "__replace__": replace_method,  # for copy.replace
         "__get_pydantic_core_schema__": classmethod(pydantic_schema),
     }
 )
-for _name, _method in {"replace": replace_method, **NODE_METHODS}.items():
+for _name, _method in {**NODE_METHODS, "replace": replace_method}.items():
     _function: Any = getattr(_method, "__func__", _method)
     _function.__name__ = _name  # `help` prints it. `__qualname__` remains the name under which pickles find it.
     _function.__no_type_check__ = True  # `==` recognises our functions, so beartype must not wrap them.
