@@ -17,9 +17,17 @@ import typing_extensions
 
 from treewright._base.functions import foreign_library, is_generated, native_base, slots_of
 from treewright._base.text import annotation_text, is_node_class, short_text, text_with_class, with_article
-from treewright._core.field_checks import has_jax_arrays, options_to_repeat, specifier_text
+from treewright._core.field_checks import has_jax_arrays
 from treewright._core.field_views import ArgumentView, FieldView, as_view, field_view
-from treewright._core.fields import MISSING, options_of, specifier_in, specifier_in_annotation
+from treewright._core.fields import (
+    MISSING,
+    options_of,
+    options_to_repeat,
+    specifier_in,
+    specifier_in_annotation,
+    specifier_name,
+    specifier_text,
+)
 from treewright._core.info import FieldInfo, NodeInfo
 from treewright._core.init import Docstring, make_init
 from treewright._core.instance import FLAT_FORM_NAME, Unfinished, wrap_init
@@ -206,22 +214,22 @@ def _default_problem(draft: _Draft, name: str, value: Any) -> str | None:
     if type(default) is FieldView:  # `width: int = Other.width`
         default.reject_use()
     specifier = specifier_in(default[0] if type(default) in {tuple, list} and len(default) == 1 else default)
+    if specifier is None and type(default).__hash__ is not None:
+        return None
     declared = f"{name}: {annotation_text(draft.annotations[name], draft.cls)}"
     if specifier is not None:
         return (
             f"has {specifier} as default, but without parentheses or with a comma after them, so it would be a "
             f"leaf.\n  Write {declared} = {specifier}()"
         )
-    is_field = "ClassVar" not in declared and "InitVar" not in declared
-    if type(default).__hash__ is not None or default is MISSING or not is_field:
+    if "ClassVar" in declared or "InitVar" in declared:
         return None
     kind = options_of(value).get("kind", "child") if type(value) is dataclasses.Field else "child"
     shown = "..." if hasattr(default, "dtype") else short_text(default)
     frozen = f"static(default=treewright.freeze({shown}))"
     problem, fix = "that is not hashable, so it can't be static", frozen
     if kind != "static":
-        specifier = "field" if kind == "child" else kind
-        problem, fix = "that all nodes would share", f"{specifier}(default_factory=lambda: {shown})"
+        problem, fix = "that all nodes would share", f"{specifier_name(kind)}(default_factory=lambda: {shown})"
         fix += "" if isinstance(default, jax.Array) else f", or {frozen} for a constant"
     return f"has a default {problem}: {text_with_class(default)}.\n  Write {declared} = {fix}"
 
@@ -425,15 +433,14 @@ def _reject_lost_options(cls: type[Any], info: FieldInfo, base: FieldInfo) -> No
     options = options_to_repeat(base)
     if base.kind == "child" and not options:
         return
-    kind = "field" if base.kind == "child" else base.kind
+    kind = specifier_name(base.kind)
     loss = "turn it into a plain child" if kind != "field" else f"lose its {' and '.join(options)}"
     if kind == "field" and "sharding" in options:
         loss = "store it whole on every device"
-    plain = specifier_text("field", info.default)
+    kept, plain = specifier_text(base.kind, info.default, options), specifier_text("child", info.default)
     raise NodeDefinitionError(
         f"{cls.__qualname__}.{info.name} redeclares a {kind}() field without {kind}(), which would {loss}.\n"
-        f"  Write {info.name}: {annotation_text(info.type, cls)} = {specifier_text(kind, info.default, options)}, or "
-        f"{plain} for a plain child."
+        f"  Write {info.name}: {annotation_text(info.type, cls)} = {kept}, or {plain} for a plain child."
     )
 
 

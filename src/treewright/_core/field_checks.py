@@ -25,6 +25,7 @@ from treewright._base.functions import (
 )
 from treewright._base.jax_private import jax_trees
 from treewright._base.text import annotation_text, function_text, short_text, text, text_with_class, with_article
+from treewright._core.fields import specifier_text
 from treewright.errors import ChildWarning, NodeInitError, StaticFieldError, warn_user
 
 # Statics
@@ -366,25 +367,6 @@ def _child_problem(cls: type[Any], field: Any, value: Any) -> str | None:
 def _static_line(cls: type[Any], field: Any) -> str:
     """The declaration of a child as a static."""
     return f"{field.name}: {annotation_text(field.type, cls)} = {specifier_text('static', field.default)}"
-
-
-def specifier_text(specifier: str, default: Any, options: Mapping[str, Any] = types.MappingProxyType({})) -> str:
-    """The call of a specifier as a user writes it: `static(default=3)`, with dots in place of a function."""
-    arguments = {**({} if default is dataclasses.MISSING else {"default": default}), **options}
-    shown = [f"{name}={'...' if callable(value) else short_text(value)}" for name, value in arguments.items()]
-    return f"{'field' if specifier == 'child' else specifier}({', '.join(shown)})"
-
-
-def options_to_repeat(field: Any) -> dict[str, Any]:
-    """The options of a field's specifier that differ from the default, which a subclass has to repeat."""
-    options = {"converter": None, "sharding": None, "stack": None, "identity": False, "local": False}
-    options |= {"init": True, "repr": True}
-    changed = {name: getattr(field, name) for name, default in options.items() if getattr(field, name) is not default}
-    if not field.equal:
-        changed["compare"] = False
-    if field.hash is not field.equal:
-        changed["hash"] = field.hash
-    return changed
 
 
 def add_static_hint(error: TypeError, node: Any) -> None:

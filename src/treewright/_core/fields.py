@@ -114,13 +114,36 @@ def specifier_in_annotation(annotation: Any, cls: type[Any]) -> str | None:
 def specifier_in(value: Any) -> str | None:
     """The name of a specifier, found as a function, its result, or another library's `Static[...]`; None otherwise."""
     if type(value) is dataclasses.Field:
-        kind: str = options_of(value).get("kind", "child")
-        return "field" if kind == "child" else kind
+        return specifier_name(options_of(value).get("kind", "child"))
     if isinstance(value, types.FunctionType) and value in _SPECIFIERS:
         return value.__name__
     if isinstance(value, str) and value in _MARKS_IN_ANNOTATIONS:
         return "static"
     return next(filter(None, map(specifier_in, typing.get_args(value))), None)
+
+
+def specifier_name(kind: str) -> str:
+    """The name of the specifier that declares a field of this kind."""
+    return "field" if kind == "child" else kind
+
+
+def specifier_text(kind: str, default: Any, options: Mapping[str, Any] = types.MappingProxyType({})) -> str:
+    """The call of a specifier as a user writes it: `static(default=3)`, with dots in place of a function."""
+    arguments = {**({} if default is MISSING else {"default": default}), **options}
+    shown = [f"{name}={'...' if callable(value) else short_text(value)}" for name, value in arguments.items()]
+    return f"{specifier_name(kind)}({', '.join(shown)})"
+
+
+def options_to_repeat(field: Any) -> dict[str, Any]:
+    """The options of a field's specifier that differ from the default, which a subclass has to repeat."""
+    options = {"converter": None, "sharding": None, "stack": None, "identity": False, "local": False}
+    options |= {"init": True, "repr": True}
+    changed = {name: getattr(field, name) for name, default in options.items() if getattr(field, name) is not default}
+    if not field.equal:
+        changed["compare"] = False
+    if field.hash is not field.equal:
+        changed["hash"] = field.hash
+    return changed
 
 
 def _reject_marks(specifier: Any) -> Any:
