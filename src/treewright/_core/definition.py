@@ -63,6 +63,7 @@ _NEVER_OVERRIDDEN = MappingProxyType(
 _FORWARDREF: Any = typing_extensions.Format.FORWARDREF
 # The names of all methods of Python's built-in classes.
 _PYTHONS_NAMES = frozenset([name for cls in vars(builtins).values() if isinstance(cls, type) for name in dir(cls)])
+_DECLARING = frozenset({FLAT_FORM_NAME, "__dataclass_fields__"})  # A class with one of them declares fields.
 _HOOKS = ("__init__", "__post_init__", "__check_init__")
 # `w = jax.Array`, with `=` in place of `:`. Other classes are constants: `dtype = jnp.float32`, `norm_class = Norm`.
 _TYPES_OF_LEAVES = frozenset({jax.Array, np.ndarray, bool, int, float, complex, str})
@@ -287,10 +288,10 @@ def _warn_of_post_init(cls: type[Any], info: NodeInfo) -> None:
 
 def _warn_of_mixins(cls: type[Any], info: NodeInfo) -> None:
     """Warn of the annotated values of a base that is neither a node class nor a dataclass: they are not fields."""
-    seen = {base for other in cls.__mro__[1:] if is_node_class(other) for base in other.__mro__}
-    for base in cls.__mro__[1:-1]:
-        is_dataclass = not {FLAT_FORM_NAME, "__dataclass_fields__"}.isdisjoint(vars(base))
-        if base in seen or is_dataclass or getattr(base, "_is_protocol", False):
+    others = [base for base in cls.__mro__[1:-1] if _DECLARING.isdisjoint(vars(base))]
+    seen = {base for other in cls.__mro__[1:] if others and is_node_class(other) for base in other.__mro__}
+    for base in others:
+        if base in seen or getattr(base, "_is_protocol", False):
             continue
         for name, annotation in typing_extensions.get_annotations(base, format=_FORWARDREF).items():
             value = vars(base).get(name, MISSING)
@@ -360,12 +361,12 @@ def _node_info(draft: _Draft, *, keeps_init: bool) -> tuple[NodeInfo, list[Field
     for field_ in cls.__dataclass_fields__.values():
         if field_._field_type not in {_FIELD, _INIT_VAR}:
             continue
-        info = _field_info(draft, field_)
+        info = _field_info(draft, field_, (len(children), len(statics)))
         if field_._field_type is _INIT_VAR:
             init_vars[info.name] = info.default
         else:
             side = statics if info.is_static else children
-            if info.index != len(side):
+            if info.index != len(side):  # inherited, after other fields
                 info = dataclasses.replace(info, index=len(side))
             side.append(info)
         arguments.append(info)
@@ -392,8 +393,11 @@ def _node_info(draft: _Draft, *, keeps_init: bool) -> tuple[NodeInfo, list[Field
     return node_spec, arguments
 
 
-def _field_info(draft: _Draft, field_: Any) -> FieldInfo:
-    """The description of a field or an InitVar, taken from a base node class if it is inherited."""
+def _field_info(draft: _Draft, field_: Any, next_indices: tuple[int, int]) -> FieldInfo:
+    """The description of a field or an InitVar, taken from a base node class if it is inherited.
+
+    The indices are those of the next child and the next static.
+    """
     cls, name = draft.cls, field_.name
     # The annotation is read in the class that contains it: this one, or a base dataclass that is not a node.
     owners = (base for base in reversed(cls.__mro__) if vars(base).get("__dataclass_fields__", {}).get(name) is field_)
@@ -419,9 +423,16 @@ def _field_info(draft: _Draft, field_: Any) -> FieldInfo:
     copied = ("type", "init", "repr", "kw_only", "default", "default_factory")
     values |= {attribute: getattr(field_, attribute) for attribute in copied}
     hashed = field_.compare if field_.hash is None else field_.hash
-    values["is_static"] = values.get("kind") == "static"
-    values["set_only_in_post_init"] = not field_.init and field_.default is field_.default_factory is MISSING
-    info = FieldInfo(name=name, index=0, equal=field_.compare, hash=hashed, **values)
+    is_static = values.get("kind") == "static"
+    info = FieldInfo(
+        name=name,
+        index=next_indices[is_static],
+        equal=field_.compare,
+        hash=hashed,
+        is_static=is_static,
+        set_only_in_post_init=not field_.init and field_.default is field_.default_factory is MISSING,
+        **values,
+    )
     view = draft.inherited.get(name)
     if isinstance(view, FieldView) and name in draft.annotations and not options:
         _reject_lost_options(cls, info, view.field)
