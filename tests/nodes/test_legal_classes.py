@@ -76,6 +76,19 @@ IDIOMS = {
     "a private helper named like a hook": ("def _init_(self): return self.x", "a._init_() == 2.0"),
     "a private check": ("def _check_init_(self): return self.x", "a._check_init_() == 2.0"),
     "a mangled helper that is called": ("def __init(self): return 2\ndef f(self): return self.__init()", "a.f() == 2"),
+    "a mangled helper of __post_init__": (
+        "n: Any = 0\ndef __post_init__(self): self.__post_init()\ndef __post_init(self): self.n = 2",
+        "a.n == 2",
+    ),
+    "a mangled helper in a comprehension": (
+        "def __init(self, i): return i\ndef f(self): return [self.__init(i) for i in range(2)]",
+        "a.f() == [0, 1]",
+    ),
+    "a mangled helper with a longer name": ("def __init_w(self): return 2", "a.x == 2.0"),
+    "special names of another library": (
+        "def __host_init__(self): return 1\ndef __unit__(self): return 2\ndef __finite__(self): return 3",
+        "a.__host_init__() == 1",
+    ),
     "special methods": ("def __len__(self): return 3\ndef __int__(self): return 4", "(len(a), int(a)) == (3, 4)"),
     "a protocol of jax": ("def __jax_array__(self): return jnp.asarray(self.x)", "float(jnp.add(a, 1)) == 3.0"),
     "an iterator": ("def __iter__(self):\n yield self.x", "list(a) == [2.0]"),
@@ -184,7 +197,7 @@ REJECTED = {
             rf"never runs\. Did you mean {hook}\?",
         )
         for name, hook in {
-            **dict.fromkeys(("__inti__", "__initi__", "__ini__", "__init"), "__init__"),
+            **dict.fromkeys(("__inti__", "__intit__", "__initi__", "__ini__", "__init"), "__init__"),
             **dict.fromkeys(
                 ("__post_inti__", "__postinit__", "__post_int__", "__postinit", "__post__init__"), "__post_init__"
             ),

@@ -7,7 +7,7 @@ import difflib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -178,30 +178,37 @@ def _name_problem(draft: _Draft, name: str, function: Any) -> str | None:
     """Why a function never runs: its name is close to a hook's, but Python, we and the class itself never call it."""
     if not isinstance(function, types.FunctionType):
         return None
-    bare = name.removeprefix(f"_{draft.cls.__name__.lstrip('_')}")  # Python adds it to names like `__check_init`.
     if name in _HOOKS:
         is_lazy = inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function)
-        return (
-            "is a generator or coroutine, so its body would never run. Remove yield, async and await"
-            if is_lazy
-            else None
-        )
-    if name == "__int__" and function.__code__.co_argcount > 1:
-        bare = "__ini__"
-    elif not bare.startswith("__") or name in _PYTHONS_NAMES or name in _names_used(draft.cls):
+        problem = "is a generator or coroutine, so its body would never run. Remove yield, async and await"
+        return problem if is_lazy else None
+    is_init = name == "__int__" and function.__code__.co_argcount > 1
+    written = name.removeprefix(f"_{draft.cls.__name__.lstrip('_')}")  # Python adds it to names like `__check_init`.
+    if not written.startswith("__") or (name in _PYTHONS_NAMES and not is_init):
         return None
-    close = difflib.get_close_matches(f"__{bare.strip('_')}__", _HOOKS, 1, 0.85)
-    return f"never runs. Did you mean {close[0]}? Write def {close[0]}(self, ...)" if close else None
+    hook = next((hook for hook in _HOOKS if _is_misspelt(written, hook)), None)
+    if hook is None or name in _names_used(vars(draft.cls).values()):
+        return None
+    return f"never runs. Did you mean {hook}? Write def {hook}(self, ...)"
 
 
-def _names_used(*classes: type[Any]) -> set[str]:
-    """The names that the functions of classes use, except in `__post_init__`, which may call that of a base."""
-    functions = [value for cls in classes for name, value in vars(cls).items() if name != "__post_init__"]
+def _is_misspelt(name: str, hook: str) -> bool:
+    """Whether a name was probably meant to be a hook's. One that ends without underscores may be a private helper's."""
+    if not name.endswith("__"):
+        return name.replace("_", "") == hook.replace("_", "")
+    bare, intended = name.strip("_"), hook.strip("_")
+    is_close = sorted(bare) == sorted(intended) or difflib.SequenceMatcher(None, bare, intended).ratio() > 0.85
+    return bare[:1] == intended[0] and is_close
+
+
+def _names_used(values: Iterable[Any]) -> set[str]:
+    """The names that functions use, also in the functions inside them."""
+    queue = [getattr(_function_of(value), "__code__", None) for value in values]
     used: set[str] = set()
-    for value in functions:
-        function = _function_of(value)
-        if isinstance(function, types.FunctionType):
-            used.update(function.__code__.co_names)
+    for code in queue:  # It grows.
+        if isinstance(code, types.CodeType):
+            used.update(code.co_names)
+            queue += code.co_consts
     return used
 
 
@@ -275,7 +282,9 @@ def _warn_of_post_init(cls: type[Any], info: NodeInfo) -> None:
     """Warn of a `__post_init__` that no `__init__` calls: neither a generated one, nor the user's by name."""
     if not info.has_own_init or not hasattr(cls, "__post_init__"):
         return
-    used = _names_used(*cls.__mro__[:-1])
+    # The `__post_init__` of a class may call that of a base.
+    methods = [value for base in cls.__mro__[:-1] for name, value in vars(base).items() if name != "__post_init__"]
+    used = _names_used(methods)
     bases = [vars(base)["__node_info__"] for base in cls.__mro__[1:] if "__node_info__" in vars(base)]
     is_reached = "__init__" in used and any(base.runs_post_init for base in bases)
     if "__post_init__" not in used and not is_reached:
