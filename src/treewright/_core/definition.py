@@ -17,7 +17,7 @@ import typing_extensions
 
 from treewright._base.functions import foreign_library, is_generated, native_base, slots_of
 from treewright._base.text import annotation_text, is_node_class, short_text, text_with_class, with_article
-from treewright._core.field_checks import has_jax_arrays
+from treewright._core.field_checks import has_jax_arrays, reject_field_on_class
 from treewright._core.field_views import ArgumentView, FieldView, as_view, field_view
 from treewright._core.fields import (
     MISSING,
@@ -219,8 +219,7 @@ def _is_special(name: str) -> bool:
 def _default_problem(draft: _Draft, name: str, value: Any) -> str | None:
     """Why the default of a field is wrong: mutable, a specifier that was not called, or a field read on its class."""
     default: Any = value.default if type(value) is dataclasses.Field else value
-    if type(default) is FieldView:  # `width: int = Other.width`
-        default.reject_use()
+    reject_field_on_class(default)
     specifier = specifier_in(default[0] if type(default) in {tuple, list} and len(default) == 1 else default)
     if specifier is None and type(default).__hash__ is not None:
         return None

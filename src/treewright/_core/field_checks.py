@@ -192,8 +192,7 @@ def has_jax_arrays(value: Any) -> bool:
 def rejection(cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, NoExactKeyError]) -> StaticFieldError:
     """The error for the static fields of a new node that have a problem: the first in full, the others by name."""
     (name, problem), *others = problems.items()
-    if hasattr(type(problem.value), "reject_use"):  # a field that was read on its class
-        problem.value.reject_use()
+    reject_field_on_class(problem.value)
     lines = [
         _found(f"{cls.__qualname__}.{name}", values[name], problem),
         problem.consequence,
@@ -299,6 +298,13 @@ def why_it_can_change(value: Any) -> str:
     )
 
 
+def reject_field_on_class(value: Any) -> None:
+    """Raise if a value is a field that was read on its class: `Dense(width=Other.width)`."""
+    reject_use: Any = getattr(value, "reject_use", None) if isinstance(value, property) else None  # a FieldView's
+    if reject_use is not None:
+        reject_use()
+
+
 # Children
 
 # Only the first nodes of each class are checked: checking all makes nodes with 8 children 20 % slower to create.
@@ -321,8 +327,7 @@ def check_fields(node: Any) -> None:
     for field, value in zip((*info.children, *info.statics), (*children, *statics.values), strict=True):
         if type(value) in _COMMON or isinstance(value, jax.Array):
             continue
-        if hasattr(type(value), "reject_use"):  # a field that was read on its class
-            value.reject_use()
+        reject_field_on_class(value)
         if isinstance(value, dataclasses.Field):
             raise NodeInitError(
                 f"{type(node).__qualname__}.{field.name} was assigned a field marker, such as static(), which would be "
