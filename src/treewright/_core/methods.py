@@ -17,7 +17,7 @@ from jax.core import Tracer
 from treewright._base.functions import NodeMethod
 from treewright._base.jax_private import GetAttrKey, Path, jax_trees, numbers_of, path_text
 from treewright._base.text import array_text, is_node_class, node_repr, short_text, text, with_article
-from treewright._core.field_checks import NoExactKeyError, add_static_hint
+from treewright._core.field_checks import MAX_CHECKED_NODES, NoExactKeyError, add_static_hint
 from treewright._core.field_views import restore_views
 from treewright._core.info import FieldInfo, NodeInfo, info_of
 from treewright._core.instance import (
@@ -352,10 +352,13 @@ class BoundMethod(NodeMethod):
 
 
 def restore_class(info: NodeInfo) -> None:
-    """Restore the views and methods that a tool replaced since the class was defined, by plain properties or functions.
+    """Before the first node, restore the views and methods that a tool replaced by plain properties or functions.
 
-    Tools such as beartype do so when the class statement ends. Without a metaclass, nothing runs then.
+    Tools such as beartype do so when the class statement ends. Without a metaclass, nothing runs then. When autoreload
+    changes a class, its next node is the first with the new `NodeInfo`.
     """
+    if info.table.to_check < MAX_CHECKED_NODES:
+        return
     restore_views(info)
     for base in info.cls.__mro__:
         if "__node_info__" in vars(base):
