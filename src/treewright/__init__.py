@@ -126,13 +126,17 @@ else:
             return import_module(f"treewright.{name}")
         home = next((module for module, names in homes.items() if name in names), None)
         if home is None:
+            import sys
             from difflib import get_close_matches
 
             from treewright._names_elsewhere import INSTEAD
 
             if name in INSTEAD:
-                # `from treewright import tree_at` would replace the text of an AttributeError by its own.
-                raise ImportError(f"treewright has no {name}. Write {INSTEAD[name]}.", name=__name__)
+                problem = f"treewright has no {name}. Write {INSTEAD[name]}."
+                # `hasattr` needs an AttributeError, but `from treewright import tree_at` would replace its text.
+                if sys._getframe(1).f_code.co_name == "_handle_fromlist":
+                    raise ImportError(problem, name=__name__)
+                raise AttributeError(problem, name=None, obj=None)
             close = get_close_matches(name, __all__, 1)
             hint = f" (did you mean {close[0]}?)" if close else ""
             # Without name= and obj=, Python would add the same suggestion again.

@@ -418,7 +418,8 @@ def _update_problem(state: TrainState[Any], inputs: tuple[Any, Any], outputs: tu
         return (
             f"tx.update returned the gradients of {', '.join(raw)} unchanged, so they would be added to params. "
             f"optax.masked does that with what its mask excludes. To freeze it: optax.partition({{True: tx, False: "
-            f"optax.set_to_zero()}}, labels), with True for the parameters to train."
+            f"optax.set_to_zero()}}, labels), with True for the parameters to train. To add them, as in gradient "
+            f"ascent: optax.scale(1.0)."
         )
     changed = [d for d in _structure_differences("opt_state", state.opt_state, opt_state) if d.kind == "shape"]
     if not changed:

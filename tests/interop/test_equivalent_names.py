@@ -118,7 +118,10 @@ def test_the_names_in_the_column_here_exist(page: str) -> None:
 @pytest.mark.parametrize("name", ["tree_at", "filter_jit", "tree_serialise_leaves", "static_field", "nn", "PyTreeNode"])
 def test_importing_a_name_of_another_library_says_what_to_write(name: str) -> None:
     with pytest.raises(ImportError, match=rf"^treewright has no {name}\. Write .+\.$"):
+        exec(f"from treewright import {name}")
+    with pytest.raises(AttributeError, match=rf"^treewright has no {name}\. Write .+\.$"):
         getattr(treewright, name)
+    assert not hasattr(treewright, name)
 
 
 def test_no_public_name_has_a_replacement_and_those_of_equinox_are_on_its_page() -> None:

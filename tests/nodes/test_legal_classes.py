@@ -59,6 +59,7 @@ IDIOMS = {
     "a string": ("kind = 'dense'", "A.kind == 'dense'"),
     "a tuple": ("SHAPE = (2, 3)", "A.SHAPE == (2, 3)"),
     "a dtype": ("dtype = jnp.float32", "A.dtype is jnp.float32"),
+    "a type of numbers": ("dtype = float", "A.dtype is float"),
     "a class to create": ("inner_class = dict", "A.inner_class is dict"),
     "an alias of a type": ("Shape = tuple[int, ...]", "A.Shape == tuple[int, ...]"),
     "a nested class": ("class Config:\n width = 3", "A.Config.width == 3"),
@@ -185,7 +186,6 @@ REJECTED = {
         "class A(Module):\n w = jax.Array",
         r"A\.w is the class jax\.Array, not a field\.\n  Write w: jax\.Array",
     ),
-    "a type of numbers": ("class A(Module):\n w = float", r"A\.w is the class float, not a field\.\n  Write w: float"),
     "a static in quotes": ("class A(Module):\n n: 'int = static()'", r"A\.n has static in its annotation"),
     "a generator": (
         "class A(Module):\n x: float\n def __post_init__(self):\n  yield",

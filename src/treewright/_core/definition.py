@@ -21,6 +21,7 @@ from treewright._core.field_checks import has_jax_arrays, reject_field_on_class
 from treewright._core.field_views import ArgumentView, FieldView, as_view, field_view
 from treewright._core.fields import (
     MISSING,
+    defaults_of,
     options_of,
     options_to_repeat,
     specifier_in,
@@ -65,8 +66,6 @@ _FORWARDREF: Any = typing_extensions.Format.FORWARDREF
 _PYTHONS_NAMES = frozenset([name for cls in vars(builtins).values() if isinstance(cls, type) for name in dir(cls)])
 _DECLARING = frozenset({FLAT_FORM_NAME, "__dataclass_fields__"})  # A class with one of them declares fields.
 _HOOKS = ("__init__", "__post_init__", "__check_init__")
-# `w = jax.Array`, with `=` in place of `:`. Other classes are constants: `dtype = jnp.float32`, `norm_class = Norm`.
-_TYPES_OF_LEAVES = frozenset({jax.Array, np.ndarray, bool, int, float, complex, str})
 
 
 class _Draft(NamedTuple):
@@ -248,7 +247,11 @@ def _hiding_problem(draft: _Draft, name: str, value: Any) -> str | None:
         return None
     field = hidden.field
     options = options_to_repeat(field)
-    call = specifier_text(field.kind, value, options) if options or field.kind != "child" else short_text(value)
+    call = (
+        specifier_text(field.kind, {"default": value} | options)
+        if options or field.kind != "child"
+        else short_text(value)
+    )
     line = f"{name}: {annotation_text(field.type, draft.cls)} = {call}"
     fix = f"For a new default, repeat the annotation:\n  {line}\nFor a constant, write {name}: ClassVar = ..."
     if hasattr(type(value), "__get__"):
@@ -261,8 +264,8 @@ def _constant_problem(name: str, value: Any) -> str | None:
 
     Everything else is a class constant, as in Python: numbers, functions, registries, lookup tables, numpy arrays.
     """
-    if isinstance(value, type) and value in _TYPES_OF_LEAVES:
-        text = "jax.Array" if value is jax.Array else value.__name__
+    if value is jax.Array or value is np.ndarray:  # with `=` in place of `:`; `dtype = float` may be a constant
+        text = "jax.Array" if value is jax.Array else "np.ndarray"
         return (
             f"is the class {text}, not a field.\n  Write {name}: {text}, or {name}: ClassVar = {text} for a constant."
         )
@@ -456,7 +459,8 @@ def _reject_lost_options(cls: type[Any], info: FieldInfo, base: FieldInfo) -> No
     loss = "turn it into a plain child" if kind != "field" else f"lose its {' and '.join(options)}"
     if kind == "field" and "sharding" in options:
         loss = "store it whole on every device"
-    kept, plain = specifier_text(base.kind, info.default, options), specifier_text("child", info.default)
+    defaults = defaults_of(info)
+    kept, plain = specifier_text(base.kind, defaults | options), specifier_text("child", defaults)
     raise NodeDefinitionError(
         f"{cls.__qualname__}.{info.name} redeclares a {kind}() field without {kind}(), which would {loss}.\n"
         f"  Write {info.name}: {annotation_text(info.type, cls)} = {kept}, or {plain} for a plain child."

@@ -25,7 +25,7 @@ from treewright._base.functions import (
 )
 from treewright._base.jax_private import jax_trees
 from treewright._base.text import annotation_text, function_text, short_text, text, text_with_class, with_article
-from treewright._core.fields import specifier_text
+from treewright._core.fields import defaults_of, specifier_text
 from treewright.errors import ChildWarning, NodeInitError, StaticFieldError, warn_user
 
 # Statics
@@ -116,6 +116,8 @@ def _fix(value: Any) -> tuple[str, bool]:
     cls: Any = type(value)
     if isinstance(value, np.ndarray) and value.dtype.hasobject:
         return "treewright.freeze(array.tolist()), for a constant table", False
+    if isinstance(value, collections.abc.MappingView):
+        return "a tuple", False
     names = [(str(base.__module__).partition(".")[0], base.__name__) for base in cls.__mro__]
     known = [_FIXES[name] for name in names if name in _FIXES]
     if known:
@@ -214,8 +216,8 @@ def _found(full_name: str, value: Any, problem: NoExactKeyError) -> str:
 
 
 def _fixes(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> list[str]:
-    """The fixes; empty if there is none. Fields of our own classes can't be declared differently."""
-    is_own, can_be_child = cls.__module__.partition(".")[0] == "treewright", problem.can_be_child
+    """The fixes; empty if there is none."""
+    is_own, can_be_child = _is_ours(cls), problem.can_be_child
     declared = f"  {name}: ... = static("
     if isinstance(problem, ArraysReachedError) and problem.value is not value:
         fixes, can_be_child = [_fix_for_reached(value, problem)], can_be_child and isinstance(value, METHOD_TYPES)
@@ -228,6 +230,11 @@ def _fixes(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> l
     if can_be_child and not is_own:
         fixes.append(f"{'Or make' if fixes else 'Make'} {name} a child: remove static().")
     return fixes
+
+
+def _is_ours(cls: type[Any]) -> bool:
+    """Whether a class is one of this package, whose fields a user can't declare differently."""
+    return cls.__module__.partition(".")[0] == "treewright"
 
 
 def _fix_for_reached(value: Any, problem: ArraysReachedError) -> str:
@@ -262,25 +269,32 @@ def can_change_in_place(value: Any, owner: str | None) -> bool:
     if not isinstance(value, MUTABLE):
         return is_assignable(value)
     is_frozen = isinstance(value, np.ndarray) and not value.flags.writeable
-    return owner == "user" and not is_frozen and not isinstance(value, (jax.Array, jax.Ref, *_GENERATORS))
+    return owner == "user" and not is_frozen and not isinstance(value, jax.Array | jax.Ref)
 
 
-def doubt_text(full_name: str, value: Any, changing: Any) -> str:
+def doubt_text(owner: type[Any], name: str, value: Any, changing: Any) -> str:
     """The warning for a static that holds an object or a container that can change without a retrace."""
+    full_name = f"{owner.__qualname__}.{name}"
     inside = "" if changing is value else f", inside {text_with_class(value)}"
-    declared = f"If it is meant to change, declare:\n  {full_name.rpartition('.')[2]}: ... = static(identity=True)"
+    declared = f"\nIf it is meant to change, declare:\n  {name}: ... = static(identity=True)"
+    declared = "" if _is_ours(owner) else declared
     if isinstance(changing, MUTABLE):
         return (
             f"{full_name} is static and holds {text_with_class(changing)}{inside}, which can change in place. jit "
             f"compares it by identity: it ignores later changes.\n"
-            f"If it is constant, use {_fix(changing)[0]}.\n{declared}"
+            f"{_instead(problem_of(changing), 'If it is constant, use')}.{declared}"
         )
     cls = type(changing).__name__
     return (
         f"{full_name} is static and holds {text_with_class(changing)}{inside}, whose attributes can be assigned. jit "
         f"ignores later assignments, and {'may retrace' if has_author(type(changing)) else 'retraces'} for a different "
-        f"{cls}.\nIf it contains settings, freeze its class:\n  @dataclass(frozen=True)\n  class {cls}: ...\n{declared}"
+        f"{cls}.\nIf it contains settings, freeze its class:\n  @dataclass(frozen=True)\n  class {cls}: ...{declared}"
     )
+
+
+def _instead(problem: NoExactKeyError, use: str) -> str:
+    """What to write instead of a value that can change."""
+    return "Pass the values that it returns as arguments" if problem.fix is IDENTITY else f"{use} {problem.fix}"
 
 
 def why_it_can_change(value: Any) -> str:
@@ -288,8 +302,7 @@ def why_it_can_change(value: Any) -> str:
     cls: Any = type(value)
     if isinstance(value, MUTABLE) or cls.__hash__ is None or foreign_library(cls) == "nnx":
         problem = problem_of(value)
-        fix = "Pass the values that it returns as arguments" if problem.fix is IDENTITY else f"Use {problem.fix}"
-        return f"{problem.description}. {fix}."
+        return f"{problem.description}. {_instead(problem, 'Use')}."
     if has_author(cls) or not is_assignable(value):
         return ""
     return (
@@ -371,7 +384,7 @@ def _child_problem(cls: type[Any], field: Any, value: Any) -> str | None:
 
 def _static_line(cls: type[Any], field: Any) -> str:
     """The declaration of a child as a static."""
-    return f"{field.name}: {annotation_text(field.type, cls)} = {specifier_text('static', field.default)}"
+    return f"{field.name}: {annotation_text(field.type, cls)} = {specifier_text('static', defaults_of(field))}"
 
 
 def add_static_hint(error: TypeError, node: Any) -> None:

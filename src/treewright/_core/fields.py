@@ -127,11 +127,16 @@ def specifier_name(kind: str) -> str:
     return "field" if kind == "child" else kind
 
 
-def specifier_text(kind: str, default: Any, options: Mapping[str, Any] = types.MappingProxyType({})) -> str:
+def specifier_text(kind: str, arguments: Mapping[str, Any]) -> str:
     """The call of a specifier as a user writes it: `static(default=3)`, with dots in place of a function."""
-    arguments = {**({} if default is MISSING else {"default": default}), **options}
     shown = [f"{name}={'...' if callable(value) else short_text(value)}" for name, value in arguments.items()]
     return f"{specifier_name(kind)}({', '.join(shown)})"
+
+
+def defaults_of(field: Any) -> dict[str, Any]:
+    """The default or the factory of a field, by the name of the option; empty if it has neither."""
+    options = {name: getattr(field, name) for name in ("default", "default_factory")}
+    return {name: value for name, value in options.items() if value is not MISSING}
 
 
 def options_to_repeat(field: Any) -> dict[str, Any]:

@@ -178,7 +178,7 @@ class StaticTable:
     def _doubt(self, name: str, value: Any, changing: Any, owner: Owner) -> None:
         """Warn about a mutable object that may be meant as a constant, once for each class."""
         if type(changing) not in self._doubted and can_change_in_place(changing, owner):
-            warn_user(doubt_text(f"{self.owner.__qualname__}.{name}", value, changing), StaticWarning)
+            warn_user(doubt_text(self.owner, name, value, changing), StaticWarning)
             self._doubted.add(type(changing))  # not if the warning was an error, which must come again
 
     def _remember(self, table: dict[Hashable, weakref.ref[Statics]], key: Hashable, statics: Statics) -> None:
