@@ -126,7 +126,7 @@ def donated() -> Any:
         (np.zeros(2, [("a", "f4")]), "has the dtype [('a', '<f4')], which can't be saved"),
         (np.zeros(2, "M8[s]"), "has the dtype datetime64[s], which can't be saved"),
         (np.zeros(2, ">f4"), "has the dtype >f4, whose byte order differs from this machine's"),
-        (np.ma.masked_array([1]), "not an array or a number"),
+        (np.ma.masked_array([1]), "is MaskedArray i64[1](numpy). Save its .data and .mask"),
         (jax.ShapeDtypeStruct((2,), jnp.float32), "is ShapeDtypeStruct"),  # type: ignore[no-untyped-call]
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else None,

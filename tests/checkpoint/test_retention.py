@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import shutil
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import pytest
 
 from tests.checkpoint.engines import assert_same
 from tests.checkpoint.runs import LIKE, TREE, hold_commits, saved
-from treewright.checkpoint import CheckpointManager
+from treewright.checkpoint import CheckpointManager, folder
 from treewright.checkpoint.retention import Retention
 from treewright.errors import CheckpointError, CheckpointWarning
 
@@ -30,8 +31,8 @@ pytestmark = pytest.mark.slow
 ocp: Any = pytest.importorskip("orbax.checkpoint")
 
 
-def with_losses(folder: Path, steps: Sequence[int], losses: Sequence[float], **options: Any) -> CheckpointManager:
-    manager = CheckpointManager(folder / "run", **options)
+def with_losses(directory: Path, steps: Sequence[int], losses: Sequence[float], **options: Any) -> CheckpointManager:
+    manager = CheckpointManager(directory / "run", **options)
     for step, loss in itertools.zip_longest(steps, losses):
         manager.save(step, TREE, metrics={"loss": loss})
     manager.wait()
@@ -269,6 +270,11 @@ def test_a_save_on_a_closed_manager_is_rejected(tmp_path: Path) -> None:
         pass
     with pytest.raises(CheckpointError, match=r"Step 2 can't be saved, because this manager of .* is closed\. Save"):
         manager.save(2, TREE)
+    with (
+        pytest.raises(CheckpointError, match=r"The manager of .* is closed\. Create a new CheckpointManager\."),
+        manager,
+    ):
+        pass
     assert manager.restore(like=LIKE)["x"].tolist() == [1, 1]
 
 
@@ -345,6 +351,29 @@ def test_retention_holds_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.
                 with contextlib.suppress(KeyboardInterrupt):
                     manager.save(step, TREE)
     assert manager.all_steps() == (6, 7)
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="Windows has no signals to threads")
+def test_ctrl_c_during_a_wait_loses_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flush, begun = folder._flush_step, threading.Event()
+
+    def slow(path: Path) -> None:
+        begun.set()
+        time.sleep(0.3)
+        flush(path)
+
+    def interrupt() -> None:
+        begun.wait()
+        signal.pthread_kill(main.ident or 0, signal.SIGINT)
+
+    main = threading.main_thread()
+    monkeypatch.setattr(folder, "_flush_step", slow)
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, TREE)
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            manager.wait()
+    assert manager.all_steps() == (1,)
 
 
 def test_an_incomplete_folder_listing_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,7 @@ def test_invalid_markers_are_rejected(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(failed=3)
     result.stdout.fnmatch_lines(
         [
-            "@pytest.mark.max_traces() is invalid: *limit*. Write, for example, @pytest.mark.max_traces(1).",
+            "@pytest.mark.max_traces() is invalid: max_traces() *limit*. Write, for example, @pytest.mark.max_t*(1).",
             "@pytest.mark.max_traces(1, name='step') is invalid: *name*",
             "@pytest.mark.max_traces(-1) is invalid: *can't be negative, got -1. 0 allows none. Write, for example, *",
         ]

@@ -93,6 +93,8 @@ def form_of(leaf: Any, *, abstract: bool = False) -> Form:
     if isinstance(leaf, np.generic):
         return Form("numpy scalar", (), _dtype_name(leaf.dtype))
     shown = cut_text(text(leaf), 60)
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise UnsupportedLeafError(f"is {cls.__name__} {shown}. Save its .data and .mask")
     raise UnsupportedLeafError(f"is {cls.__name__} {shown}, {NOT_A_LEAF}")
 
 

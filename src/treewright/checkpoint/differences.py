@@ -158,7 +158,8 @@ class Differences:
             return [*fixes]
         new_name, _ = renamer(moved)
         others = list(dataclasses.replace(self, saved=self.saved.with_names(new_name)).listed())
-        if all(one.is_warning or one.kind in {"static", "optimiser"} for one in others):
+        is_one_leaf = sum(new_name(leaf.name) != leaf.name for leaf in self.saved.leaves) == 1  # may be a coincidence
+        if not is_one_leaf and all(one.is_warning or one.kind in {"static", "optimiser"} for one in others):
             fixes = dict.fromkeys(one.fix for one in others if not one.is_warning)
         return [f"If leaves moved: renamed={moved!r}.", *fixes]
 

@@ -97,8 +97,7 @@ def save(path: StrPath, tree: object) -> None:
         with atomic_write(target) as temporary:
             engine.serialize_file(specs, temporary, metadata=parts.manifest.to_metadata())
     except (OSError, ValueError, engine.SafetensorError) as error:  # ValueError: a null character in the path
-        folder = Path(os.path.realpath(target)).parent
-        if isinstance(error, FileNotFoundError) and not folder.is_dir():
+        if isinstance(error, FileNotFoundError) and not (folder := Path(os.path.realpath(target)).parent).is_dir():
             raise CheckpointError(f"{target} could not be written: the folder {folder} does not exist.") from error
         raise CheckpointError(f"{target} could not be written and is unchanged: {error}") from error
 

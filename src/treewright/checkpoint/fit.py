@@ -327,8 +327,10 @@ def _warn_of(allowed: Sequence[Mismatch], options: Options) -> None:
     """Warn about allowed differences; with `on_static="ignore"`, except statics."""
     shown = [one for one in allowed if options["on_static"] != "ignore" or not (one.is_warning or one.kind == "static")]
     if shown:
+        is_kept = any(one.kind != "class" for one in shown)
+        kept = "The tree keeps its own values" if is_kept else "The leaves were loaded into the classes of the tree"
         lines = "\n  ".join(first_lines(list(map(str, shown))))
-        warn_user(f"The checkpoint and the tree differ. The tree keeps its own values:\n  {lines}", CheckpointWarning)
+        warn_user(f"The checkpoint and the tree differ. {kept}:\n  {lines}", CheckpointWarning)
 
 
 def _sharding_of(value: Any, form: Form, path: str) -> Any:

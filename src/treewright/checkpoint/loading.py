@@ -8,6 +8,7 @@ from treewright._base.jax_private import DictKey, jax_trees
 from treewright._base.text import short_text
 from treewright.checkpoint.fit import LeafRequest, Options, as_saved, part_and_names, plan_of, values_of
 from treewright.checkpoint.manifest import LeafRecord, Manifest
+from treewright.errors import CheckpointError
 
 # Reads arrays, verifies them and yields them in the order of the requests.
 Read = Callable[[Sequence[LeafRequest]], Iterator[Any]]
@@ -24,14 +25,22 @@ def load_tree(manifest: Manifest, read: Read, like: Any, options: Options) -> An
         CheckpointError: If the part does not exist.
     """
     manifest = part_and_names(manifest, options)
-    migrate = options["migrate"]
-    values = (
-        None
-        if migrate is None
-        else _migrated(migrate, SavedLeaves({leaf.name: leaf for leaf in manifest.leaves}, read))
-    )
-    plan = plan_of(manifest, like, options, values)
-    return plan.finish(read(plan.requests))
+    migrate, is_loaded = options["migrate"], False
+
+    def read_before_the_end(requests: Sequence[LeafRequest]) -> Iterator[Any]:
+        if is_loaded:
+            raise CheckpointError(
+                f"{requests[0].leaf.path} was used after the checkpoint was loaded. Read leaves inside migrate=; "
+                f"leaves.items() reads all."
+            )
+        return read(requests)
+
+    leaves = SavedLeaves({leaf.name: leaf for leaf in manifest.leaves}, read_before_the_end)
+    plan = plan_of(manifest, like, options, None if migrate is None else _migrated(migrate, leaves))
+    try:
+        return plan.finish(read(plan.requests))
+    finally:
+        is_loaded = True
 
 
 def _migrated(migrate: Callable[[dict[str, Any]], Any], leaves: "SavedLeaves") -> dict[str, Any]:
@@ -69,11 +78,11 @@ class SavedLeaves(dict[str, Any]):
         return super().__getitem__(name)
 
     def _with_neighbours(self, record: LeafRecord) -> list[LeafRecord]:
-        """A leaf, and the small ones after it that were not read."""
-        after = itertools.dropwhile(lambda value: value is not record, super().values())
-        unread = [value for value in after if isinstance(value, LeafRecord)]
-        sizes = itertools.accumulate(leaf.form.nbytes for leaf in unread)
-        return [leaf for leaf, size in zip(unread, sizes, strict=True) if leaf is record or size <= _AHEAD_BYTES]
+        """A leaf, and the small ones after it that were not read; before it if it is the last, as for `popitem`."""
+        unread = [value for value in super().values() if isinstance(value, LeafRecord)]
+        nearest = unread[::-1] if record is unread[-1] else unread[unread.index(record) :]
+        sizes = itertools.accumulate(leaf.form.nbytes for leaf in nearest)
+        return [leaf for leaf, size in zip(nearest, sizes, strict=True) if leaf is record or size <= _AHEAD_BYTES]
 
     def items(self) -> Any:
         """All names and values, read together."""
@@ -114,7 +123,9 @@ class SavedLeaves(dict[str, Any]):
 
     def popitem(self) -> tuple[str, Any]:
         """Remove the last name and return it with its value."""
-        name = next(reversed(self))
+        name = next(reversed(self), None)
+        if name is None:
+            raise KeyError("popitem(): dictionary is empty")
         return name, self.pop(name)
 
     def setdefault(self, name: str, default: Any = None) -> Any:

@@ -69,8 +69,9 @@ def _as_limit(max_traces: "type[limit_class]", mark: pytest.Mark) -> "limit_clas
         return max_traces(*mark.args, **mark.kwargs)
     except (TypeError, ValueError) as error:
         arguments = ", ".join([*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())])
-        example = "Write, for example, @pytest.mark.max_traces(1)."
-        message = f"@pytest.mark.max_traces({arguments}) is invalid: {str(error).rstrip('.')}. {example}"
+        problem = str(error).replace("max_traces.__init__()", "max_traces()")
+        example = "" if "Write " in problem else " Write, for example, @pytest.mark.max_traces(1)."
+        message = f"@pytest.mark.max_traces({arguments}) is invalid: {problem.rstrip('.')}.{example}"
         raise pytest.fail.Exception(message, pytrace=False) from None
 
 
