@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import itertools
 import threading
 import warnings
 import weakref
@@ -525,6 +526,22 @@ def test_retraces_of_the_functions_that_a_plain_function_calls_are_reported() ->
     epoch(jitted_copy())
 
     assert [details(report)[0] for report in reports] == ["x: float32[2] -> float32[3]"]
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(("vmap", "grad", "plain"))])
+def test_a_plain_call_beside_transformations_is_no_recompile(order: tuple[str, ...]) -> None:
+    function = jax.jit(fresh(lambda x: x.sum() * 2))
+    x = jnp.ones(3)
+    calls: dict[str, Any] = {
+        "vmap": lambda: jax.vmap(function)(jnp.ones((4, 3))),
+        "grad": lambda: jax.grad(function)(x),
+        "plain": lambda: function(x),
+    }
+
+    with treewright.max_traces(1, recompiles=0):
+        for _ in range(2):
+            for name in order:
+                calls[name]()
 
 
 def test_batch_sizes_under_vmap_count_as_recompiles_and_gradients_do_not() -> None:

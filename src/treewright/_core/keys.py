@@ -202,7 +202,7 @@ def watched_below(value: Any, key: Hashable) -> list[Unchanged] | None:
     watched: list[Unchanged] = []
     for part, how, _ in within(value, _DATA):
         is_users = type(part) is types.FunctionType and how.by == "parts" and how.owner != "library"
-        if is_users or (how.by == "author" and how.parts):
+        if is_users or how.by == "author":
             return None
         watched += [each for each in how.own if isinstance(each, Unchanged)]
     return watched

@@ -306,7 +306,8 @@ class RetraceTracker:
         elif kind == "first":
             if past is None or past.signature.batch != current.signature.batch:
                 past = current.record(None if past is None else past.number)
-            past.is_compiled = True
+            # A transformation without a batch has compiled its own program, not that of a plain call.
+            past.is_compiled = not call.in_transformation or bool(current.signature.batch)
         self._send(current)
 
     def _kind_of_compilation(self, current: _CurrentCall, call: Call) -> Compilation:
