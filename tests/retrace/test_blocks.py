@@ -530,18 +530,12 @@ def test_retraces_of_the_functions_that_a_plain_function_calls_are_reported() ->
 
 @pytest.mark.parametrize("order", [*itertools.permutations(("vmap", "grad", "plain"))])
 def test_a_plain_call_beside_transformations_is_no_recompile(order: tuple[str, ...]) -> None:
-    function = jax.jit(fresh(lambda x: x.sum() * 2))
-    x = jnp.ones(3)
-    calls: dict[str, Any] = {
-        "vmap": lambda: jax.vmap(function)(jnp.ones((4, 3))),
-        "grad": lambda: jax.grad(function)(x),
-        "plain": lambda: function(x),
-    }
+    function: Any = jax.jit(fresh(lambda x: x.sum() * 2))
+    calls = {"vmap": jax.vmap(function), "grad": jax.grad(function), "plain": function}
 
     with treewright.max_traces(1, recompiles=0):
-        for _ in range(2):
-            for name in order:
-                calls[name]()
+        for name in order * 2:
+            calls[name](jnp.ones((4, 3)) if name == "vmap" else jnp.ones(3))
 
 
 def test_batch_sizes_under_vmap_count_as_recompiles_and_gradients_do_not() -> None:

@@ -90,25 +90,26 @@ class ArraysReachedError(NoExactKeyError):
 
 def problem_of(value: Any) -> NoExactKeyError:
     """Why a value can't be static."""
-    description, (fix, can_freeze), can_be_child = text_with_class(value), _fix(value), True
-    consequence = "It is not hashable, so jit can't tell whether it compiled for this value."
     if isinstance(value, Tracer):
-        description, fix = f"a tracer, {text(value)}", ""
         consequence = "A tracer is valid only during its trace, but a static outlives it."
-    elif type(value) is jax.Ref:
-        description, fix = f"a ref, {text(value)}", ""
+        return NoExactKeyError(value, f"a tracer, {text(value)}", consequence, "")
+    if type(value) is jax.Ref:
         consequence = "A ref changes in place, but jit would treat it as part of the program, not of the tree."
-    elif isinstance(value, np.ndarray | jax.Array):
-        description, fix = f"an array, {text(value)}", "" if fix is _OWN_HASH else fix
+        return NoExactKeyError(value, f"a ref, {text(value)}", consequence, "")
+    if isinstance(value, _GENERATORS) or foreign_library(type(value)) == "nnx":
+        consequence = "It changes when it is used, but a compiled program keeps the state that it had during the trace."
+        return NoExactKeyError(value, text_with_class(value), consequence, IDENTITY, can_be_child=False)
+    fix, can_freeze = _fix(value)
+    if isinstance(value, np.ndarray | jax.Array):
         consequence = (
             "jit compares statics with ==, which returns an array, and a change in place would give stale results."
         )
-    elif isinstance(value, _GENERATORS) or foreign_library(type(value)) == "nnx":
-        fix, can_freeze, can_be_child = IDENTITY, False, False
-        consequence = "It changes when it is used, but a compiled program keeps the state that it had during the trace."
-    elif isinstance(value, MUTABLE):
+        fix = "" if fix is _OWN_HASH else fix
+        return NoExactKeyError(value, f"an array, {text(value)}", consequence, fix, can_freeze)
+    consequence = "It is not hashable, so jit can't tell whether it compiled for this value."
+    if isinstance(value, MUTABLE):
         consequence = "jit compares statics and never copies them, so a change in place would give stale results."
-    return NoExactKeyError(value, description, consequence, fix, can_freeze, can_be_child)
+    return NoExactKeyError(value, text_with_class(value), consequence, fix, can_freeze)
 
 
 def _fix(value: Any) -> tuple[str, bool]:

@@ -258,12 +258,8 @@ def _explain_call(node: Any, error: BaseException) -> None:
 
 def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
     """Assign the fields from a generated `__init__` that has to do more than store the flat form."""
-    pending, fields = node.__dict__, node.__node_fields__
     for name, value in values.items():
-        if name in fields and fields[name].converter is None:
-            pending[name] = value
-        else:
-            set_attribute(node, name, value)
+        set_attribute(node, name, value)
     if post_init is not None:
         run_post_init(node, post_init)
 

@@ -30,9 +30,9 @@ from treewright._core.instance import (
     set_attribute,
 )
 from treewright._core.keys import compared_by_itself, exact_key
+from treewright._core.pydantic import pydantic_schema
 from treewright._core.registration import register_with_jax
 from treewright._core.statics import Statics
-from treewright._core.validation import pydantic_schema
 from treewright.errors import TracedComparisonError
 
 _new: Any = object.__new__

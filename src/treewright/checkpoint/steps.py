@@ -4,14 +4,12 @@
 # mypy: disable-error-code="import-not-found, import-untyped"
 
 import atexit
-import concurrent.futures
 import contextlib
 import functools
 import math
 import operator
 import os
 import secrets
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -62,14 +60,10 @@ from treewright.checkpoint.items import (
 )
 from treewright.checkpoint.manifest import Manifest
 from treewright.checkpoint.retention import Retention, numbers_of, reject_options
+from treewright.checkpoint.waiting import EXIT_STARTS_THREADS, Waiter
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning, warn_user
 
 T = TypeVar("T")
-
-# Before Python 3.13, Ctrl-C during `Thread.join` marks the thread as finished while it runs (python/cpython#90882).
-_JOIN_IS_SAFE = sys.version_info >= (3, 13)
-# Python 3.12.0 to 3.12.2 start no threads at exit (python/cpython#113964), and Orbax needs them to finish a save.
-_EXIT_STARTS_THREADS = sys.version_info < (3, 12) or sys.version_info >= (3, 12, 3)
 
 
 class _Pair(NamedTuple, Generic[T]):
@@ -167,7 +161,7 @@ class CheckpointManager:
         self._run_on_all = functools.partial(run_on_all_processes, timeout=timeout_seconds)
         self._blocks_of = functools.cache(blocks_of)
         self._saver: Any = None  # Orbax's checkpointer, created by the first save
-        self._waiter: concurrent.futures.Future[None] | None = None  # of a wait that Ctrl-C interrupted
+        self._waiter = Waiter()
         self._unfinished: UnfinishedSteps | None = None  # its temporary folders, unless they are in a bucket
         self._process = 0  # the process that created it: in a fork, its threads are missing
         self._pending: int | None = None  # the step that is being written
@@ -237,7 +231,7 @@ class CheckpointManager:
                     self._pending = number
                 finally:
                     record.returned.set()
-            if not (_EXIT_STARTS_THREADS or self._is_entered):
+            if not (EXIT_STARTS_THREADS or self._is_entered):
                 self._wait_and_raise()
 
     def _check_number(self, number: int) -> None:
@@ -284,7 +278,7 @@ class CheckpointManager:
         with self._lock:
             self._wait_and_raise()
             if self._saver is not None:
-                self._wait_for_saver()  # a save that Ctrl-C interrupted
+                self._waiter.wait(self._saver.wait_until_finished)  # a save that Ctrl-C interrupted
                 if process_index() == 0:
                     self._prune()
                     clear(self.directory)
@@ -319,23 +313,8 @@ class CheckpointManager:
         """Whether the pending step has its name. Only process 0 gives it, in a folder."""
         return process_index() == 0 and self._unfinished is not None and self._unfinished.is_finished
 
-    def _wait_for_saver(self) -> None:
-        """Wait for Orbax's thread; Ctrl-C interrupts only the wait."""
-        if _JOIN_IS_SAFE or not _EXIT_STARTS_THREADS or threading.current_thread() is not threading.main_thread():
-            self._saver.wait_until_finished()
-            return
-        waiter = self._waiter
-        if waiter is None:  # otherwise the one of an interrupted wait, which gets the error of a failed save
-            waiter = self._waiter = concurrent.futures.Future()
-            threading.Thread(target=_settle, args=(waiter, self._saver.wait_until_finished), daemon=True).start()
-        try:
-            waiter.result()
-        finally:
-            if waiter.done():
-                self._waiter = None
-
     def _finish(self, folder: Any) -> None:
-        self._wait_for_saver()
+        self._waiter.wait(self._saver.wait_until_finished)
         if process_index() != 0:
             return
         if not folder.is_dir():
@@ -395,7 +374,7 @@ class CheckpointManager:
             self._close_orbax()
 
     def _close_orbax(self) -> None:
-        saver, self._saver, self._pending, self._waiter = self._saver, None, None, None
+        saver, self._saver, self._pending, self._waiter = self._saver, None, None, Waiter()
         _PENDING.discard(self)
         if saver is not None:
             with contextlib.suppress(Exception):  # already raised
@@ -603,16 +582,6 @@ def _finish_all() -> None:
 
 
 getattr(threading, "_register_atexit", atexit.register)(_finish_all)  # before the executors of Orbax end
-
-
-def _settle(future: "concurrent.futures.Future[None]", work: Callable[[], None]) -> None:
-    """Run work for a future."""
-    try:
-        work()
-    except BaseException as error:  # noqa: BLE001  the future raises it
-        future.set_exception(error)
-    else:
-        future.set_result(None)
 
 
 def _step_number(step: Any, fix_of_tree: str = "") -> int:

@@ -1,0 +1,44 @@
+"""Wait for a save so that Ctrl-C interrupts only the wait."""
+
+import concurrent.futures
+import sys
+import threading
+from collections.abc import Callable
+
+# Before Python 3.13, Ctrl-C during `Thread.join` marks the thread as finished while it runs (python/cpython#90882).
+_JOIN_IS_SAFE = sys.version_info >= (3, 13)
+# Python 3.12.0 to 3.12.2 start no threads at exit (python/cpython#113964), and Orbax needs them to finish a save.
+EXIT_STARTS_THREADS = sys.version_info < (3, 12) or sys.version_info >= (3, 12, 3)
+
+
+class Waiter:
+    """Waits for a thread through a function that joins it."""
+
+    def __init__(self) -> None:
+        # Of a wait that Ctrl-C interrupted: it may get the error of a failed save, which is raised once.
+        self._unfinished: concurrent.futures.Future[None] | None = None
+
+    def wait(self, join: Callable[[], None]) -> None:
+        """Call `join`, in a different thread if Ctrl-C could interrupt it."""
+        if _JOIN_IS_SAFE or not EXIT_STARTS_THREADS or threading.current_thread() is not threading.main_thread():
+            join()
+            return
+        future = self._unfinished
+        if future is None:
+            future = self._unfinished = concurrent.futures.Future()
+            threading.Thread(target=_settle, args=(future, join), daemon=True).start()
+        try:
+            future.result()
+        finally:
+            if future.done():
+                self._unfinished = None
+
+
+def _settle(future: "concurrent.futures.Future[None]", work: Callable[[], None]) -> None:
+    """Run work for a future."""
+    try:
+        work()
+    except BaseException as error:  # noqa: BLE001  the future raises it
+        future.set_exception(error)
+    else:
+        future.set_result(None)
