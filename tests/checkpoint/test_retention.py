@@ -278,6 +278,20 @@ def test_a_save_on_a_closed_manager_is_rejected(tmp_path: Path) -> None:
     assert manager.restore(like=LIKE)["x"].tolist() == [1, 1]
 
 
+def test_a_save_inside_a_save_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = ocp.AsyncCheckpointer.save
+
+    def handler() -> None:
+        with pytest.raises(CheckpointError, match=r"inside another save\(\) .* Let the handler set a flag, and save"):
+            manager.save(9, TREE)
+
+    monkeypatch.setattr(ocp.AsyncCheckpointer, "save", lambda *args, **options: handler() or save(*args, **options))
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, TREE)
+        manager.save(2, TREE)
+    assert manager.all_steps() == (1, 2)
+
+
 def test_saves_in_several_threads_take_turns(tmp_path: Path) -> None:
     manager, rejected = saved(tmp_path), list[int]()
 

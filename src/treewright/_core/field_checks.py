@@ -294,7 +294,7 @@ def doubt_text(owner: type[Any], name: str, value: Any, changing: Any) -> str:
 
 
 def _instead(problem: NoExactKeyError, use: str) -> str:
-    """What to write instead of a value that can change."""
+    """The advice for a value that can change."""
     return "Pass the values that it returns as arguments" if problem.fix is IDENTITY else f"{use} {problem.fix}"
 
 

@@ -60,7 +60,7 @@ from treewright.checkpoint.items import (
 )
 from treewright.checkpoint.manifest import Manifest
 from treewright.checkpoint.retention import Retention, numbers_of, reject_options
-from treewright.checkpoint.waiting import EXIT_STARTS_THREADS, Waiter
+from treewright.checkpoint.waiting import EXIT_STARTS_THREADS, Turns, Waiter
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning, warn_user
 
 T = TypeVar("T")
@@ -166,7 +166,8 @@ class CheckpointManager:
         self._process = 0  # the process that created it: in a fork, its threads are missing
         self._pending: int | None = None  # the step that is being written
         self._is_entered = self._is_closed = False
-        self._lock = threading.RLock()  # for saves: threads take turns, and a signal handler may save
+        self._lock = threading.RLock()
+        self._turns = Turns(self._lock)
         self._records: dict[tuple[int, Any], tuple[Mapping[str, Any], float | None]] = {}  # results of `_record`
 
     def __enter__(self) -> Self:
@@ -218,7 +219,7 @@ class CheckpointManager:
         def entries(prepared: tuple[Any, ...]) -> dict[str, str]:
             return {"the step": str(number), **entries_of(prepared[0])}
 
-        with self._lock:
+        with self._turns:
             _, arrays, record = self._wait_and_run("save", prepare, same=entries)
             record.timeout = self._timeout
             saved: dict[str, Any] = {STATE: ocp.args.PyTreeSave(arrays)} if arrays else {}
@@ -235,10 +236,10 @@ class CheckpointManager:
                 self._wait_and_raise()
 
     def _check_number(self, number: int) -> None:
-        if is_foreign(self.directory / str(number)):
+        folder = self.directory / str(number)
+        if is_foreign(folder):
             raise CheckpointError(
-                f"{self.directory / str(number)} is not a step: it contains none of a step's files. Rename it, or save "
-                f"into a different folder."
+                f"{folder} is not a step: it contains none of a step's files. Rename it, or save into another folder."
             )
         newer = [other for other in steps_in(self.directory) if other >= number]
         if newer:

@@ -1,14 +1,38 @@
-"""Wait for a save so that Ctrl-C interrupts only the wait."""
+"""Saves that take turns, and a wait for a save of which Ctrl-C interrupts only the wait."""
 
 import concurrent.futures
 import sys
 import threading
 from collections.abc import Callable
 
+from treewright.errors import CheckpointError
+
 # Before Python 3.13, Ctrl-C during `Thread.join` marks the thread as finished while it runs (python/cpython#90882).
 _JOIN_IS_SAFE = sys.version_info >= (3, 13)
 # Python 3.12.0 to 3.12.2 start no threads at exit (python/cpython#113964), and Orbax needs them to finish a save.
 EXIT_STARTS_THREADS = sys.version_info < (3, 12) or sys.version_info >= (3, 12, 3)
+
+
+class Turns:
+    """Saves of several threads take turns. One inside another, as in a signal handler, would wait for itself."""
+
+    def __init__(self, lock: "threading.RLock") -> None:
+        self._lock = lock
+        self._is_taken = False  # read under the lock, so only this thread can have set it
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self._is_taken:
+            self._lock.release()
+            raise CheckpointError(
+                "save() was called inside another save() of this manager, for example by a signal handler. Let the "
+                "handler set a flag, and save in the training loop."
+            )
+        self._is_taken = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_taken = False
+        self._lock.release()
 
 
 class Waiter:

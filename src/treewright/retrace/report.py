@@ -504,7 +504,7 @@ FIXES: Mapping[str, str | Callable[[Any, Any], str]] = types.MappingProxyType(
         "recreated optimiser": "build the optimiser once and reuse it",
         "other numbers": "a number that changes, such as a rate, belongs in the optimiser's state: build it once, by "
         "optax.inject_hyperparams(optax.adam)(learning_rate=rate), and set "
-        "opt_state.hyperparams['learning_rate'] = jnp.asarray(rate, jnp.float32)",
+        "opt_state.hyperparams['learning_rate'] = jnp.asarray(rate, jnp.float32), or the parameters' dtype",
         "other function": "use the same function in all calls",
         "other method": "reuse one object, or pass the object to a plain function as an argument",
         "other arguments": "create it once, and pass the changing values as arguments",

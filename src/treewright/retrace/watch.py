@@ -200,7 +200,7 @@ class RetraceTracker:
         self.traced: set[str] = set()  # the names of all traced functions, tracked or not
         self._on_report, self._concerns = on_report, concerns
         self.decorated: Callable[[], object] = lambda: None  # the function that it tracks as a decorator
-        self._limits: list[Mapping[str, int | None]] = []  # of each use
+        self._limits: list[Mapping[str, Any]] = []  # of each use
         self.allow(limit, recompiles)
         self._lock = threading.RLock()
         self._histories: dict[Any, CallHistory] = {}
@@ -389,10 +389,10 @@ class RetraceTracker:
 
     def _limit_error(self, kind: str, count: int, report: RetraceReport, current: _CurrentCall | None) -> str:
         """The error for a trace or recompile above the limit; else empty."""
-        limits = [limits[kind] for limits in self._limits]
-        allowed = sum(limit for limit in limits if limit is not None)
-        if None in limits:
+        limits = [limits[kind] for limits in self._limits if limits[kind] is not None]
+        if not limits:
             return ""
+        allowed = sum(limits)
         if count > allowed:
             return too_many(allowed, report, len(limits))
         if len(limits) == 1 or kind != "trace" or current is None:
@@ -401,7 +401,7 @@ class RetraceTracker:
         function = current.reference()
         if unwrap(function) is function:
             return ""
-        each = max(limit for limit in limits if limit is not None)
+        each = max(limits)
         own = sum(past.is_reported and past.reference() is function for past in current.history.calls)
         return too_many(each, report) if own > each else ""
 
