@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import OrderedDict, defaultdict
 from typing import Any, NamedTuple
 
@@ -523,12 +524,98 @@ def test_values_in_several_places_keep_their_place() -> None:
     assert at(wide, lambda m: [leaf for leaf in jax.tree.leaves(m) if leaf.size == 5]).get() == [wide.layers[1].weight]
 
 
-def test_a_place_that_is_not_certain_is_an_error() -> None:
-    tree = Stacked((Weighted(1.0), Weighted(1.0)))
-    both = message(tree, lambda m: m.layers[0].bias if m.layers[0].bias is None else m.layers[1].bias)
+TIED = jnp.ones(2)
+SHARED = Stacked((Weighted(TIED), Weighted(TIED, kind="gelu"), Weighted(TIED, is_first=True)), {"a": None, "b": None})
 
-    assert both.startswith("The where function returned None, which is at 3 places of Stacked: .layers[0].bias, ")
-    assert both.endswith("Select by path, or with a predicate: lambda path, value: ...")
+
+@pytest.mark.parametrize(
+    ("where", "paths"),
+    [
+        (lambda m: m.layers[1].bias if m.layers[1].bias is None else m.layers[0].bias, [".layers[1].bias"]),
+        (lambda m: m.layers[1].first, [".layers[1].weight"]),
+        (lambda m: m.layers[1].parts(name="bias"), [".layers[1].bias"]),
+        (lambda m: next(value for key, value in m.spare.items() if key == "b"), [".spare['b']"]),
+        (lambda m: m.spare.get("b"), [".spare['b']"]),
+        (lambda m: m.spare.get("c", m.layers[2].bias), [".layers[2].bias"]),
+        (lambda m: m.spare["a"] or m.spare["b"], [".spare['b']"]),
+        (lambda m: list(m.spare.values()), [".spare['a']", ".spare['b']"]),
+        (
+            lambda m: [layer.weight for i, layer in enumerate(m.layers) if i != 1],
+            [".layers[0].weight", ".layers[2].weight"],
+        ),
+        (lambda m: [layer.kind for layer in m.layers if layer.kind == "relu"], [".layers[0].kind", ".layers[2].kind"]),
+        (lambda m: sorted(m.layers, key=lambda layer: layer.kind)[1].weight, [".layers[0].weight"]),
+        (lambda m: max(m.layers, key=lambda layer: layer.weight.size).weight, [".layers[0].weight"]),
+        (lambda m: m.layers[-1].weight if m.layers else m.spare, [".layers[2].weight"]),
+        (lambda m, i=1, name="bias": getattr(m.layers[i], name), [".layers[1].bias"]),
+        (lambda m: (m.layers[0].bias, m.layers[1].bias)[1], [".layers[1].bias"]),
+        (lambda m: m.layers[2].is_first, [".layers[2].is_first"]),
+        (lambda m: m.layers[0].bias if m.layers[-1].weight.ndim == 1 else m.layers[0].weight, [".layers[0].bias"]),
+    ],
+)
+def test_an_object_in_many_places_is_selected_where_the_function_read_it(where: Any, paths: list[str]) -> None:
+    assert list(map(path_of, places_of(SHARED, where))) == paths
+
+
+def places_of(tree: Any, where: Any) -> list[str]:
+    """The paths in the `repr` of a selection."""
+    return repr(at(tree, where)).removeprefix("<at ").removesuffix(">").split(", ")
+
+
+def path_of(name: str) -> str:
+    return name.removeprefix("Stacked")
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda m: m.spare["b"] if m.layers[0].bias is None else m.layers[0].bias,
+        lambda m: [m.spare["a"], m.spare["b"]] if m.spare["a"] is None else [m.spare["b"], m.spare["a"]],
+        lambda m: m.layers[0].weight if m.layers[0].weight is m.layers[1].weight else m.layers[1].weight,
+        lambda m: jax.tree.leaves(m)[0],
+        lambda m: next(b if a is None else a for a, b in [m.spare.values()]),
+    ],
+)
+def test_a_place_that_is_not_certain_is_an_error(where: Any) -> None:
+    text = message(SHARED, where)
+    assert re.match(r"The where function returned .*, which is at \d+ places of Stacked: \.layers\[0\]\.", text)
+    assert text.endswith("Select by path, or with a predicate: lambda path, value: ...")
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda m: vars(m.layers[0].__class__).get("nothing"),
+        lambda m: {}.get("bias"),
+        lambda m: getattr(m, "bias", None),
+        lambda m: len(m.layers),
+        lambda m: "gelu",
+    ],
+)
+def test_an_object_that_the_function_computed_is_at_no_place(where: Any) -> None:
+    tree = Stacked((Weighted(1, 2.0), Weighted(3.0, 4.0, "gelu", is_first=True)))
+    assert message(tree, where).startswith("The where function must return a place in the tree, or a tuple, list or di")
+    assert message(tree, lambda m: m.layers[1].kind == "gelu").startswith("The where function returned True for the ")
+
+
+class Flags(Module):
+    use: Any
+    inner: Any = None
+
+
+@pytest.mark.parametrize(
+    ("tree", "where", "changed"),
+    [
+        ([[False, True], [True, True]], lambda t: t[0], [1, [True, True]]),
+        (Flags(Flags(True, False), Flags(False, True)), lambda t: t.inner, Flags(Flags(True, False), 1)),
+        ({"enc": {"w": True}, "dec": {"w": True}}, lambda t: t["enc"], {"enc": 1, "dec": {"w": True}}),
+        (Flags(None, Flags(None)), lambda t: t.inner, Flags(None, 1)),
+        ([[], []], lambda t: t[0], [1, []]),
+        ([True, False], lambda t: [not flag for flag in t], [True, 1]),
+    ],
+)
+def test_a_place_in_a_tree_of_bools_is_not_a_mask(tree: Any, where: Any, changed: Any) -> None:
+    assert at(tree, where).set(1) == changed
 
 
 def test_apply_rejects_a_function_without_a_return() -> None:

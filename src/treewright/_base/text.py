@@ -198,7 +198,7 @@ class _Walk:
         if opening in {"(", "["} and max(map(len, parts)) <= _MAX_SHORT and "\n" not in line:
             # Several items in a line; "\0" protects the spaces inside an item.
             atoms = ", ".join(part.replace(" ", "\0") for part in parts)
-            wrapper = textwrap.TextWrapper(room - len(_INDENT), break_long_words=False, break_on_hyphens=False)
+            wrapper = textwrap.TextWrapper(max(room - len(_INDENT), 1), break_long_words=False, break_on_hyphens=False)
             lines = [wrapped.replace("\0", " ") for wrapped in wrapper.wrap(atoms)]
         return "\n".join([opening, textwrap.indent("\n".join(lines), _INDENT), closing.lstrip(",")])
 

@@ -250,11 +250,11 @@ def all_entries(value: Any) -> tuple[tuple[Key, Any], ...] | None:
 def child_of(value: Any, key: Key) -> Any:
     """The child or static with this key, or `NOTHING`."""
     cls = type(value)
-    if is_node_class(cls):
-        is_field = isinstance(key, GetAttrKey) and key.name in info_of(cls).by_name
-        return getattr(value, key.name) if is_field else NOTHING
     if cls in _SEQUENCES:
         return value[key.idx] if isinstance(key, SequenceKey) and 0 <= key.idx < len(value) else NOTHING
+    if is_node_class(cls):
+        is_field = type(key) is GetAttrKey and key.name in info_of(cls).by_name
+        return getattr(value, key.name) if is_field else NOTHING
     return next((child for other, child in all_entries(value) or () if other == key), NOTHING)
 
 
@@ -282,7 +282,7 @@ class Place:
     @property
     def path(self) -> Path:
         """The keys from the root to this place."""
-        return tuple(place.key for place in self.ancestors[1:])
+        return tuple([place.key for place in self.ancestors[1:]])
 
     @property
     def name(self) -> str:
@@ -356,14 +356,14 @@ def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
     Nodes run converters and checks, but not `__post_init__`. Dicts keep their order, and every container its class.
     Statics of foreign classes are set by the constructor if it is a dataclass's generated one, else without it.
     """
-    if is_node(value):
-        return with_fields(value, {key.name: new for key, new in changes.items()})
     cls = type(value)
     if cls in _SEQUENCES:
         items = list(value)
         for key, new in changes.items():
             items[key.idx] = new
         return items if cls is list else tuple(items)
+    if is_node_class(cls):
+        return with_fields(value, {key.name: new for key, new in changes.items()})
     if isinstance(value, dict | FrozenMapping):
         frozen = isinstance(value, FrozenMapping)
         changed: Any = dict(value) if frozen else copy.copy(value)  # copy() keeps the class, such as OrderedDict

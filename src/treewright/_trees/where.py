@@ -76,8 +76,7 @@ def _selected(root: Place, where: Any) -> Selection | list[bool]:
         return _by_mask(root, where)
     if arguments_of(where) == 2:
         return _search(_matching(root, _test_of(where)), lambda: _no_match_for_predicate(root))
-    selected = select_by_function(root, where, _is_mask)
-    return selected if isinstance(selected, Selection) else _by_mask(root, selected)
+    return select_by_function(where, root, lambda result: _as_mask(result, root.value))
 
 
 def _is_function(where: Any) -> bool:
@@ -138,14 +137,13 @@ def _by_mask(root: Place, mask: Any) -> list[bool]:
     return settings
 
 
-def _is_mask(result: Any, tree: Any) -> bool:
-    """Whether a function returned a mask for the tree, as `trainable` does, and not places in it."""
-    if type(result) in _BOOLS:
-        return tree is not result and jax.tree_util.all_leaves((tree,))
-    if type(result) is not type(tree) or result is tree:
-        return False
-    leaves = jax.tree.leaves(result)
-    return all(type(leaf) in _BOOLS for leaf in leaves) and bool(leaves or not jax.tree.leaves(tree))
+def _as_mask(result: Any, tree: Any) -> list[bool] | None:
+    """The settings of a mask that a function returned for the tree, as `trainable` does; None for any other object."""
+    settings, treedef = jax_trees.tree_flatten(result)
+    is_like_tree = type(result) is type(tree) or treedef == jax_trees.tree_structure(tree)
+    if not is_like_tree or any(type(setting) not in _BOOLS for setting in settings):
+        return None
+    return broadcast("where=", result, tree)
 
 
 def broadcast(argument: str, prefix: Any, tree: object) -> list[Any]:
