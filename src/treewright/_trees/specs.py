@@ -1,5 +1,6 @@
 """Specs: trees with one setting for each leaf of a tree. A mask is a spec of bools."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar, overload
 
@@ -8,7 +9,7 @@ import numpy as np
 
 from treewright._base.jax_private import jax_trees
 from treewright._base.text import short_text
-from treewright._core import flat_form, info_of, is_node
+from treewright._core import flat_form, info_of, is_node_class
 from treewright._trees.level import reject_classes
 from treewright._trees.where import broadcast, chosen_leaves
 
@@ -86,21 +87,27 @@ def trainable(tree: T) -> T:
         {'norm': Norm(scale=True, mean=False)}
     """
     reject_classes("trainable", tree)
-    mask: T = jax_trees.tree_structure(tree).unflatten(_are_trained(tree))
+    mask: T = jax_trees.tree_structure(tree).unflatten(trained_leaves(tree))
     return mask
 
 
 _ARRAYS = (jax.Array, np.ndarray, float)  # leaves for certain; finding that out from JAX takes ten times as long
 
 
-def _are_trained(tree: Any) -> list[bool]:
+@functools.lru_cache(1024)  # asked of each node and leaf
+def _has_buffers(cls: Any) -> bool:
+    return is_node_class(cls) and any(field.kind == "buffer" for field in info_of(cls).children)
+
+
+def trained_leaves(tree: Any) -> list[bool]:
     """The mask of `trainable` as a list, in the order of the leaves."""
-    are_trained: list[bool] = []
-    for part in jax_trees.tree_leaves(tree, is_node):
-        if not is_node(part):
-            are_trained.append(True)
+    trained: list[bool] = []
+    has_buffers: Any = _has_buffers  # to mypy, a class can't be hashed
+    for part in jax_trees.tree_leaves(tree, lambda value: has_buffers(type(value))):
+        if not has_buffers(type(part)):
+            trained.append(True)
             continue
         for field, child in zip(info_of(part).children, flat_form(part)[0], strict=True):
-            inner = [True] if isinstance(child, _ARRAYS) else _are_trained(child)
-            are_trained += [False] * len(inner) if field.kind == "buffer" else inner
-    return are_trained
+            inner = [True] if isinstance(child, _ARRAYS) else trained_leaves(child)
+            trained += [False] * len(inner) if field.kind == "buffer" else inner
+    return trained
