@@ -149,7 +149,11 @@ class _Walk:
             self.inside.pop()
 
     def delimiters_and_items(self, value: Any) -> tuple[str, Iterable[str], str] | None:
-        """The opening delimiter of a container, the texts of its items, and the closing one; None for other values."""
+        """The opening delimiter of a container, the texts of its items, and the closing one; None for other values.
+
+        Not as in `level_of` and `contents`, which say what JAX and exact keys see: here are only classes that Python
+        prints by their items, without fields of `repr=False`, and items are read only as far as they are shown.
+        """
         cls: Any = type(value)
         name, items, pairs = cls.__name__, self.items, self.pairs
         match value:

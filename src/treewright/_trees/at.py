@@ -16,6 +16,7 @@ V = TypeVar("V")
 _MAX_SHOWN = 5  # paths that a message lists
 
 
+# No overload for a mask: checkers would accept anything as `where: T`, with `object` or a union as `T`.
 @overload
 def at(tree: T, where: str | type[Any]) -> "At[T, Any]": ...
 @overload

@@ -90,6 +90,9 @@ class LeafType:
 def level_of(value: Any) -> Level | None:
     """One level of a live tree or of a snapshot; None for a leaf. Nothing is unflattened.
 
+    It has JAX's children in JAX's order: any registered class has some, and sets and other dataclasses are leaves. Not
+    so for `contents`, which opens these too, or for texts, which show a subclass of a tuple by its own `repr`.
+
     Raises:
         UnfinishedNodeError: If `value` is a node whose `__init__` has not returned.
     """
@@ -166,17 +169,19 @@ def _named_statics(aux: Any, keys: list[Key], tree: Any) -> Iterator[tuple[Key, 
     """
     if aux is None or _repeats(aux, keys):
         return
-    parts = _items(aux) or (aux,)
-    children = {getattr(key, "name", None) for key in keys}
-    ids = {id(value) for part in (parts, *map(_items, parts)) for value in part}
-    named = [entry for entry in getattr(tree, "__dict__", {}).items() if entry[0] not in children]
-    named = [(name, value) for name, value in named if id(value) in ids]
-    yield from ((GetAttrKey(name), value) for name, value in named)
     if aux is tree:
         yield AuxKey(is_value=True), aux
-    elif not named:
-        rest = tuple(part for part in parts if not _repeats(part, keys))
-        yield AuxKey(), aux if len(rest) == len(parts) else rest
+        return
+    parts = _items(aux) or (aux,)
+    objects = {id(value) for part in parts for value in (part, *_items(part))}
+    children = {getattr(key, "name", None) for key in keys}
+    attributes: dict[str, Any] = getattr(tree, "__dict__", {})
+    named = [name for name, value in attributes.items() if id(value) in objects and name not in children]
+    if named:
+        yield from ((GetAttrKey(name), attributes[name]) for name in named)
+        return
+    rest = tuple(part for part in parts if not _repeats(part, keys))
+    yield AuxKey(), aux if len(rest) == len(parts) else rest
 
 
 def _items(aux: Any) -> tuple[Any, ...]:

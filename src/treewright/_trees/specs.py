@@ -1,6 +1,5 @@
 """Specs: trees with one setting for each leaf of a tree. A mask is a spec of bools."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar, overload
 
@@ -94,17 +93,19 @@ def trainable(tree: T) -> T:
 _ARRAYS = (jax.Array, np.ndarray, float)  # leaves for certain; finding that out from JAX takes ten times as long
 
 
-@functools.lru_cache(1024)  # asked of each node and leaf
-def _has_buffers(cls: Any) -> bool:
-    return is_node_class(cls) and any(field.kind == "buffer" for field in info_of(cls).children)
-
-
 def trained_leaves(tree: Any) -> list[bool]:
     """The mask of `trainable` as a list, in the order of the leaves."""
+    known: dict[type[Any], bool] = {}  # asked of each node and leaf
+
+    def has_buffers(value: Any) -> bool:
+        cls = type(value)
+        if cls not in known:
+            known[cls] = is_node_class(cls) and any(field.kind == "buffer" for field in info_of(cls).children)
+        return known[cls]
+
     trained: list[bool] = []
-    has_buffers: Any = _has_buffers  # to mypy, a class can't be hashed
-    for part in jax_trees.tree_leaves(tree, lambda value: has_buffers(type(value))):
-        if not has_buffers(type(part)):
+    for part in jax_trees.tree_leaves(tree, has_buffers):
+        if not has_buffers(part):
             trained.append(True)
             continue
         for field, child in zip(info_of(part).children, flat_form(part)[0], strict=True):

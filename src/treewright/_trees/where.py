@@ -18,7 +18,7 @@ from treewright._base.jax_private import Path, SequenceKey, jax_trees, path_text
 from treewright._base.text import did_you_mean, short_text, with_article
 from treewright._core import is_node
 from treewright._trees.level import Place, is_none, note_redefined_classes, walk
-from treewright._trees.pattern import Step, below, key_of, listed, missing_place, parse, place_of, with_items
+from treewright._trees.pattern import Step, below, key_of, listed, missing_place, name_in, parse, with_items
 from treewright._trees.selection import Selection, select_by_function
 from treewright.errors import MissingPlaceError
 
@@ -191,7 +191,7 @@ def _anywhere(root: Place, steps: Sequence[Step]) -> str:
     name = steps[0].name
     if len(steps) > 1 or not isinstance(name, str):
         return ""
-    keys = [place.key for place in walk(root, Place.entries) if place.parent and place_of(place.key)[1] == name]
+    keys = [place.key for place in walk(root, Place.entries) if place.parent and name_in(place.key) == name]
     patterns = dict.fromkeys(f'"**{key}"' for key in keys)
     return f" To select it at any depth, write {' or '.join(patterns)}." if patterns else ""
 
@@ -214,7 +214,7 @@ def _expand(place: Place, steps: Sequence[Step]) -> Iterator[Place]:
 
 def _no_match(root: Place, where: str) -> str:
     keys = (place.key for place in walk(root, Place.entries) if place.parent)
-    names = {str(key): str(place_of(key)[1]) for key in keys if not isinstance(key, SequenceKey)}
+    names = {str(key): str(name_in(key)) for key in keys if not isinstance(key, SequenceKey)}
     again = earlier_class_hint(type(root.value))
     meant = did_you_mean(where, names.values()) if where.isidentifier() else ""
     items = with_items(where)
