@@ -89,10 +89,15 @@ def key_of(place: Place, step: Step) -> Key:
 
 
 def below(place: Place, key: Key) -> Place:
-    below = place.child(key)
-    if below is None:
+    """The place of a child or static.
+
+    Raises:
+        MissingPlaceError: If there is none.
+    """
+    entry = place.child(key)
+    if entry is None:
         raise missing_place(place, key)
-    return below
+    return entry
 
 
 def item_key(value: Any, item: Any) -> Key:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from treewright._base.functions import earlier_class_hint
-from treewright._base.jax_private import Path, SequenceKey, jax_trees, path_text
+from treewright._base.jax_private import SequenceKey, jax_trees, path_text
 from treewright._base.text import did_you_mean, short_text, with_article
 from treewright._core import is_node
 from treewright._trees.level import Place, is_none, note_redefined_classes, walk
@@ -24,7 +24,6 @@ from treewright.errors import MissingPlaceError
 
 _BOOLS = frozenset({bool, np.bool_})
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
-_MAX_SHOWN = 5  # places that a message lists
 
 
 def select(tree: Any, where: Any) -> Selection:
@@ -38,7 +37,8 @@ def select(tree: Any, where: Any) -> Selection:
     if isinstance(selected, Selection):
         return selected
     paths = [path for path, _ in jax_trees.tree_leaves_with_path(tree)]
-    places = [_place_at(root, path) for path, is_chosen in zip(paths, selected, strict=True) if is_chosen]
+    chosen = [path for path, is_chosen in zip(paths, selected, strict=True) if is_chosen]
+    places = [functools.reduce(below, path, root) for path in chosen]
     if not places:
         raise MissingPlaceError(f"The mask is True for no leaf of {root.name}.")
     return Selection(places, is_search=True)
@@ -103,17 +103,18 @@ def _is_static(place: Place) -> bool:
     return any(all(key != child.key for child in parent.children()) for key, parent in parents)
 
 
-def _place_at(root: Place, path: Path) -> Place:
-    return functools.reduce(below, path, root)
-
-
 def _search(places: Iterable[Place], no_match: Callable[[], str]) -> Selection:
-    """The places that no other of them contains."""
-    by_path = {place.path: place for place in places}
-    topmost = [place for path, place in by_path.items() if not any(path[:end] in by_path for end in range(len(path)))]
-    if not topmost:
+    """The places of a search, at least one."""
+    found = list(places)
+    if not found:
         raise MissingPlaceError(no_match())
-    return Selection(topmost, is_search=True)
+    return Selection(found, is_search=True)
+
+
+def _topmost(places: Iterable[Place]) -> list[Place]:
+    """Each place once, without those inside another of them."""
+    by_path = {place.path: place for place in places}
+    return [place for path, place in by_path.items() if not any(path[:end] in by_path for end in range(len(path)))]
 
 
 # A mask
@@ -176,13 +177,14 @@ def jax_error_text(error: ValueError) -> str:
 def _by_path(root: Place, where: str) -> Selection:
     steps = parse(where)
     if not all(step.is_literal for step in steps):
-        return _search(_expand(root, steps), lambda: _no_match(root, where))
+        return _search(_topmost(_expand(root, steps)), lambda: _no_match(root, where))
     place = root
     for step in steps:
-        below = place.child(key_of(place, step))
-        if below is None:
-            raise missing_place(place, key_of(place, step), _anywhere(root, steps))
-        place = below
+        key = key_of(place, step)
+        entry = place.child(key)
+        if entry is None:
+            raise missing_place(place, key, _anywhere(root, steps))
+        place = entry
     return Selection([place])
 
 
