@@ -217,6 +217,7 @@ jax.tree_util.register_pytree_with_keys(
         (Point(1), lambda tree: tree[0]),
         (Point((1,)), lambda tree: tree[-1][0]),
         (FROZEN_DICT({"dense": {"kernel": 1}}), lambda tree: tree["dense"]["kernel"]),
+        (FROZEN_DICT({"dense": {"kernel": 1}}), lambda tree: tree["dense"]),
         (STRUCT(1), lambda tree: tree.child),
         (STRUCT(1, "a"), lambda tree: tree.note),
         (Holder([1]), lambda tree: tree.inner[0]),

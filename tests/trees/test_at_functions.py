@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -160,6 +160,52 @@ def test_an_object_that_the_function_computed_is_at_no_place(where: Any) -> None
     tree = Stacked((Weighted(1, 2.0), Weighted(3.0, 4.0, "gelu", is_first=True)))
     assert message(tree, where).startswith("The where function must return a place in the tree, or a tuple, list or di")
     assert message(tree, lambda m: m.layers[1].kind == "gelu").startswith("The where function returned True for the ")
+
+
+class Base(Module):
+    weight: Any
+
+    def chosen(self) -> Any:
+        return self.weight
+
+
+class Derived(Base):
+    run: Any = None
+
+    def chosen(self) -> Any:
+        return super().chosen() if self.run is None else self.run
+
+
+class Range(NamedTuple):
+    low: Any
+    high: Any
+
+    @property
+    def end(self) -> Any:
+        return self.high
+
+
+@pytest.mark.parametrize(
+    ("tree", "where", "paths"),
+    [
+        ([Derived(TIED), Derived(TIED, TIED)], lambda t: t[1].chosen(), ["[1].run"]),
+        ([Derived(TIED), Derived(TIED)], lambda t: t[1].chosen(), ["[1].weight"]),
+        ([Derived(None), Derived(None)], lambda t: t[1].run, ["[1].run"]),
+        ([Range(None, None)], lambda t: t[0].end, ["[0].high"]),
+        ([Range(None, None)], lambda t: [high for _, high in t], ["[0].high"]),
+        ([None, 1.5, None], lambda t: t[t.index(1.5) + 1], ["[2]"]),
+        ([None, None, None], lambda t: t[::2], ["[0]", "[2]"]),
+        ([1, 1, 1], lambda t: [t[2], t[0]], ["[2]", "[0]"]),
+        ([[3.0], [1.0]], lambda t: t[0] + t[1], ["[0][0]", "[1][0]"]),
+        ([[3.0], [1.0]], min, ["[1]"]),
+        ([jax.nn.relu, jax.nn.relu], lambda t: t[1], ["[1]"]),
+        ([(), ()], lambda t: t[1], ["[1]"]),
+        ({"a": None, "b": None}, lambda t: [t[key] for key in t.keys() - {"a"}], ["['b']"]),
+        (None, lambda t: t, [""]),
+    ],
+)
+def test_methods_and_containers_know_their_places(tree: Any, where: Any, paths: list[str]) -> None:
+    assert [name.removeprefix(type(tree).__name__) for name in places_of(tree, where)] == paths
 
 
 class Flags(Module):

@@ -23,7 +23,7 @@ _STEP = re.compile(
 
 
 def name_in(key: Key) -> Any:
-    """What a key is made of: a field's name, an index, a dict key, or the text of a foreign key."""
+    """The field's name, index or dict key in a key; the text of a foreign key."""
     if isinstance(key, GetAttrKey):
         return key.name
     if isinstance(key, SequenceKey):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import operator
 import types
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Never
@@ -134,8 +135,8 @@ def _only_place(run: "_Run", value: Any, places: Sequence[Place], recorder: Any)
         )
     if places and not (isinstance(value, _SHARED) or value is _EMPTY):
         return places[0]
-    if type(recorder) is _Recorder and type(_place_of(recorder).value) is type(value):
-        return _place_of(recorder)  # a class of another library creates its children when it is flattened
+    if type(recorder) is _Recorder and _has_same_leaves(_place_of(recorder).value, value):
+        return _place_of(recorder)  # flax's FrozenDict creates its inner mappings when they are read
     if isinstance(value, bool | np.bool_):
         raise TypeError(f"The where function returned {value} for the whole tree. {_HOW_CALLED}")
     missing = _Run(run.where, run.root, None).missing
@@ -144,6 +145,11 @@ def _only_place(run: "_Run", value: Any, places: Sequence[Place], recorder: Any)
         f"{short_text(value)}, which {'it did not read from' if places else 'is not in'} {name}. To change values: "
         f"at(tree, where).apply(lambda value: ...). To select by value, use a predicate: lambda path, value: ..."
     )
+
+
+def _has_same_leaves(left: Any, right: Any) -> bool:
+    ours, theirs = jax.tree.leaves(left), jax.tree.leaves(right)
+    return 0 < len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
 
 
 def _flat(result: Any, places: Collection[int] = ()) -> tuple[list[Any], Any]:
