@@ -30,8 +30,10 @@ _HOW_CALLED = (
 )
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True)  # not frozen, which takes twice as long
 class Selection:
+    """The places that `where` selects."""
+
     places: Sequence[Place]
     structure: Any = None  # the treedef of the function's result; None for a single place
     is_search: bool = False  # True for a pattern, predicate, class or mask, which may select any number of places
@@ -276,15 +278,16 @@ def _attribute(recorder: _Recorder, name: str) -> Any:
     value: Any = place.value
     if name == "__class__":
         return type(value)
-    if not hasattr(value, name) or (run.recorded is None and _is_leaf(value)):
-        below(place, GetAttrKey(name))  # raises
     if isinstance(value, dict) and name in {"keys", "values", "items"}:
         return getattr({entry.key.key: run.value_at(entry) for entry in place.entries()}, name)
     if isinstance(value, dict) and name == "get":
         return lambda key, default=None: recorder[key] if key in value else default
+    is_leaf = _is_leaf(value)
     attribute = inspect.getattr_static(type(value), name, None)
-    if isinstance(attribute, property | types.FunctionType) and not _is_leaf(value):
+    if isinstance(attribute, property | types.FunctionType) and not is_leaf:
         return attribute.__get__(recorder, type(value))
+    if not hasattr(value, name) or (is_leaf and run.recorded is None):
+        below(place, GetAttrKey(name))  # raises
     run.is_complete = False
     return getattr(value, name)
 
