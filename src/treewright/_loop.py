@@ -13,9 +13,9 @@ from treewright._base.jax_private import Path, current_trace, is_ref, jax_trees,
 from treewright._base.lines import first_lines
 from treewright._base.text import short_text
 from treewright._contents import unwrap
+from treewright._trees.devices import placed_with, sharding_of
 from treewright._trees.diff import differences
 from treewright._trees.level import strong
-from treewright._trees.places import placed_with, sharding_of
 from treewright._trees.sizes import memory_of
 from treewright.errors import DonatedStateError, LoopStateError
 

@@ -217,6 +217,7 @@ jax.tree_util.register_pytree_with_keys(
         (Point(1), lambda tree: tree[0]),
         (Point((1,)), lambda tree: tree[-1][0]),
         (FROZEN_DICT({"dense": {"kernel": 1}}), lambda tree: tree["dense"]["kernel"]),
+        (FROZEN_DICT({"dense": {"kernel": 1}}), lambda tree: tree["dense"]),
         (STRUCT(1), lambda tree: tree.child),
         (STRUCT(1, "a"), lambda tree: tree.note),
         (Holder([1]), lambda tree: tree.inner[0]),
@@ -452,83 +453,7 @@ def test_a_class_selects_its_nodes() -> None:
     assert jax.tree.leaves(spec_like(net, 0, {Pair: 1})).count(1) == 2
 
 
-# The function runs on the tree itself
-
-
-class Weighted(Module):
-    weight: Any
-    bias: Any = None
-    kind: str = static(default="relu")
-    is_first: bool = static(default=False)
-
-    @property
-    def first(self) -> Any:
-        return self.weight if self.bias is None else self.bias
-
-    def parts(self, name: str) -> list[Any]:
-        return [getattr(self, name)]
-
-
-class Stacked(Module):
-    layers: tuple[Weighted, ...]
-    spare: Any = None
-
-
-def is_weighted(value: Any) -> bool:
-    return isinstance(value, Weighted)
-
-
-EQUINOX_IDIOMS: list[Any] = [
-    lambda m: [layer.bias for layer in m.layers if layer.bias is not None],
-    lambda m: m.layers[0].weight if m.layers[0].bias is None else m.layers[0].bias,
-    lambda m: [x.weight for x in jax.tree.leaves(m, is_leaf=is_weighted) if is_weighted(x)],
-    lambda m: jax.tree.leaves(m),
-    lambda m: [layer.first for layer in m.layers],
-    lambda m: m.layers[1].parts("bias"),
-    lambda m: next(layer.weight for layer in m.layers if layer.kind == "gelu"),
-    lambda m: m.layers[0].weight if m.layers[0].is_first else m.layers[1].weight,
-    lambda m: m.layers,
-    lambda m: [layer.weight for layer in reversed(m.layers)],
-]
-
-
-@pytest.mark.parametrize("where", EQUINOX_IDIOMS)
-def test_a_function_selects_what_equinox_selects(where: Any) -> None:
-    equinox = importorskip("equinox")
-    layers = Weighted(jnp.ones((2, 3))), Weighted(jnp.ones((2, 5)), jnp.ones(5), "gelu")
-    tree = Stacked(layers)
-
-    def ten_times(values: Any) -> Any:
-        return jax.tree.map(lambda value: 10 * value, values)
-
-    changed = at(tree, where).apply(ten_times)
-    expected = equinox.tree_at(where, tree, ten_times(where(tree)))
-    assert changed != tree
-    assert jax.tree.structure(changed) == jax.tree.structure(expected)
-    assert all(map(np.array_equal, jax.tree.leaves(changed), jax.tree.leaves(expected)))
-
-
-def test_values_in_several_places_keep_their_place() -> None:
-    tied = jnp.ones(2)
-    tree = Stacked((Weighted(tied), Weighted(tied)))
-
-    assert at(tree, lambda m: m.layers[1].bias).set(1).layers[1].bias == 1
-    assert [layer.kind for layer in at(tree, lambda m: m.layers[1].kind).set("new").layers] == ["relu", "new"]
-    changed = at(tree, lambda m: m.layers[1].weight).set(0)
-    assert changed.layers[0].weight is tied
-    assert changed.layers[1].weight == 0
-    assert at(tree, lambda m: [layer.bias for layer in m.layers[::-1]]).set([1, 2]).layers[0].bias == 2
-    wide = Stacked((Weighted(tied), Weighted(jnp.ones(5))))
-    assert at(wide, lambda m: max(m.layers, key=lambda layer: layer.weight.size).weight).get() is wide.layers[1].weight
-    assert at(wide, lambda m: [leaf for leaf in jax.tree.leaves(m) if leaf.size == 5]).get() == [wide.layers[1].weight]
-
-
-def test_a_place_that_is_not_certain_is_an_error() -> None:
-    tree = Stacked((Weighted(1.0), Weighted(1.0)))
-    both = message(tree, lambda m: m.layers[0].bias if m.layers[0].bias is None else m.layers[1].bias)
-
-    assert both.startswith("The where function returned None, which is at 3 places of Stacked: .layers[0].bias, ")
-    assert both.endswith("Select by path, or with a predicate: lambda path, value: ...")
+# Results
 
 
 def test_apply_rejects_a_function_without_a_return() -> None:

@@ -187,3 +187,11 @@ def test_equal_layouts_have_equal_texts_at_every_depth_and_when_traced() -> None
     for table in (summary(layer), summary(computed), *traced):
         assert [row.sharding for row in table.rows if row.kind == "child"] == ["P('x',)", "P()"]
     assert [row.sharding for row in summary({"a": layer}, depth=1).rows] == ["P('x',), P()"]
+
+
+def test_a_child_that_is_nested_deeper_than_a_line_is_wide_can_be_printed() -> None:
+    nested: Any = "y" * 60
+    for _ in range(40):
+        nested = [nested, "y" * 60]
+
+    assert repr(Norm(nested)).count("y" * 60) == 41

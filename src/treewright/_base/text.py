@@ -149,7 +149,11 @@ class _Walk:
             self.inside.pop()
 
     def delimiters_and_items(self, value: Any) -> tuple[str, Iterable[str], str] | None:
-        """The opening delimiter of a container, the texts of its items, and the closing one; None for other values."""
+        """The opening delimiter of a container, the texts of its items, and the closing one; None for other values.
+
+        Not as in `level_of` and `contents`, which say what JAX and exact keys see: here are only classes that Python
+        prints by their items, without fields of `repr=False`, and items are read only as far as they are shown.
+        """
         cls: Any = type(value)
         name, items, pairs = cls.__name__, self.items, self.pairs
         match value:
@@ -198,7 +202,7 @@ class _Walk:
         if opening in {"(", "["} and max(map(len, parts)) <= _MAX_SHORT and "\n" not in line:
             # Several items in a line; "\0" protects the spaces inside an item.
             atoms = ", ".join(part.replace(" ", "\0") for part in parts)
-            wrapper = textwrap.TextWrapper(room - len(_INDENT), break_long_words=False, break_on_hyphens=False)
+            wrapper = textwrap.TextWrapper(max(room - len(_INDENT), 1), break_long_words=False, break_on_hyphens=False)
             lines = [wrapped.replace("\0", " ") for wrapped in wrapper.wrap(atoms)]
         return "\n".join([opening, textwrap.indent("\n".join(lines), _INDENT), closing.lstrip(",")])
 

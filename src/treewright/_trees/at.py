@@ -16,6 +16,7 @@ V = TypeVar("V")
 _MAX_SHOWN = 5  # paths that a message lists
 
 
+# No overload for a mask: checkers would accept anything as `where: T`, with `object` or a union as `T`.
 @overload
 def at(tree: T, where: str | type[Any]) -> "At[T, Any]": ...
 @overload
@@ -35,7 +36,7 @@ def at(tree: Any, where: str | type[Any] | Callable[..., Any]) -> "At[Any, Any]"
         tree: A node, or any other tree.
         where: The places, in one of five forms. A function of the tree, `lambda m: m.layers[0].bias`, selects the
             objects that it returns: one, or several in a tuple, list or dict, and then `set` accepts and `get` returns
-            values in the same structure. It is called with the tree itself, and once or twice more to find the places.
+            values in the same structure. It is called with the tree itself, and again to find the places.
             The text of a path, `".layers[0].bias"`, selects one place. The other forms may select many: `get` returns
             a dict by path, `set` accepts such a dict or one value for all, and `apply` calls its function for each
             place. They are: a text with `*` or `**`, such as `".layers[*].bias"` or `"**.bias"`; a predicate,

@@ -30,6 +30,7 @@ _OfCalls: TypeAlias = Literal["placement", "passing", "setting", "option", "batc
 DifferenceKind: TypeAlias = _OfTrees | _OfCalls
 
 _BY_VALUE = ("static", "setting", "option", "batch", "function")  # kinds whose values are printed
+_OF_SAME_SHAPE = ("value", "dtype", "weak_type", "sharding", "placement")
 _OF_TYPES = ("shape", "dtype", "weak_type", "memory_space")
 _MAX_DEPTH = 8  # levels of a static that are searched for the changed values
 _WIDTH, _MAX_SHOWN = 100, 20  # characters per line and entries of a printed list of differences
@@ -267,7 +268,7 @@ def differences(
             continue
         old, new = level_of(a), level_of(b)
         if old is None and new is None:
-            kind_and_reason = _leaf_difference(a, b, compare, path if values else None)
+            kind_and_reason = _leaf_difference(a, b, compare, path, values=values)
             if kind_and_reason is not None:
                 yield Difference(path, a, b, *kind_and_reason)
         elif old is None or new is None or old.cls is not new.cls:
@@ -333,9 +334,9 @@ def _unnamed_differences(path: Path, old: Level, new: Level, compare: Comparator
 
 
 def _leaf_difference(
-    left: Any, right: Any, compare: Comparator, path: Path | None
+    left: Any, right: Any, compare: Comparator, path: Path, *, values: bool
 ) -> "tuple[DifferenceKind, str] | None":
-    """The kind and reason of a difference between leaves; their values are compared if they have a path."""
+    """The kind and reason of a difference between two leaves; None if they are alike."""
     old, new = leaf_type_of(left), leaf_type_of(right)
     if old.anything or new.anything:
         return None
@@ -347,8 +348,8 @@ def _leaf_difference(
         return _difference_of_types(old, new)
     if old.placement is not None and new.placement is not None and old.placement != new.placement:
         return "placement", ""
-    abstract = isinstance(left, LeafType | jax.ShapeDtypeStruct) or isinstance(right, LeafType | jax.ShapeDtypeStruct)
-    if path is None or abstract or leaves_equal(left, right, lambda: path_text(path)):
+    is_abstract = any(isinstance(leaf, LeafType | jax.ShapeDtypeStruct) for leaf in (left, right))
+    if not values or is_abstract or leaves_equal(left, right, lambda: path_text(path)):
         return None
     left, right = _content_of(left), _content_of(right)
     dtypes = [str(getattr(side, "dtype", "")) for side in (left, right)]
@@ -485,9 +486,10 @@ def allclose(actual: object, expected: object, *, rtol: float = 1e-5, atol: floa
 def _line(difference: Difference, rtol: float, atol: float) -> str:
     """The line of a difference, with the distance between the values; empty if they are close."""
     left, right = _content_of(difference.left), _content_of(difference.right)
-    of_values = difference.kind in {"value", "dtype", "weak_type", "sharding", "placement"}
-    of_refs = is_ref(difference.left) != is_ref(difference.right) and np.shape(left) == np.shape(right)
-    if not ((of_values or of_refs) and _is_numeric(left) and _is_numeric(right)):
+    has_same_shape = difference.kind in _OF_SAME_SHAPE
+    if is_ref(difference.left) != is_ref(difference.right):
+        has_same_shape = np.shape(left) == np.shape(right)
+    if not (has_same_shape and _is_numeric(left) and _is_numeric(right)):
         return str(difference)
     a, b, differs, distance = _compare(left, right, rtol, atol)
     if not differs.any():

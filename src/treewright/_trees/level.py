@@ -90,6 +90,9 @@ class LeafType:
 def level_of(value: Any) -> Level | None:
     """One level of a live tree or of a snapshot; None for a leaf. Nothing is unflattened.
 
+    It has JAX's children in JAX's order: any registered class has some, and sets and other dataclasses are leaves. Not
+    so for `contents`, which opens these too, or for texts, which show a subclass of a tuple by its own `repr`.
+
     Raises:
         UnfinishedNodeError: If `value` is a node whose `__init__` has not returned.
     """
@@ -166,17 +169,19 @@ def _named_statics(aux: Any, keys: list[Key], tree: Any) -> Iterator[tuple[Key, 
     """
     if aux is None or _repeats(aux, keys):
         return
-    parts = _items(aux) or (aux,)
-    children = {getattr(key, "name", None) for key in keys}
-    ids = {id(value) for part in (parts, *map(_items, parts)) for value in part}
-    named = [entry for entry in getattr(tree, "__dict__", {}).items() if entry[0] not in children]
-    named = [(name, value) for name, value in named if id(value) in ids]
-    yield from ((GetAttrKey(name), value) for name, value in named)
     if aux is tree:
         yield AuxKey(is_value=True), aux
-    elif not named:
-        rest = tuple(part for part in parts if not _repeats(part, keys))
-        yield AuxKey(), aux if len(rest) == len(parts) else rest
+        return
+    parts = _items(aux) or (aux,)
+    objects = {id(value) for part in parts for value in (part, *_items(part))}
+    children = {getattr(key, "name", None) for key in keys}
+    attributes: dict[str, Any] = getattr(tree, "__dict__", {})
+    named = [name for name, value in attributes.items() if id(value) in objects and name not in children]
+    if named:
+        yield from ((GetAttrKey(name), attributes[name]) for name in named)
+        return
+    rest = tuple(part for part in parts if not _repeats(part, keys))
+    yield AuxKey(), aux if len(rest) == len(parts) else rest
 
 
 def _items(aux: Any) -> tuple[Any, ...]:
@@ -250,11 +255,11 @@ def all_entries(value: Any) -> tuple[tuple[Key, Any], ...] | None:
 def child_of(value: Any, key: Key) -> Any:
     """The child or static with this key, or `NOTHING`."""
     cls = type(value)
-    if is_node_class(cls):
-        is_field = isinstance(key, GetAttrKey) and key.name in info_of(cls).by_name
-        return getattr(value, key.name) if is_field else NOTHING
     if cls in _SEQUENCES:
         return value[key.idx] if isinstance(key, SequenceKey) and 0 <= key.idx < len(value) else NOTHING
+    if is_node_class(cls):
+        is_field = type(key) is GetAttrKey and key.name in info_of(cls).by_name
+        return getattr(value, key.name) if is_field else NOTHING
     return next((child for other, child in all_entries(value) or () if other == key), NOTHING)
 
 
@@ -282,7 +287,7 @@ class Place:
     @property
     def path(self) -> Path:
         """The keys from the root to this place."""
-        return tuple(place.key for place in self.ancestors[1:])
+        return tuple([place.key for place in self.ancestors[1:]])
 
     @property
     def name(self) -> str:
@@ -356,14 +361,14 @@ def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
     Nodes run converters and checks, but not `__post_init__`. Dicts keep their order, and every container its class.
     Statics of foreign classes are set by the constructor if it is a dataclass's generated one, else without it.
     """
-    if is_node(value):
-        return with_fields(value, {key.name: new for key, new in changes.items()})
     cls = type(value)
     if cls in _SEQUENCES:
         items = list(value)
         for key, new in changes.items():
             items[key.idx] = new
         return items if cls is list else tuple(items)
+    if is_node_class(cls):
+        return with_fields(value, {key.name: new for key, new in changes.items()})
     if isinstance(value, dict | FrozenMapping):
         frozen = isinstance(value, FrozenMapping)
         changed: Any = dict(value) if frozen else copy.copy(value)  # copy() keeps the class, such as OrderedDict

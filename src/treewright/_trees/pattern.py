@@ -22,13 +22,13 @@ _STEP = re.compile(
 )
 
 
-def place_of(key: Key) -> tuple[Literal["field", "item"], Any]:
-    """The kind and name of a key: a field's name, an index, a dict key, or the text of a foreign key."""
+def name_in(key: Key) -> Any:
+    """The field's name, index or dict key in a key; the text of a foreign key."""
     if isinstance(key, GetAttrKey):
-        return "field", key.name
+        return key.name
     if isinstance(key, SequenceKey):
-        return "item", key.idx
-    return "item", key.key if hasattr(key, "key") else str(key)
+        return key.idx
+    return key.key if hasattr(key, "key") else str(key)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,9 +45,8 @@ class Step:
 
     def matches(self, key: Key) -> bool:
         """Whether a step with a wildcard matches this key."""
-        kind, name = place_of(key)
-        if kind == "field":
-            return self.kind == "field" and fnmatchcase(name, str(self.name))
+        if isinstance(key, GetAttrKey):
+            return self.kind == "field" and fnmatchcase(key.name, str(self.name))
         return self.kind == "every item"
 
 
@@ -90,17 +89,22 @@ def key_of(place: Place, step: Step) -> Key:
 
 
 def below(place: Place, key: Key) -> Place:
-    below = place.child(key)
-    if below is None:
+    """The place of a child or static.
+
+    Raises:
+        MissingPlaceError: If there is none.
+    """
+    entry = place.child(key)
+    if entry is None:
         raise missing_place(place, key)
-    return below
+    return entry
 
 
 def item_key(value: Any, item: Any) -> Key:
     """The key for `value[item]`; an index may be negative."""
     if not issubclass(type(value), (list, tuple)) or not hasattr(item, "__index__"):
         keys = (key for key, _ in all_entries(value) or ())
-        return next((key for key in keys if place_of(key) == ("item", item)), DictKey(item))
+        return next((key for key in keys if not isinstance(key, GetAttrKey) and name_in(key) == item), DictKey(item))
     index: int = item.__index__()
     if -len(value) <= index < 0:
         index += len(value)
@@ -119,11 +123,11 @@ def missing_place(place: Place, key: Key, anywhere: str = "") -> MissingPlaceErr
         hint = ""
         if hasattr(value, "at") and not isinstance(key, GetAttrKey):
             hint = " To change a part of an array, use .apply(lambda array: array.at[...].set(...))."
-        elif hasattr(value, "at") and hasattr(value, str(place_of(key)[1])):
+        elif hasattr(value, "at") and hasattr(value, str(name_in(key))):
             hint = " Places are not values: to compute with the array, use .apply(lambda array: ...)."
         return MissingPlaceError(f"{place.name} is a leaf, {short_text(value)}, without a place {key} below it.{hint}")
-    by_name = {str(place_of(entry)[1]): str(entry) for entry, _ in entries}
-    meant = did_you_mean(str(place_of(key)[1]), by_name, show=by_name.__getitem__)
+    by_name = {str(name_in(entry)): str(entry) for entry, _ in entries}
+    meant = did_you_mean(str(name_in(key)), by_name, show=by_name.__getitem__)
     inner = next((f" Or did you mean {place.key}{key}?" for place in place.entries() if place.child(key)), "")
     names = listed([str(entry) for entry, _ in entries])
     return MissingPlaceError(

@@ -1,7 +1,11 @@
 """`where=` as a function: run it on the tree, and find the places of the objects that it returns."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Never
+import dataclasses
+import inspect
+import operator
+import types
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Never
 
 import jax
 import numpy as np
@@ -14,247 +18,238 @@ from treewright._trees.pattern import below, item_key, listed
 from treewright.errors import MissingPlaceError
 
 _MAX_SHOWN = 5  # places that a message lists
-_CONTAINERS = frozenset({tuple, list, dict})
-_LEAVES = (jax.Array, np.ndarray, str, int, float)
-_OBJECTS = (jax.Array, np.ndarray, list, dict)
+_LEAVES = (jax.Array, np.ndarray, str, int, float, types.NoneType)
+_SHARED = (types.NoneType, int, str, bytes, type, types.FunctionType)  # an object of these may be in many places
+_EMPTY: Any = ()  # and so may this one
+_STRUCTURES = (tuple, list, dict)  # of several places
+_ONE = jax.tree.structure(0)  # the treedef of a single object
+_NO_RESULT = object()  # the result of a run that raised
 _HOW_CALLED = (
     "A function of one argument is called with the whole tree and returns places in it; a predicate has two, "
     "lambda path, value: ..."
 )
 
 
-class Selection(NamedTuple):
+@dataclasses.dataclass(slots=True)  # not frozen, which takes twice as long
+class Selection:
+    """The places that `where` selects."""
+
     places: Sequence[Place]
     structure: Any = None  # the treedef of the function's result; None for a single place
     is_search: bool = False  # True for a pattern, predicate, class or mask, which may select any number of places
 
 
 def select_by_function(
-    root: Place, where: Callable[[Any], Any], is_mask: Callable[[Any, Any], bool]
-) -> Selection | Any:
-    """The places of the objects that a function returns for the tree itself.
+    where: Callable[[Any], Any], root: Place, as_mask: Callable[[Any], list[bool] | None]
+) -> Selection | list[bool]:
+    """The places of the objects that a function returns for the tree; or if it returns a mask, the mask.
 
-    An object does not know its place, and `None`, numbers and strings are in many. So the function runs a second time,
-    with a recorder: it knows the places and is otherwise like the tree. A place counts only if the tree has there the
-    very object that the function returned, so a recorder that misleads the function can't select a wrong place.
+    An object does not know its place, and `None`, numbers and strings are in many. So the function runs again, with
+    recorders for the nodes and containers, which log the leaves that it reads. The leaves are the tree's own, so the
+    function does the same as before. Objects that it did not read are looked for in the whole tree.
     """
+    result = _result_for_tree(where, root)
+    run = _Run(where, root)
+    structure = run.structure
     try:
-        result = where(root.value)
+        values = structure.flatten_up_to(result)
+    except (ValueError, TypeError):  # to the functions of `jax.tree` a recorder is a leaf
+        places: Sequence[Any] = [None]
+    else:
+        places = list(map(run.place_of, run.returned, values))
+        if None in places and run.read:
+            places = _places_among(run, values, places)
+    if None in places:
+        mask = as_mask(result)
+        if mask is not None:
+            return mask
+        places, structure = _places_found(run, result, places)
+    if not places:
+        raise MissingPlaceError(f"The where function returned no places of {root.name}, but {short_text(result)}.")
+    if structure is _ONE:
+        return Selection(places)
+    _reject_overlaps(places)
+    return Selection(places, structure)
+
+
+def _result_for_tree(where: Callable[[Any], Any], root: Place) -> Any:
+    """The result of a function for the tree; an error names the place that the tree does not have."""
+    try:
+        return where(root.value)
     except Exception as error:
-        run = _Run()
-        run.of(where, root)
-        missing = run.missing
+        missing = _Run(where, root, None).missing
         reason = error if missing is None else missing
         if missing is None or hasattr(jax.Array, getattr(error, "name", None) or ""):  # meant for a leaf
             reason.add_note(_HOW_CALLED)
         if missing is None:
             raise
         raise missing from error
-    if is_mask(result, root.value):
-        return result
-    places, structure = _places_of(root, where, result)
-    if not places:
-        raise MissingPlaceError(f"The where function returned no places of {root.name}, but {short_text(result)}.")
-    if structure is None or jax.tree_util.treedef_is_leaf(structure):
-        return Selection(places)
-    _reject_overlaps(places)
-    return Selection(places, structure)
 
 
-def _places_of(root: Place, where: Callable[[Any], Any], result: Any) -> tuple[list[Place], Any]:
-    """The place of each object in a function's result, and the treedef of the result; None for a single object."""
-    run = _Run()
-    recorded = run.of(where, root)
-    if type(recorded) is _Recorder and _place_of(recorded).value is result and type(result) not in _CONTAINERS:
-        recorded_place = _place_of(recorded)
-        if _is_one_object(result) or run.read_only([recorded_place]):
-            return [recorded_place], None
-    places, structure = _certain_places(root, where, result, run, recorded)
-    if places and None not in places:
-        return [place for place in places if place], structure
-    ids = {*map(id, _flat(result)[0]), id(result)}
-    second = _Run(lambda place: id(place.value) in ids)
-    recorded = second.of(where, root)
-    places, structure = _certain_places(root, where, result, second, recorded)
-    if places and None not in places:
-        return [place for place in places if place], structure
-    by_id = _places_by_id(root)
-    values, structure_of_values = _flat(result, by_id)
-    recorders = _flat(recorded)[0]
-    if structure_of_values != structure or len(places) != len(values):
-        places = recorders = [None] * len(values)
-    found: list[Place] = []
-    for value, place, recorder in zip(values, places, recorders, strict=True):
-        only = place or _only_place(root, value, by_id.get(id(value), []), recorder)
-        if only is None:
-            raise run.missing or _not_a_place(root, value)
-        found.append(only)
-    return found, structure_of_values
+def _places_among(run: "_Run", values: Sequence[Any], places: Sequence[Place | None]) -> Sequence[Place | None]:
+    """The places, also of those leaves that a run has read at several places, as far as they are certain.
 
-
-def _certain_places(
-    root: Place, where: Callable[[Any], Any], result: Any, run: "_Run", recorded: Any
-) -> tuple[list[Place | None], Any]:
-    """The recorded places of the objects in a result, None where it is not certain; empty if the structures differ.
-
-    The object at a recorded place must be the returned one. That is enough for objects that are at one place only. Any
-    other, such as `None`, is certain if the function has read nothing else that could change its way, or if it returns
-    the same place when that place alone has a recorder: if `m.a` and `m.b` are `None`, then
-    `m.a if m.a is None else m.b` returns the `None` of `m.a` for the tree, but the recorder of `m.b`.
+    The function runs with recorders for these leaves too, which know their places, and then only with recorders for
+    those that it did not return. A recorder misled it if it now reads other leaves, or returns one of these: if `m.a`
+    and `m.b` are `None`, then `m.b if m.a is None else m.a` returns the `None` of `m.b`, but the recorder of `m.a`.
     """
-    recorders, structure = _flat(recorded)
-    try:
-        values: list[Any] = structure.flatten_up_to(result)
-    except (ValueError, TypeError):  # to the functions of `jax.tree` a recorder is a leaf
-        return [], structure
-    places = [
-        _place_of(recorder) if type(recorder) is _Recorder and _place_of(recorder).value is value else None
-        for value, recorder in zip(values, recorders, strict=True)
+    unsure = {id(value) for value, place in zip(values, places, strict=True) if place is None} & run.read.keys()
+    paths = {path for key in unsure for path in run.paths(key)}
+    again = _Run(run.where, run.root, paths)
+    others = paths - {_place_of(each).path for each in again.returned if type(each) is _Recorder}
+    without = _Run(run.where, run.root, others) if others else run
+    is_same_way = all(again.paths(key) == run.paths(key) for key in unsure)
+    if not is_same_way or not len(again.returned) == len(without.returned) == len(values):
+        return places
+
+    def place_of(value: Any, place: Place | None, recorder: Any, other: Any) -> Place | None:
+        if place is not None or type(recorder) is not _Recorder or other is not value:
+            return place
+        return _place_of(recorder) if _place_of(recorder).value is value else None
+
+    return list(map(place_of, values, places, again.returned, without.returned))
+
+
+def _places_found(run: "_Run", result: Any, places: Sequence[Place | None]) -> tuple[list[Place], Any]:
+    """The places, and for each object without one the only place that the tree has for it; and the result's treedef."""
+    by_id: dict[int, list[Place]] = {}
+    for place in walk(run.root, Place.entries):
+        by_id.setdefault(id(place.value), []).append(place)
+    values, structure = _flat(result, by_id)
+    returned: Sequence[Any] = run.returned
+    if structure != run.structure:
+        places = returned = [None] * len(values)
+    found = [
+        place or _only_place(run, value, by_id.get(id(value), []), recorder)
+        for value, place, recorder in zip(values, places, returned, strict=True)
     ]
-    shared = {place.path for place in places if place and not _is_one_object(place.value)}
-    if not shared or run.read_only([place for place in places if place]):
-        return places, structure
-    again = _Run(lambda place: place.path in shared).of(where, root)
-    others, structure_again = _flat(again)
-    if structure_again != structure:
-        others = [None] * len(places)
-
-    def is_certain(place: Place | None, other: Any) -> bool:
-        if place is None or _is_one_object(place.value):
-            return True
-        return type(other) is _Recorder and _place_of(other).path == place.path
-
-    return [place if is_certain(place, other) else None for place, other in zip(places, others, strict=True)], structure
+    return found, structure
 
 
-def _only_place(root: Place, value: Any, places: Sequence[Place], recorder: Any) -> Place | None:
-    """The only place of an object; None if it has no place."""
+def _only_place(run: "_Run", value: Any, places: Sequence[Place], recorder: Any) -> Place:
+    """The only place of an object that a function returned, or the place of its recorder."""
+    name = run.root.name
     if len(places) > 1:
         paths = [path_text(place.path) or "the whole tree" for place in places]
         raise ValueError(
-            f"The where function returned {short_text(value)}, which is at {len(places)} places of {root.name}: "
+            f"The where function returned {short_text(value)}, which is at {len(places)} places of {name}: "
             f"{listed(paths, _MAX_SHOWN)}. Select by path, or with a predicate: lambda path, value: ..."
         )
-    if not places and type(recorder) is _Recorder and type(_place_of(recorder).value) is type(value):
-        return _place_of(recorder)  # a class of another library creates its children when it is flattened
-    return places[0] if places else None
-
-
-def _not_a_place(root: Place, value: Any) -> TypeError:
+    if places and not (isinstance(value, _SHARED) or value is _EMPTY):
+        return places[0]
+    if type(recorder) is _Recorder and _has_same_leaves(_place_of(recorder).value, value):
+        return _place_of(recorder)  # flax's FrozenDict creates its inner mappings when they are read
     if isinstance(value, bool | np.bool_):
-        return TypeError(f"The where function returned {value} for the whole tree. {_HOW_CALLED}")
-    return TypeError(
+        raise TypeError(f"The where function returned {value} for the whole tree. {_HOW_CALLED}")
+    missing = _Run(run.where, run.root, None).missing
+    raise missing or TypeError(
         f"The where function must return a place in the tree, or a tuple, list or dict of places, but returned "
-        f"{short_text(value)}, which is not in {root.name}. To change values: "
+        f"{short_text(value)}, which {'it did not read from' if places else 'is not in'} {name}. To change values: "
         f"at(tree, where).apply(lambda value: ...). To select by value, use a predicate: lambda path, value: ..."
     )
 
 
-def _flat(result: Any, places: dict[int, list[Place]] | None = None) -> tuple[list[Any], Any]:
-    """The objects in a tuple, list or dict of places, and its treedef. A tuple that is itself a place is one object."""
-
-    def is_object(value: Any) -> bool:
-        if type(value) is _Recorder or not isinstance(value, tuple | list | dict):
-            return True
-        return places is not None and len(value) > 0 and id(value) in places
-
-    return jax.tree.flatten(result, is_leaf=is_object)
+def _has_same_leaves(left: Any, right: Any) -> bool:
+    ours, theirs = jax.tree.leaves(left), jax.tree.leaves(right)
+    return 0 < len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
 
 
-def _is_one_object(value: Any) -> bool:
-    """Whether an object is normally at one place only, unlike `None`, numbers, strings, functions and `()`."""
-    return is_node(value) or isinstance(value, _OBJECTS)
+def _flat(result: Any, places: Collection[int] = ()) -> tuple[list[Any], Any]:
+    """The objects in a tuple, list or dict, and its treedef."""
+    if _is_object(result, places):
+        return [result], _ONE
+    return jax.tree.flatten(result, is_leaf=lambda value: _is_object(value, places))
 
 
-def _places_by_id(root: Place) -> dict[int, list[Place]]:
-    """All places of the tree, by the `id` of the object there."""
-    places: dict[int, list[Place]] = {}
-    for place in walk(root, Place.entries):
-        places.setdefault(id(place.value), []).append(place)
-    return places
+def _is_object(value: Any, places: Collection[int]) -> bool:
+    """Whether a result is not a structure of several. A tuple that is itself a place is one object."""
+    return type(value) is _Recorder or not isinstance(value, _STRUCTURES) or (id(value) in places and len(value) > 0)
 
 
 # The recorder
 
 
 class _Run:
-    """One call of a function with a recorder: which values are recorded, and which places the function has read."""
+    """One call of a function with a recorder for the tree: what it returns, and the leaves that it reads."""
 
-    __slots__ = ("is_recorded", "missing", "reads")
+    __slots__ = ("is_complete", "missing", "read", "recorded", "returned", "root", "structure", "where")
 
-    def __init__(self, is_recorded: Callable[[Place], bool] | None = None) -> None:
-        self.is_recorded = is_recorded  # None: all values are
-        self.reads: list[Place] = []
-        self.missing: MissingPlaceError | None = None  # the first place that the tree does not have
-
-    def of(self, where: Callable[[Any], Any], root: Place) -> Any:
-        """The result of a function for a recorder; None if the function raises."""
+    def __init__(self, where: Callable[[Any], Any], root: Place, recorded: Collection[Path] | None = ()) -> None:
+        self.where, self.root = where, root
+        self.recorded = recorded  # the leaves that have a recorder too; None for all
+        self.read: dict[int, list[Place]] = {}  # by the `id` of the leaf
+        self.is_complete = True  # False if an object of another library may have read more
+        self.missing: MissingPlaceError | None = None  # a place that the function reads and the tree does not have
+        result: Any = _NO_RESULT
         try:
-            return where(_Recorder(root, self))
+            result = where(_Recorder(root, self))
         except MissingPlaceError as error:
             self.missing = error
-            return None
-        except Exception:  # noqa: BLE001  it has not raised for the tree: the recorder is not enough like it
-            return None
+        except Exception:  # noqa: BLE001, S110  it has not raised for the tree: a recorder is not enough like it
+            pass
+        self.returned, self.structure = _flat(result)
 
-    def read_only(self, places: Sequence[Place]) -> bool:
-        """Whether the function has read only these places and their ancestors."""
-        known = {id(ancestor) for place in places for ancestor in place.ancestors}
-        return all(id(place) in known for place in self.reads)
-
-    def read(self, place: Place) -> Any:
-        """The recorder of a place, or the value there."""
-        self.reads.append(place)
-        if self.is_recorded is None or self.is_recorded(place) or not _is_leaf(place.value):
+    def value_at(self, place: Place) -> Any:
+        """A leaf, or the recorder of a node or container."""
+        value = place.value
+        if not _is_leaf(value):
             return _Recorder(place, self)
-        return place.value
+        self.read.setdefault(id(value), []).append(place)
+        if self.recorded is None or (self.recorded and place.path in self.recorded):
+            return _Recorder(place, self)
+        return value
+
+    def place_of(self, returned: Any, value: Any) -> Place | None:
+        """The place of a value that the function returned in this run; None if it is not certain."""
+        if type(returned) is _Recorder:
+            place = _place_of(returned)
+            return place if place.value is value else None
+        if returned is not value or isinstance(value, int) or not self.is_complete:
+            return None
+        places = self.read.get(id(value), [])
+        return places[0] if len(places) == 1 or len({*self.paths(id(value))}) == 1 else None
+
+    def paths(self, key: int) -> list[Path]:
+        """The places of an object that the function read, in this order."""
+        return [place.path for place in self.read.get(key, ())]
 
 
 class _Recorder:
-    """A place in the tree, for the second run of a function that selects places.
+    """A node, container or leaf of the tree, with its place. It acts like the value, but for its identity and type."""
 
-    Nodes and containers below are recorders too. Any other value below is itself, unless the run records it.
-    """
-
-    # Fields are read as attributes, so this class has no attribute with a name that a field may have.
-    __slots__ = ("_treewright_place", "_treewright_run")
+    __slots__ = ("place", "run")
 
     def __init__(self, place: Place, run: _Run) -> None:
-        self._treewright_place = place
-        self._treewright_run = run
+        self.place = place
+        self.run = run
 
-    def __getattr__(self, name: str) -> Any:
-        place, run = self._treewright_place, self._treewright_run
+    # Every name may be a field, so `_place_of` and `_run_of` read the attributes of this class. isinstance() reads
+    # __class__ here, and gets the value's.
+    def __getattribute__(self, name: str) -> Any:
+        place = _place_of(self)
         entry = place.child(GetAttrKey(name))
-        if entry is not None:
-            if run.is_recorded is None:  # as `read` does, in less time
-                run.reads.append(entry)
-                return _Recorder(entry, run)
-            return run.read(entry)
-        value: Any = place.value
-        if isinstance(value, dict) and name in {"keys", "values", "items"}:
-            return getattr({entry.key.key: run.read(entry) for entry in place.entries()}, name)
-        if hasattr(value, name) and not _is_leaf(value):
-            return getattr(value, name)  # a property or a method
-        return run.read(below(place, GetAttrKey(name)))  # raises
+        return _attribute(self, name) if entry is None else _run_of(self).value_at(entry)
 
     def __getitem__(self, item: Any) -> Any:
+        place = _place_of(self)
         if isinstance(item, slice):
             items = [self[index] for index in range(*item.indices(len(self)))]
-            return tuple(items) if isinstance(_place_of(self).value, tuple) else items
-        place = _place_of(self)
-        return self._treewright_run.read(below(place, item_key(place.value, item)))
-
-    def __len__(self) -> int:
-        return len(_place_of(self).value)
+            return tuple(items) if isinstance(place.value, tuple) else items
+        return _run_of(self).value_at(below(place, item_key(place.value, item)))
 
     def __iter__(self) -> Iterator[Any]:
         place = _place_of(self)
         if isinstance(place.value, dict):
             return iter(place.value)
         if isinstance(place.value, list | tuple):
-            return map(self._treewright_run.read, place.entries())
+            return map(_run_of(self).value_at, place.entries())
         raise TypeError(f"{place.name} can't be iterated over.")
+
+    def __len__(self) -> int:
+        return len(_place_of(self).value)
+
+    def __bool__(self) -> bool:
+        return bool(_place_of(self).value)
 
     def __contains__(self, item: object) -> bool:
         return item in _place_of(self).value
@@ -262,28 +257,46 @@ class _Recorder:
     def __repr__(self) -> str:
         return repr(_place_of(self).value)
 
-    def _reject(self, *_: object, **__: object) -> Never:
+    def __hash__(self) -> int:
+        return hash(_place_of(self).value)
+
+    def __eq__(self, other: object) -> Any:
+        return _place_of(self).value == other
+
+    def __array__(self, *_: object, **__: object) -> Never:
         raise TypeError(f"{_place_of(self).name} has no value here")
 
-    # Checkers know these names on `object`, with different types. isinstance() reads __class__.
-    locals().update(
-        dict.fromkeys(("__bool__", "__eq__", "__ne__", "__array__"), _reject),
-        __hash__=None,
-        __class__=property(lambda self: type(_place_of(self).value)),
-    )
 
-
+_place_of: Callable[[Any], Place] = vars(_Recorder)["place"].__get__
+_run_of: Callable[[Any], _Run] = vars(_Recorder)["run"].__get__
 _Recorder.__module__, _Recorder.__qualname__ = "treewright", "place"  # libraries name the class in warnings
 
 
-def _place_of(recorder: Any) -> Place:
-    place: Place = recorder._treewright_place
-    return place
+def _attribute(recorder: _Recorder, name: str) -> Any:
+    """An attribute that is not a place: a property or method, which reads the recorder; else the value's own."""
+    place, run = _place_of(recorder), _run_of(recorder)
+    value: Any = place.value
+    if name == "__class__":
+        return type(value)
+    if isinstance(value, dict) and name in {"keys", "values", "items"}:
+        return getattr({entry.key.key: run.value_at(entry) for entry in place.entries()}, name)
+    if isinstance(value, dict) and name == "get":
+        return lambda key, default=None: recorder[key] if key in value else default
+    is_leaf = _is_leaf(value)
+    attribute = inspect.getattr_static(type(value), name, None)
+    if isinstance(attribute, property | types.FunctionType) and not is_leaf:
+        return attribute.__get__(recorder, type(value))
+    if not hasattr(value, name) or (is_leaf and run.recorded is None):
+        below(place, GetAttrKey(name))  # raises
+    run.is_complete = False
+    return getattr(value, name)
 
 
 def _is_leaf(value: Any) -> bool:
     """Whether a value has no places below it."""
-    return value is None or isinstance(value, _LEAVES) or (not is_node(value) and all_entries(value) is None)
+    if type(value) in _STRUCTURES:
+        return False
+    return isinstance(value, _LEAVES) or not (is_node(value) or all_entries(value) is not None)
 
 
 def _reject_overlaps(places: Sequence[Place]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from treewright._base.jax_private import jax_trees
 from treewright._base.text import short_text
-from treewright._core import flat_form, info_of, is_node
+from treewright._core import flat_form, info_of, is_node_class
 from treewright._trees.level import reject_classes
 from treewright._trees.where import broadcast, chosen_leaves
 
@@ -86,21 +86,29 @@ def trainable(tree: T) -> T:
         {'norm': Norm(scale=True, mean=False)}
     """
     reject_classes("trainable", tree)
-    mask: T = jax_trees.tree_structure(tree).unflatten(_are_trained(tree))
+    mask: T = jax_trees.tree_structure(tree).unflatten(trained_leaves(tree))
     return mask
 
 
 _ARRAYS = (jax.Array, np.ndarray, float)  # leaves for certain; finding that out from JAX takes ten times as long
 
 
-def _are_trained(tree: Any) -> list[bool]:
+def trained_leaves(tree: Any) -> list[bool]:
     """The mask of `trainable` as a list, in the order of the leaves."""
-    are_trained: list[bool] = []
-    for part in jax_trees.tree_leaves(tree, is_node):
-        if not is_node(part):
-            are_trained.append(True)
+    known: dict[type[Any], bool] = {}  # asked of each node and leaf
+
+    def has_buffers(value: Any) -> bool:
+        cls = type(value)
+        if cls not in known:
+            known[cls] = is_node_class(cls) and any(field.kind == "buffer" for field in info_of(cls).children)
+        return known[cls]
+
+    trained: list[bool] = []
+    for part in jax_trees.tree_leaves(tree, has_buffers):
+        if not has_buffers(part):
+            trained.append(True)
             continue
         for field, child in zip(info_of(part).children, flat_form(part)[0], strict=True):
-            inner = [True] if isinstance(child, _ARRAYS) else _are_trained(child)
-            are_trained += [False] * len(inner) if field.kind == "buffer" else inner
-    return are_trained
+            inner = [True] if isinstance(child, _ARRAYS) else trained_leaves(child)
+            trained += [False] * len(inner) if field.kind == "buffer" else inner
+    return trained

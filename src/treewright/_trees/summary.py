@@ -14,7 +14,7 @@ from treewright._base.lines import counted, table
 from treewright._base.text import array_text, class_name, cut_text, first_names, short_text, text
 from treewright._core import flat_form, is_node
 from treewright._trees.level import child_of, reject_classes
-from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of
+from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of, itemsize_of
 
 _MAX_LENGTH = 40  # characters of a static or another value that is not an array
 _HEAD = ("path", "class", "kind", "shape", "dtype", "count", "bytes", "sharding")
@@ -148,7 +148,7 @@ def summary(tree: object, *, depth: int | None = None) -> Summary:
         for path, parts in groups.items()
     )
     leaves = [item for item in items if item.kind != "static"]
-    return Summary(class_name(tree), rows, _total(leaves, tied), tuple(_notes(tree, leaves)))
+    return Summary(class_name(tree), rows, _total(rows, leaves, tied), tuple(_notes(tree, leaves)))
 
 
 def _row(item: Item, tied: dict[Path, Path]) -> Row:
@@ -174,22 +174,24 @@ def _row(item: Item, tied: dict[Path, Path]) -> Row:
 def _merged_row(tree: object, path: Path, items: Sequence[Item], tied: Collection[Path]) -> Row:
     """The row that sums up a subtree."""
     leaves = [item for item in items if item.kind != "static"]
-    sizes = [elements_in(item.value) for item in leaves]
-    # One value for each dtype, because a text takes longer than all else about a leaf.
-    by_dtype = {_dtype_key(item.value): item.value for item, size in zip(leaves, sizes, strict=True) if size}
+    # By dtype, because the text and the size of a dtype take longer than all else about a leaf.
+    counts: dict[object, int] = {}
+    examples: dict[object, Any] = {}
+    for item in leaves:
+        elements = elements_in(item.value)
+        if elements:
+            dtype = attribute_of(item.value, "dtype") or type(item.value)
+            counts[dtype] = counts.get(dtype, 0) + elements
+            examples[dtype] = item.value
     return Row(
         path_text(path),
         class_name(functools.reduce(child_of, path, tree)),
         ", ".join(dict.fromkeys("tied" if item.path in tied else item.kind for item in leaves or items)),
-        dtype=", ".join(dict.fromkeys(map(_dtype, by_dtype.values()))),
-        count=sum(sizes),
-        nbytes=sum(bytes_in(item.value) for item in leaves),
+        dtype=", ".join(dict.fromkeys(map(_dtype, examples.values()))),
+        count=sum(counts.values()),
+        nbytes=sum(count * itemsize_of(examples[dtype]) for dtype, count in counts.items()),
         sharding=", ".join(dict.fromkeys(filter(None, (_sharding(item.value) for item in leaves)))),
     )
-
-
-def _dtype_key(value: Any) -> object:
-    return attribute_of(value, "dtype") or type(value)
 
 
 def _dtype(value: Any) -> str:
@@ -220,15 +222,14 @@ def _spec_text(spec: Any) -> str:
     return str(shown).replace("PartitionSpec", "P")
 
 
-def _total(leaves: Sequence[Item], tied: Collection[Path]) -> str:
-    size = sum(bytes_in(item.value) for item in leaves)
-    elements = [elements_in(item.value) for item in leaves]
-    total = f"{counted(sum(elements), 'number')}, {counted(size, 'byte')}"
+def _total(rows: Sequence[Row], leaves: Sequence[Item], tied: Collection[Path]) -> str:
+    size = sum(row.nbytes for row in rows)
+    total = f"{counted(sum(row.count for row in rows), 'number')}, {counted(size, 'byte')}"
     if size >= 1024:
         exponent = min((size.bit_length() - 1) // 10, 4)
         total += f" ({size / 1024**exponent:.1f} {'KMGT'[exponent - 1]}iB)"
-    in_buffers = sum(count for item, count in zip(leaves, elements, strict=True) if item.kind == "buffer")
-    in_ties = sum(count for item, count in zip(leaves, elements, strict=True) if item.path in tied)
+    in_buffers = sum(elements_in(item.value) for item in leaves if item.kind == "buffer")
+    in_ties = sum(elements_in(item.value) for item in leaves if item.path in tied)
     parts = [
         f"{number:,} of them {where}" for number, where in ((in_buffers, "in buffers"), (in_ties, "tied")) if number
     ]

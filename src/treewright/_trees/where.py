@@ -14,17 +14,16 @@ import jax
 import numpy as np
 
 from treewright._base.functions import earlier_class_hint
-from treewright._base.jax_private import Path, SequenceKey, jax_trees, path_text
+from treewright._base.jax_private import SequenceKey, jax_trees, path_text
 from treewright._base.text import did_you_mean, short_text, with_article
 from treewright._core import is_node
 from treewright._trees.level import Place, is_none, note_redefined_classes, walk
-from treewright._trees.pattern import Step, below, key_of, listed, missing_place, parse, place_of, with_items
+from treewright._trees.pattern import Step, below, key_of, listed, missing_place, name_in, parse, with_items
 from treewright._trees.selection import Selection, select_by_function
 from treewright.errors import MissingPlaceError
 
 _BOOLS = frozenset({bool, np.bool_})
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
-_MAX_SHOWN = 5  # places that a message lists
 
 
 def select(tree: Any, where: Any) -> Selection:
@@ -38,7 +37,8 @@ def select(tree: Any, where: Any) -> Selection:
     if isinstance(selected, Selection):
         return selected
     paths = [path for path, _ in jax_trees.tree_leaves_with_path(tree)]
-    places = [_place_at(root, path) for path, is_chosen in zip(paths, selected, strict=True) if is_chosen]
+    chosen = [path for path, is_chosen in zip(paths, selected, strict=True) if is_chosen]
+    places = [functools.reduce(below, path, root) for path in chosen]
     if not places:
         raise MissingPlaceError(f"The mask is True for no leaf of {root.name}.")
     return Selection(places, is_search=True)
@@ -76,8 +76,7 @@ def _selected(root: Place, where: Any) -> Selection | list[bool]:
         return _by_mask(root, where)
     if arguments_of(where) == 2:
         return _search(_matching(root, _test_of(where)), lambda: _no_match_for_predicate(root))
-    selected = select_by_function(root, where, _is_mask)
-    return selected if isinstance(selected, Selection) else _by_mask(root, selected)
+    return select_by_function(where, root, lambda result: _as_mask(result, root.value))
 
 
 def _is_function(where: Any) -> bool:
@@ -104,17 +103,18 @@ def _is_static(place: Place) -> bool:
     return any(all(key != child.key for child in parent.children()) for key, parent in parents)
 
 
-def _place_at(root: Place, path: Path) -> Place:
-    return functools.reduce(below, path, root)
-
-
 def _search(places: Iterable[Place], no_match: Callable[[], str]) -> Selection:
-    """The places that no other of them contains."""
-    by_path = {place.path: place for place in places}
-    topmost = [place for path, place in by_path.items() if not any(path[:end] in by_path for end in range(len(path)))]
-    if not topmost:
+    """The places of a search, at least one."""
+    found = list(places)
+    if not found:
         raise MissingPlaceError(no_match())
-    return Selection(topmost, is_search=True)
+    return Selection(found, is_search=True)
+
+
+def _topmost(places: Iterable[Place]) -> list[Place]:
+    """Each place once, without those inside another of them."""
+    by_path = {place.path: place for place in places}
+    return [place for path, place in by_path.items() if not any(path[:end] in by_path for end in range(len(path)))]
 
 
 # A mask
@@ -138,14 +138,13 @@ def _by_mask(root: Place, mask: Any) -> list[bool]:
     return settings
 
 
-def _is_mask(result: Any, tree: Any) -> bool:
-    """Whether a function returned a mask for the tree, as `trainable` does, and not places in it."""
-    if type(result) in _BOOLS:
-        return tree is not result and jax.tree_util.all_leaves((tree,))
-    if type(result) is not type(tree) or result is tree:
-        return False
-    leaves = jax.tree.leaves(result)
-    return all(type(leaf) in _BOOLS for leaf in leaves) and bool(leaves or not jax.tree.leaves(tree))
+def _as_mask(result: Any, tree: Any) -> list[bool] | None:
+    """The settings of a mask that a function returned for the tree, as `trainable` does; None for any other object."""
+    settings, treedef = jax_trees.tree_flatten(result)
+    is_like_tree = type(result) is type(tree) or treedef == jax_trees.tree_structure(tree)
+    if not is_like_tree or any(type(setting) not in _BOOLS for setting in settings):
+        return None
+    return broadcast("where=", result, tree)
 
 
 def broadcast(argument: str, prefix: Any, tree: object) -> list[Any]:
@@ -178,13 +177,14 @@ def jax_error_text(error: ValueError) -> str:
 def _by_path(root: Place, where: str) -> Selection:
     steps = parse(where)
     if not all(step.is_literal for step in steps):
-        return _search(_expand(root, steps), lambda: _no_match(root, where))
+        return _search(_topmost(_expand(root, steps)), lambda: _no_match(root, where))
     place = root
     for step in steps:
-        below = place.child(key_of(place, step))
-        if below is None:
-            raise missing_place(place, key_of(place, step), _anywhere(root, steps))
-        place = below
+        key = key_of(place, step)
+        entry = place.child(key)
+        if entry is None:
+            raise missing_place(place, key, _anywhere(root, steps))
+        place = entry
     return Selection([place])
 
 
@@ -193,7 +193,7 @@ def _anywhere(root: Place, steps: Sequence[Step]) -> str:
     name = steps[0].name
     if len(steps) > 1 or not isinstance(name, str):
         return ""
-    keys = [place.key for place in walk(root, Place.entries) if place.parent and place_of(place.key)[1] == name]
+    keys = [place.key for place in walk(root, Place.entries) if place.parent and name_in(place.key) == name]
     patterns = dict.fromkeys(f'"**{key}"' for key in keys)
     return f" To select it at any depth, write {' or '.join(patterns)}." if patterns else ""
 
@@ -216,7 +216,7 @@ def _expand(place: Place, steps: Sequence[Step]) -> Iterator[Place]:
 
 def _no_match(root: Place, where: str) -> str:
     keys = (place.key for place in walk(root, Place.entries) if place.parent)
-    names = {str(key): str(place_of(key)[1]) for key in keys if not isinstance(key, SequenceKey)}
+    names = {str(key): str(name_in(key)) for key in keys if not isinstance(key, SequenceKey)}
     again = earlier_class_hint(type(root.value))
     meant = did_you_mean(where, names.values()) if where.isidentifier() else ""
     items = with_items(where)

@@ -17,22 +17,22 @@ def sharding_of(leaf: Any) -> Any:
 
 
 def placed_with(others: Iterable[Any], leaves: list[Any]) -> list[Any]:
-    """The leaves; if all others are in one place, those without a device are moved there, replicated over a mesh.
+    """The leaves; if all others are on the same devices, the uncommitted ones are moved there, replicated over a mesh.
 
     The same list if there is nothing to move.
 
     `jit` would also move them, but then recompile for its own results, which are committed.
     """
-    places = {_place_of(leaf) for leaf in others} - {None}
-    if len(places) != 1 or not any(map(_is_movable, leaves)):
+    shardings = {_replicated_over_devices_of(leaf) for leaf in others} - {None}
+    if len(shardings) != 1 or not any(map(_is_movable, leaves)):
         return leaves
-    return [jax.device_put(leaf, *places) if _is_movable(leaf) else leaf for leaf in leaves]
+    return [jax.device_put(leaf, *shardings) if _is_movable(leaf) else leaf for leaf in leaves]
 
 
 def _is_movable(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and sharding_of(leaf) is None
 
 
-def _place_of(leaf: Any) -> Any:
+def _replicated_over_devices_of(leaf: Any) -> Any:
     sharding, whole = sharding_of(leaf), untyped_jax.sharding.PartitionSpec()
     return NamedSharding(sharding.mesh, whole) if isinstance(sharding, NamedSharding) else sharding

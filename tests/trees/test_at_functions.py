@@ -1,0 +1,228 @@
+"""`at` with a function of the tree: the places of the objects that it returns, also of those in many places."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.conftest import importorskip
+from treewright import Module, at, static
+
+
+class Weighted(Module):
+    weight: Any
+    bias: Any = None
+    kind: str = static(default="relu")
+    is_first: bool = static(default=False)
+
+    @property
+    def first(self) -> Any:
+        return self.weight if self.bias is None else self.bias
+
+    def parts(self, name: str) -> list[Any]:
+        return [getattr(self, name)]
+
+
+class Stacked(Module):
+    layers: tuple[Weighted, ...]
+    spare: Any = None
+
+
+def is_weighted(value: Any) -> bool:
+    return isinstance(value, Weighted)
+
+
+EQUINOX_IDIOMS: list[Any] = [
+    lambda m: [layer.bias for layer in m.layers if layer.bias is not None],
+    lambda m: m.layers[0].weight if m.layers[0].bias is None else m.layers[0].bias,
+    lambda m: [x.weight for x in jax.tree.leaves(m, is_leaf=is_weighted) if is_weighted(x)],
+    lambda m: jax.tree.leaves(m),
+    lambda m: [layer.first for layer in m.layers],
+    lambda m: m.layers[1].parts("bias"),
+    lambda m: next(layer.weight for layer in m.layers if layer.kind == "gelu"),
+    lambda m: m.layers[0].weight if m.layers[0].is_first else m.layers[1].weight,
+    lambda m: m.layers,
+    lambda m: [layer.weight for layer in reversed(m.layers)],
+]
+
+
+@pytest.mark.parametrize("where", EQUINOX_IDIOMS)
+def test_a_function_selects_what_equinox_selects(where: Any) -> None:
+    equinox = importorskip("equinox")
+    layers = Weighted(jnp.ones((2, 3))), Weighted(jnp.ones((2, 5)), jnp.ones(5), "gelu")
+    tree = Stacked(layers)
+
+    def ten_times(values: Any) -> Any:
+        return jax.tree.map(lambda value: 10 * value, values)
+
+    changed = at(tree, where).apply(ten_times)
+    expected = equinox.tree_at(where, tree, ten_times(where(tree)))
+    assert changed != tree
+    assert jax.tree.structure(changed) == jax.tree.structure(expected)
+    assert all(map(np.array_equal, jax.tree.leaves(changed), jax.tree.leaves(expected)))
+
+
+def test_values_in_several_places_keep_their_place() -> None:
+    tied = jnp.ones(2)
+    tree = Stacked((Weighted(tied), Weighted(tied)))
+
+    assert at(tree, lambda m: m.layers[1].bias).set(1).layers[1].bias == 1
+    assert [layer.kind for layer in at(tree, lambda m: m.layers[1].kind).set("new").layers] == ["relu", "new"]
+    changed = at(tree, lambda m: m.layers[1].weight).set(0)
+    assert changed.layers[0].weight is tied
+    assert changed.layers[1].weight == 0
+    assert at(tree, lambda m: [layer.bias for layer in m.layers[::-1]]).set([1, 2]).layers[0].bias == 2
+    wide = Stacked((Weighted(tied), Weighted(jnp.ones(5))))
+    assert at(wide, lambda m: max(m.layers, key=lambda layer: layer.weight.size).weight).get() is wide.layers[1].weight
+    assert at(wide, lambda m: [leaf for leaf in jax.tree.leaves(m) if leaf.size == 5]).get() == [wide.layers[1].weight]
+
+
+def message(tree: Any, where: Any) -> str:
+    with pytest.raises((ValueError, TypeError)) as caught:
+        at(tree, where)
+    return str(caught.value)
+
+
+TIED = jnp.ones(2)
+SHARED = Stacked((Weighted(TIED), Weighted(TIED, kind="gelu"), Weighted(TIED, is_first=True)), {"a": None, "b": None})
+
+
+@pytest.mark.parametrize(
+    ("where", "paths"),
+    [
+        (lambda m: m.layers[1].bias if m.layers[1].bias is None else m.layers[0].bias, [".layers[1].bias"]),
+        (lambda m: m.layers[1].first, [".layers[1].weight"]),
+        (lambda m: m.layers[1].parts(name="bias"), [".layers[1].bias"]),
+        (lambda m: next(value for key, value in m.spare.items() if key == "b"), [".spare['b']"]),
+        (lambda m: m.spare.get("b"), [".spare['b']"]),
+        (lambda m: m.spare.get("c", m.layers[2].bias), [".layers[2].bias"]),
+        (lambda m: m.spare["a"] or m.spare["b"], [".spare['b']"]),
+        (lambda m: list(m.spare.values()), [".spare['a']", ".spare['b']"]),
+        (
+            lambda m: [layer.weight for i, layer in enumerate(m.layers) if i != 1],
+            [".layers[0].weight", ".layers[2].weight"],
+        ),
+        (lambda m: [layer.kind for layer in m.layers if layer.kind == "relu"], [".layers[0].kind", ".layers[2].kind"]),
+        (lambda m: sorted(m.layers, key=lambda layer: layer.kind)[1].weight, [".layers[0].weight"]),
+        (lambda m: max(m.layers, key=lambda layer: layer.weight.size).weight, [".layers[0].weight"]),
+        (lambda m: m.layers[-1].weight if m.layers else m.spare, [".layers[2].weight"]),
+        (lambda m, i=1, name="bias": getattr(m.layers[i], name), [".layers[1].bias"]),
+        (lambda m: (m.layers[0].bias, m.layers[1].bias)[1], [".layers[1].bias"]),
+        (lambda m: m.layers[2].is_first, [".layers[2].is_first"]),
+        (lambda m: m.layers[0].bias if m.layers[-1].weight.ndim == 1 else m.layers[0].weight, [".layers[0].bias"]),
+    ],
+)
+def test_an_object_in_many_places_is_selected_where_the_function_read_it(where: Any, paths: list[str]) -> None:
+    assert list(map(path_of, places_of(SHARED, where))) == paths
+
+
+def places_of(tree: Any, where: Any) -> list[str]:
+    """The paths in the `repr` of a selection."""
+    return repr(at(tree, where)).removeprefix("<at ").removesuffix(">").split(", ")
+
+
+def path_of(name: str) -> str:
+    return name.removeprefix("Stacked")
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda m: m.spare["b"] if m.layers[0].bias is None else m.layers[0].bias,
+        lambda m: [m.spare["a"], m.spare["b"]] if m.spare["a"] is None else [m.spare["b"], m.spare["a"]],
+        lambda m: m.layers[0].weight if m.layers[0].weight is m.layers[1].weight else m.layers[1].weight,
+        lambda m: jax.tree.leaves(m)[0],
+        lambda m: next(b if a is None else a for a, b in [m.spare.values()]),
+    ],
+)
+def test_a_place_that_is_not_certain_is_an_error(where: Any) -> None:
+    text = message(SHARED, where)
+    assert re.match(r"The where function returned .*, which is at \d+ places of Stacked: \.layers\[0\]\.", text)
+    assert text.endswith("Select by path, or with a predicate: lambda path, value: ...")
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda m: vars(m.layers[0].__class__).get("nothing"),
+        lambda m: {}.get("bias"),
+        lambda m: getattr(m, "bias", None),
+        lambda m: len(m.layers),
+        lambda m: "gelu",
+    ],
+)
+def test_an_object_that_the_function_computed_is_at_no_place(where: Any) -> None:
+    tree = Stacked((Weighted(1, 2.0), Weighted(3.0, 4.0, "gelu", is_first=True)))
+    assert message(tree, where).startswith("The where function must return a place in the tree, or a tuple, list or di")
+    assert message(tree, lambda m: m.layers[1].kind == "gelu").startswith("The where function returned True for the ")
+
+
+class Base(Module):
+    weight: Any
+
+    def chosen(self) -> Any:
+        return self.weight
+
+
+class Derived(Base):
+    run: Any = None
+
+    def chosen(self) -> Any:
+        return super().chosen() if self.run is None else self.run
+
+
+class Range(NamedTuple):
+    low: Any
+    high: Any
+
+    @property
+    def end(self) -> Any:
+        return self.high
+
+
+@pytest.mark.parametrize(
+    ("tree", "where", "paths"),
+    [
+        ([Derived(TIED), Derived(TIED, TIED)], lambda t: t[1].chosen(), ["[1].run"]),
+        ([Derived(TIED), Derived(TIED)], lambda t: t[1].chosen(), ["[1].weight"]),
+        ([Derived(None), Derived(None)], lambda t: t[1].run, ["[1].run"]),
+        ([Range(None, None)], lambda t: t[0].end, ["[0].high"]),
+        ([Range(None, None)], lambda t: [high for _, high in t], ["[0].high"]),
+        ([None, 1.5, None], lambda t: t[t.index(1.5) + 1], ["[2]"]),
+        ([None, None, None], lambda t: t[::2], ["[0]", "[2]"]),
+        ([1, 1, 1], lambda t: [t[2], t[0]], ["[2]", "[0]"]),
+        ([[3.0], [1.0]], lambda t: t[0] + t[1], ["[0][0]", "[1][0]"]),
+        ([[3.0], [1.0]], min, ["[1]"]),
+        ([jax.nn.relu, jax.nn.relu], lambda t: t[1], ["[1]"]),
+        ([(), ()], lambda t: t[1], ["[1]"]),
+        ({"a": None, "b": None}, lambda t: [t[key] for key in t.keys() - {"a"}], ["['b']"]),
+        (None, lambda t: t, [""]),
+    ],
+)
+def test_methods_and_containers_know_their_places(tree: Any, where: Any, paths: list[str]) -> None:
+    assert [name.removeprefix(type(tree).__name__) for name in places_of(tree, where)] == paths
+
+
+class Flags(Module):
+    use: Any
+    inner: Any = None
+
+
+@pytest.mark.parametrize(
+    ("tree", "where", "changed"),
+    [
+        ([[False, True], [True, True]], lambda t: t[0], [1, [True, True]]),
+        (Flags(Flags(True, False), Flags(False, True)), lambda t: t.inner, Flags(Flags(True, False), 1)),
+        ({"enc": {"w": True}, "dec": {"w": True}}, lambda t: t["enc"], {"enc": 1, "dec": {"w": True}}),
+        (Flags(None, Flags(None)), lambda t: t.inner, Flags(None, 1)),
+        ([[], []], lambda t: t[0], [1, []]),
+        ([True, False], lambda t: [not flag for flag in t], [True, 1]),
+    ],
+)
+def test_a_place_in_a_tree_of_bools_is_not_a_mask(tree: Any, where: Any, changed: Any) -> None:
+    assert at(tree, where).set(1) == changed
