@@ -16,7 +16,7 @@ import numpy as np
 import typing_extensions
 
 from treewright._base.functions import foreign_library, is_generated, native_base, slots_of
-from treewright._base.text import annotation_text, is_node_class, short_text, text_with_class, with_article
+from treewright._base.text import annotation_text, is_node_class, short_text, with_article
 from treewright._core.field_checks import has_jax_arrays, reject_field_on_class
 from treewright._core.field_views import ArgumentView, FieldView, as_view, field_view
 from treewright._core.fields import (
@@ -216,28 +216,16 @@ def _is_special(name: str) -> bool:
 
 
 def _default_problem(draft: _Draft, name: str, value: Any) -> str | None:
-    """Why the default of a field is wrong: mutable, a specifier that was not called, or a field read on its class."""
+    """Why the default of a field is wrong: it is a specifier that was not called, or a field read on its class."""
     default: Any = value.default if type(value) is dataclasses.Field else value
     reject_field_on_class(default)
     specifier = specifier_in(default[0] if type(default) in {tuple, list} and len(default) == 1 else default)
-    if specifier is None and type(default).__hash__ is not None:
+    if specifier is None:
         return None
-    declared = f"{name}: {annotation_text(draft.annotations[name], draft.cls)}"
-    if specifier is not None:
-        return (
-            f"has {specifier} as default, but without parentheses or with a comma after them, so it would be a "
-            f"leaf.\n  Write {declared} = {specifier}()"
-        )
-    if "ClassVar" in declared or "InitVar" in declared:
-        return None
-    kind = options_of(value).get("kind", "child") if type(value) is dataclasses.Field else "child"
-    shown = "..." if hasattr(default, "dtype") else short_text(default)
-    frozen = f"static(default=treewright.freeze({shown}))"
-    problem, fix = "that is not hashable, so it can't be static", frozen
-    if kind != "static":
-        problem, fix = "that all nodes would share", f"{specifier_name(kind)}(default_factory=lambda: {shown})"
-        fix += "" if isinstance(default, jax.Array) else f", or {frozen} for a constant"
-    return f"has a default {problem}: {text_with_class(default)}.\n  Write {declared} = {fix}"
+    return (
+        f"has {specifier} as default, but without parentheses or with a comma after them, so it would be a leaf.\n"
+        f"  Write {name}: {annotation_text(draft.annotations[name], draft.cls)} = {specifier}()"
+    )
 
 
 def _hiding_problem(draft: _Draft, name: str, value: Any) -> str | None:
@@ -346,7 +334,7 @@ def _read_fields(draft: _Draft) -> None:
         vars(base)["__dataclass_params__"].frozen for base in cls.__mro__ if "__dataclass_params__" in vars(base)
     }
     cls.__doc__ = "placeholder"  # Without it, dataclasses would build one from the signature, which does not exist yet.
-    dataclasses.dataclass(
+    decorate = dataclasses.dataclass(
         init=False,
         repr=False,
         eq=options["order"] and options["eq"],  # `order` requires it.
@@ -355,8 +343,29 @@ def _read_fields(draft: _Draft) -> None:
         frozen=True in are_frozen,  # Must agree with base dataclasses; without any, True would only be slower.
         match_args=options["match_args"],
         kw_only=options["kw_only"],
-    )(cls)
+    )
+    try:
+        decorate(cls)
+    except ValueError as error:
+        _note_defaults(draft, error)
+        raise
     cls.__dataclass_params__.frozen = False not in are_frozen
+
+
+def _note_defaults(draft: _Draft, error: ValueError) -> None:
+    """Add the lines to write to the error of `dataclasses` for a default that all nodes would share."""
+    for name, annotation in draft.annotations.items():
+        value = draft.body.get(name)
+        options = options_of(value) if isinstance(value, dataclasses.Field) else {}
+        default: Any = value.default if isinstance(value, dataclasses.Field) else value
+        if type(default).__hash__ is None and f" {name} " in str(error):
+            kind = options.get("kind", "child")
+            shown = "..." if hasattr(default, "dtype") else short_text(default)
+            constant = "numpy.asarray(...)" if isinstance(default, jax.Array) else shown
+            fixes = [f"static(default=treewright.freeze({constant}))"]
+            if kind != "static":
+                fixes.insert(0, f"{specifier_name(kind)}(default_factory=lambda: {shown})")
+            error.add_note(f"Write {name}: {annotation_text(annotation, draft.cls)} = {', or '.join(fixes)}")
 
 
 # 3. The description of the class and its fields
