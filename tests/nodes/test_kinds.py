@@ -27,7 +27,7 @@ from tests.nodes.test_functions import CLOSED, OPEN
 from treewright import Module, diff, freeze, static
 from treewright._contents import contents, unwrap_api_boundary
 from treewright._core import exact_key, kind_of
-from treewright._core.comparison import Scope, comparison_of
+from treewright._core.comparison import comparison_of
 from treewright._core.keys import within
 from treewright._core.kinds import DATACLASS, DTYPE, ENUM, KINDS, NAMEDTUPLE, SCALAR
 from treewright._freeze import FrozenArray, FrozenMapping
@@ -202,12 +202,12 @@ WITH_PARTS: dict[str, Callable[[], Any]] = (
 def test_each_compared_part_is_in_the_contents(make: Callable[[], Any]) -> None:
     value = make()
 
-    for each, how, _ in within(value, Scope()):
+    for each, how, _ in within(value, "field"):
         kind = kind_of(type(each))
-        is_leaf = kind is not None and kind.make is None and not how.is_callable
+        is_leaf = kind is not None and kind.make is None and not how.may_recur
         if not is_leaf and unwrap_api_boundary(each) is each:  # Contents look inside JAX's filter of tracebacks.
             listed = list(map(id, all_contents(each)))
-            for role, parts in how.parts:
+            for role, _, parts in how.parts:
                 compared = parts.values() if isinstance(parts, dict) else parts
                 if isinstance(each, Mapping):  # Its parts are pairs.
                     compared = [item for _, item in compared]
@@ -225,4 +225,4 @@ def test_the_law_detects_a_part_without_contents(monkeypatch: pytest.MonkeyPatch
 
     with pytest.raises(AssertionError):
         test_each_compared_part_is_in_the_contents(lambda: functools.partial(call, Config(1)))
-    assert comparison_of(functools.partial(call, 1), Scope()).parts
+    assert comparison_of(functools.partial(call, 1), "field").parts
