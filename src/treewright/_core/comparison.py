@@ -54,6 +54,7 @@ _PARTIALS = frozenset({functools.partial, jax.tree_util.Partial})
 # Where a value is found: in a field, or in a tuple or the like there; inside a function, partial or method as an
 # argument; or captured by a function: of a library, which captures only constants, a user, or an installed package.
 Place = Literal["field", "argument", "library", "user", "package"]
+By = Literal["value", "parts", "author", "identity"]
 _GIVEN = frozenset({"field", "argument"})  # The user passed the value, so a mutable one is rejected.
 Parts = tuple[tuple[str, Place, Any], ...]  # by role, with their place, in order or by name
 
@@ -72,7 +73,7 @@ class Comparison:
             traceback, so that the value would not be freed: a report would be missing.
     """
 
-    by: Literal["value", "parts", "author", "identity"]
+    by: By
     own: tuple[Any, ...] = ()
     parts: Parts = ()
     reason: str = ""

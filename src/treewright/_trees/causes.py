@@ -6,7 +6,7 @@ import functools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from treewright._base.functions import is_generated, is_library, is_library_func
 from treewright._base.jax_private import Path, path_text
 from treewright._base.text import first_names, short_text
 from treewright._contents import Part, contents, is_method, unwrap_api_boundary
-from treewright._core import how_compared, is_node
+from treewright._core import By, how_compared, is_node
 from treewright._freeze import FrozenArray
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, same_exactly, same_to_jit
 
@@ -31,9 +31,6 @@ _ARRAYS = (jax.Array, np.ndarray)
 _IN_PLACE = " (changed in place)"
 # How a report introduces the parts of a function, by role.
 _VERBS = (("which captured", "captured"), ("which reads the global", "global"), ("with", "attribute"))
-
-# How `jit` compares a value: by its parts, by identity, or with its own `==`.
-Compared = Literal["parts", "object", "value"]
 
 
 class Cause(str):
@@ -77,8 +74,8 @@ class Snapshot:
         cls: The class of the value.
         text: The value in one line.
         parts: Snapshots of its `contents`.
-        compared: How `jit` compares it as a static of a foreign class.
-        exactly: How nodes compare it as a static.
+        foreign: How `jit` compares it as a static of a foreign class: "value" is its own `==`.
+        exact: How nodes compare it as a static.
         reason: Why nodes compare it by identity.
         kept: The value itself, if its class defines `==` and allows no weak reference.
         code: The code of a Python function.
@@ -87,8 +84,8 @@ class Snapshot:
     cls: type[Any]
     text: str
     parts: Mapping[Any, Any]
-    compared: Compared
-    exactly: Compared
+    foreign: By
+    exact: By
     reason: str
     kept: Any
     code: Code | None
@@ -149,11 +146,11 @@ def class_of(value: Any) -> type[Any]:
 def _snapshot_with(value: Any, parts: Mapping[Any, Any]) -> Snapshot:
     cls: Any = type(value)
     is_tuple = isinstance(value, tuple) and cls.__eq__ is tuple.__eq__
-    compared: Compared = "value"
+    foreign: By = "value"
     if cls.__eq__ is object.__eq__ or isinstance(value, _ARRAYS):
-        compared = "object"
+        foreign = "identity"
     elif is_generated(cls.__eq__) or is_tuple or cls in {*_MUTABLE, frozenset} or is_method(value) or is_node(value):
-        compared = "parts"
+        foreign = "parts"
     function = unwrap_api_boundary(value)
     code: Code | None = None
     if isinstance(function, types.FunctionType):
@@ -162,19 +159,10 @@ def _snapshot_with(value: Any, parts: Mapping[Any, Any]) -> Snapshot:
         reference = None if cls in _MUTABLE else weakref.ref(value)
     except TypeError:
         reference = None
-    kept = value if compared == "value" and reference is None else None
-    exactly, reason = _exactly(value, parts, compared)
-    return Snapshot(cls, short_text(value), parts, compared, exactly, reason, kept, code, id(value), reference)
-
-
-def _exactly(value: Any, parts: Mapping[Any, Any], compared: Compared) -> tuple[Compared, str]:
-    """How nodes compare a value, and the reason why by identity."""
+    kept = value if foreign == "value" and reference is None else None
     how = how_compared(value)
-    if how.problem is not None:
-        return compared, ""
-    if how.by == "identity":
-        return "object", how.reason
-    return "parts" if how.by == "parts" and parts else "value", ""
+    exact = foreign if how.problem is not None else how.by
+    return Snapshot(cls, short_text(value), parts, foreign, exact, how.reason, kept, code, id(value), reference)
 
 
 # Differences
@@ -186,15 +174,15 @@ def same(left: Any, right: Any, *, exactly: bool = False) -> bool:
         return True
     if not isinstance(left, Snapshot) or not isinstance(right, Snapshot):
         return same_exactly(left, right) if exactly else same_to_jit(left, right)
-    how = left.exactly if exactly else left.compared
-    if how == "object":
+    how = left.exact if exactly else left.foreign
+    if how == "identity":
         return is_same_object(left, right)
     if not exactly and left.cls is right.cls is types.MethodType:
         return same(left.parts[_FUNCTION], right.parts[_FUNCTION]) and is_same_object(
             left.parts[_SELF], right.parts[_SELF]
         )
     old, new = left.value, right.value
-    if how == "value" and old is not None and new is not None:
+    if (how != "parts" or not left.parts) and old is not None and new is not None:
         equal = (same_exactly if exactly else same_to_jit)(old, new)
         return equal and not (exactly and is_same_object(left, right) and not _same_parts(left, right, alike))
     return _same_definition(left, right) and _same_parts(left, right, alike if exactly else same)
@@ -254,7 +242,7 @@ def _innermost(
     if not (_same_definition(left, right) and (left.parts or right.parts)):
         return []
     entered.add((id(left), id(right)))
-    explains, alive = explains or left.exactly == "object", alive or left.is_alive
+    explains, alive = explains or left.exact == "identity", alive or left.is_alive
     differences: list[Difference] = []
     for key in dict.fromkeys((*left.parts, *right.parts)):
         old, new = left.parts.get(key, ABSENT), right.parts.get(key, ABSENT)
@@ -449,12 +437,12 @@ def _of_objects(old: Snapshot, new: Snapshot) -> Cause | None:
     changed = changes(old, new)
     if changed and is_same_object(old, new) and new.is_alive:
         return Cause("changed in place", f"the same object, changed in place: {_listed(changed)}")
-    if old.compared == "value" and a is not None and b is not None and same(old, new) and hash(a) != hash(b):
+    if old.foreign == "value" and a is not None and b is not None and same(old, new) and hash(a) != hash(b):
         return Cause("unequal hashes", f"{cls.__qualname__}.__eq__ returns True, but the hashes differ")
     changed = [change for change in changed if not _is_bare(change)]
     # A class with a custom way to create instances may keep one per value.
     is_default_new = cls.__new__ is object.__new__ and type(cls).__call__ is type.__call__
-    by_identity = old.compared == old.exactly == "object"
+    by_identity = old.foreign == old.exact == "identity"
     if by_identity and is_default_new and not (is_same_object(old, new) or cls.__module__.startswith("jax")):
         nothing = "; these two have equal attributes" if old.parts else ""
         about = f"; these differ: {_listed(changed)}" if changed else nothing
