@@ -25,14 +25,15 @@ import pytest
 
 from tests.nodes.test_functions import CLOSED, OPEN
 from treewright import Module, diff, freeze, static
+from treewright._base.functions import FrozenValue
 from treewright._contents import contents, unwrap_api_boundary
 from treewright._core import exact_key, kind_of
 from treewright._core.comparison import comparison_of
 from treewright._core.keys import within
-from treewright._core.kinds import DATACLASS, DTYPE, ENUM, KINDS, NAMEDTUPLE, SCALAR
+from treewright._core.kinds import DATACLASS, DTYPE, ENUM, KINDS, NAMEDTUPLE, SCALAR, Kind
 from treewright._freeze import FrozenArray, FrozenMapping
 from treewright._json import encode
-from treewright._trees.causes import alike, snapshot
+from treewright._trees.causes import alike, cause_of, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -171,6 +172,37 @@ def test_keys_json_freeze_and_snapshots_agree(
     assert not alike(snapshot(one), snapshot(different))
     assert diff(Net(one), Net(again)) == []
     assert "setting" in str(diff(Net(one), Net(different)))
+
+
+class Registered(FrozenValue):
+    """A class with a kind of its own and without `==`, so `jit` compares it by identity in all other classes."""
+
+    __slots__ = ("__weakref__", "width")
+    _kind_ = Kind("Registered", lambda value: (value.width,))
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def __repr__(self) -> str:
+        return f"Registered({self.width})"
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_a_registered_class_is_compared_by_its_parts_in_keys_and_reports(place: Callable[[Any], Any]) -> None:
+    one, again, different = place(Registered(1)), place(Registered(1)), place(Registered(2))
+
+    assert exact_key(one) == exact_key(again) != exact_key(different)
+    assert json.dumps(encode(one)) == json.dumps(encode(again)) != json.dumps(encode(different))
+    assert alike(snapshot(one), snapshot(again))
+    assert not alike(snapshot(one), snapshot(different))
+    assert "has no __eq__" not in str(cause_of(one, different))
+
+
+def test_a_report_shows_the_values_of_a_registered_class() -> None:
+    reason = cause_of(functools.partial(call, Registered(1)), functools.partial(call, Registered(2)))
+
+    assert reason == "a new partial of call, with argument 0: Registered(1) -> Registered(2)"
+    assert str(diff(Net(Registered(1)), Net(Registered(2)))[0]) == ".setting (static): Registered(1) -> Registered(2)"
 
 
 PICKLED = {

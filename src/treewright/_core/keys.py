@@ -13,7 +13,7 @@ Keys ignore class attributes: a program that assigns to one, or to a global that
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 from treewright._base.functions import BY_VALUE, C_METHOD_TYPES, METHOD_TYPES, is_library_function
@@ -153,13 +153,16 @@ def how_compared(value: Any) -> Comparison:
 
 
 def watched_below(value: Any, key: Hashable) -> list[Unchanged] | None:
-    """The containers that must be unchanged for an object to have the same key again; None if functions may change."""
+    """The containers that must be unchanged for an object to have the same key again.
+
+    None if that can't be known: a user's function or an object with its author's `==` may have changed.
+    """
     if isinstance(key, tuple) and key[0] == "identity":
         return []
     watched: list[Unchanged] = []
     for part, how, _ in within(value, "field"):
         is_users = type(part) is types.FunctionType and how.by == "parts" and not is_library_function(part)
-        if is_users or (how.by == "author" and isinstance(part, Mapping)):
+        if is_users or how.by == "author":
             return None
         watched += [each for each in how.own if isinstance(each, Unchanged)]
     return watched
