@@ -68,7 +68,7 @@ _LAYERS = types.MappingProxyType(
     }
 )
 _PLACEHOLDER = type(getattr(functools, "Placeholder", None))  # a partial's, from Python 3.14 on
-# Constants whose == is exact.
+# Types whose == is exact between values of one type; and the other numbers, whose == ignores the sign of zero and NaN.
 BY_VALUE = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType, _PLACEHOLDER})
 CONSTANTS = BY_VALUE | {float, complex}
 MISSING: Any = dataclasses.MISSING
@@ -176,7 +176,7 @@ def set_public_module(module: str) -> Callable[[C], C]:
 
     def set_module(cls: C) -> C:
         cls.__module__ = module
-        setattr(cls, "__firstlineno__", None)  # noqa: B010  Then `inspect` reports that the module has no source of it.
+        setattr(cls, "__firstlineno__", None)  # noqa: B010  `inspect` must not look for its source in that module.
         return cls
 
     return set_module

@@ -69,8 +69,8 @@ class Comparison:
         parts: What it contains. It does not count if it is compared by identity, nor do parts that are "uncompared".
         reason: How the value can change. A function, partial or method that reaches it is compared by identity.
         may_recur: Whether it may contain itself: a function, partial or method, or an object or container in one.
-        problem: Creates the error if the value can't be static. An error that is stored would refer to itself by its
-            traceback, so that the value would not be freed: a report would be missing.
+        problem: Creates the error if the value can't be static. A stored error would keep its traceback, and so the
+            value, alive.
     """
 
     by: By
@@ -81,7 +81,7 @@ class Comparison:
     problem: Callable[[], Any] | None = None
 
 
-IDENTITY = Comparison("identity")
+_BY_IDENTITY = Comparison("identity")  # a constant
 
 
 def _rejected(problem: Callable[..., Any], value: Any, **options: bool) -> Comparison:
@@ -104,7 +104,7 @@ def comparison_of(value: Any, place: Place) -> Comparison:
     if kind is not None:
         return _of_kind(kind, value, place)
     if isinstance(value, type):
-        return IDENTITY
+        return _BY_IDENTITY
     if cls in C_METHOD_TYPES or isinstance(value, METHOD_TYPES):
         return _of_library(value, place) if library_of(value) else _of_method(value, place)
     if is_node_class(cls):
@@ -214,7 +214,7 @@ def _by_identity(value: Any, place: Place) -> Comparison:
     if place == "library" and isinstance(value, types.ModuleType):
         is_constant = is_library(value.__name__)
     if is_constant:
-        return IDENTITY
+        return _BY_IDENTITY
     wrapped = instance_attributes(value).get("__wrapped__") if callable(value) else None
     parts = _uncompared(value) if wrapped is None else (("function", "user", (wrapped,)),)
     cls: Any = type(value)
@@ -225,7 +225,7 @@ def _by_identity(value: Any, place: Place) -> Comparison:
 def _of_library(value: Any, place: Place) -> Comparison:
     """A library's function that can be imported. In a partial, or passed to a user's function, it may read files."""
     if place in {"field", "library"} or not may_read_files(value):
-        return IDENTITY
+        return _BY_IDENTITY
     return _changeable(f"calls {short_text(value)}, which may read files")
 
 
@@ -293,7 +293,7 @@ def _of_function(value: types.FunctionType, place: Place) -> Comparison:
     if value.__dict__:
         parts = (*parts, ("attribute", inner, value.__dict__))
     if is_importable and place == "field":
-        return Comparison("identity", (), parts, may_recur=True) if parts else IDENTITY
+        return Comparison("identity", (), parts, may_recur=True) if parts else _BY_IDENTITY
     if from_library:  # == of code ignores the place; cloudpickle drops the file. The other globals are constant.
         return Comparison("parts", (module, value.__qualname__, value.__name__, code), parts, may_recur=True)
     reason, reads = why_open(value)
@@ -331,17 +331,12 @@ def _of_method(value: Any, place: Place) -> Comparison:
     instance = value.__self__
     if isinstance(instance, jax.Array):
         return _rejected(problem_of, instance)
-    own: tuple[Any, ...] = (type(value),)
-    parts: tuple[Any, ...] = (instance,)
-    if type(value) in C_METHOD_TYPES:
-        own = (*own, value)
-    elif library_of(value.__func__):
-        own = (*own, IdentityKey(value.__func__))
-    else:
-        parts = (instance, value.__func__)
-    if place in _GIVEN:  # A list whose method was passed is meant to change.
-        place = "package" if type(value) in C_METHOD_TYPES else "user"
-    return Comparison("parts", own, (("object", place, parts),), may_recur=True)
+    cls, is_given = type(value), place in _GIVEN
+    if cls in C_METHOD_TYPES:  # A list whose method was passed is meant to change.
+        parts: Parts = (("object", "package" if is_given else place, (instance,)),)
+        return Comparison("parts", (cls, value), parts, may_recur=True)
+    parts = (("object", "user" if is_given else place, (instance, value.__func__)),)
+    return Comparison("parts", (cls,), parts, may_recur=True)
 
 
 # Own keys

@@ -11,10 +11,17 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from treewright._base.functions import is_generated, is_library, is_library_function, is_standard_class
+from treewright._base.functions import (
+    CONSTANTS,
+    METHOD_TYPES,
+    is_generated,
+    is_library,
+    is_library_function,
+    is_standard_class,
+)
 from treewright._base.jax_private import Path, path_text
 from treewright._base.text import first_names, short_text
-from treewright._contents import Part, contents, is_method, unwrap_api_boundary
+from treewright._contents import Part, contents, unwrap_api_boundary
 from treewright._core import By, how_compared, is_node
 from treewright._freeze import FrozenArray
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, same_exactly, same_to_jit
@@ -22,12 +29,13 @@ from treewright._trees.diff import ABSENT, Difference, DifferenceKind, same_exac
 _MAX_DEPTH = 8  # levels of a value in its snapshot
 _MAX_PARTS = 400  # parts of a value in its snapshot; further parts are omitted
 _MAX_SHOWN = 3  # changes listed in a cause
+# Values that need no snapshot: they can't change and refer to no arrays. Subclasses may have attributes.
 _CONSTANTS: tuple[Any, ...] = (
-    *(types.NoneType, types.EllipsisType, types.NotImplementedType, bool, int, float, complex, str, bytes),
-    *(type, enum.Enum, np.dtype, np.generic, types.ModuleType, types.BuiltinFunctionType, FrozenArray),
+    *(*CONSTANTS, types.NotImplementedType, type, types.ModuleType, types.BuiltinFunctionType),
+    *(enum.Enum, np.dtype, np.generic, FrozenArray),
 )
-_MUTABLE = (list, dict, set, bytearray)
 _ARRAYS = (jax.Array, np.ndarray)
+_CONTAINERS = frozenset({list, dict, set, bytearray})  # the same object may have other contents later
 _IN_PLACE = " (changed in place)"
 # How a report introduces the parts of a function, by role.
 _VERBS = (("which captured", "captured"), ("which reads the global", "global"), ("with", "attribute"))
@@ -147,16 +155,17 @@ def _snapshot_with(value: Any, parts: Mapping[Any, Any]) -> Snapshot:
     cls: Any = type(value)
     is_tuple = isinstance(value, tuple) and cls.__eq__ is tuple.__eq__
     foreign: By = "value"
+    is_container = is_tuple or cls in {*_CONTAINERS, frozenset} or is_node(value)
     if cls.__eq__ is object.__eq__ or isinstance(value, _ARRAYS):
         foreign = "identity"
-    elif is_generated(cls.__eq__) or is_tuple or cls in {*_MUTABLE, frozenset} or is_method(value) or is_node(value):
+    elif is_container or is_generated(cls.__eq__) or isinstance(value, METHOD_TYPES):
         foreign = "parts"
     function = unwrap_api_boundary(value)
     code: Code | None = None
     if isinstance(function, types.FunctionType):
         code = Code(function.__code__, function.__code__.co_filename, is_library_function(function))
     try:
-        reference = None if cls in _MUTABLE else weakref.ref(value)
+        reference = None if cls in _CONTAINERS else weakref.ref(value)
     except TypeError:
         reference = None
     kept = value if foreign == "value" and reference is None else None
@@ -201,7 +210,7 @@ def is_same_object(left: Any, right: Any) -> bool:
         return left is right
     if left.reference is None or right.reference is None:
         is_same_id = left.cls is right.cls and left.reference is right.reference and left.address == right.address
-        return is_same_id and (left.cls in _MUTABLE or _same_parts(left, right, alike))
+        return is_same_id and (left.cls in _CONTAINERS or _same_parts(left, right, alike))
     return left.is_alive and left.reference() is right.reference()
 
 
@@ -269,11 +278,11 @@ def _is_bare(change: Difference) -> bool:
     return _same_definition(old, new) and not issubclass(old.cls, _ARRAYS) and old.parts.keys() == new.parts.keys()
 
 
-def _listed(differences: Iterable[Difference], below: int = 0) -> str:
-    """`f.factor: 1.0 -> 2.0, config['rate'] (changed in place): 1 -> 2`, by the paths below a number of keys."""
+def _listed(differences: Iterable[Difference]) -> str:
+    """`f.factor: 1.0 -> 2.0, config['rate'] (changed in place): 1 -> 2`, by path."""
 
     def text(change: Difference) -> str:
-        where = path_text(change.path[below:]).lstrip(".") + change.reason
+        where = path_text(change.path).lstrip(".") + change.reason
         if change.kind != "static":
             return f"{where}: {change.change} {change.kind}"
         old, new = short_text(change.left), short_text(change.right)
@@ -394,7 +403,7 @@ def _is_known_same(left: Any, right: Any) -> bool:
     """Whether two values are one object, or equal and made of such; a function or list that is created again is not."""
     if is_same_object(left, right) or not isinstance(left, Snapshot) or not isinstance(right, Snapshot):
         return alike(left, right)
-    can_differ = right.cls in _MUTABLE or right.code is not None or not right.parts
+    can_differ = right.cls in _CONTAINERS or right.code is not None or not right.parts
     return not can_differ and alike(left, right) and _same_parts(left, right, _is_known_same)
 
 
