@@ -13,7 +13,7 @@ Keys ignore class attributes: a program that assigns to one, or to a global that
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from treewright._base.functions import BY_VALUE, C_METHOD_TYPES, METHOD_TYPES, is_library_function
@@ -99,9 +99,11 @@ def _key_of_parts(how: Comparison, entered: Entered | None, doubts: Doubts) -> H
                 _key(part, place, entered, doubts)
             continue
         keys.append(role)
+        values = parts
         if type(parts) is dict:
             keys += parts
-        for part in _values(parts):
+            values = parts.values()
+        for part in values:
             key = (type(part), part) if type(part) in BY_VALUE else _key(part, place, entered, doubts)
             can_change = can_change or key is None
             keys.append(key)
@@ -134,11 +136,8 @@ def within(
         how = comparison_of(each, where)
         yield each, how, where
         for _, inner, parts in how.parts:
-            queue += [(part, inner) for part in _values(parts) if type(part) not in BY_VALUE]
-
-
-def _values(parts: Any) -> Iterable[Any]:
-    return parts.values() if type(parts) is dict else parts
+            values = parts.values() if type(parts) is dict else parts
+            queue += [(part, inner) for part in values if type(part) not in BY_VALUE]
 
 
 def how_compared(value: Any) -> Comparison:

@@ -11,6 +11,7 @@ import itertools
 import operator
 import pickle
 import pkgutil
+import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable
@@ -110,9 +111,10 @@ class StaticTable:
         self.to_check = MAX_CHECKED_NODES  # how many more nodes of the class are checked closely
         self.by_value: dict[Hashable, weakref.ref[Statics]] = {}
         self.by_id: dict[Hashable, weakref.ref[Statics]] = {}
-        # There is no lock, because a lookup may run a user's `__eq__`: `setdefault` adds an entry if none is equal.
         self.in_use: dict[_Entry, _Entry] = {}
         self._doubted: weakref.WeakSet[type[Any]] = weakref.WeakSet()  # classes of values with a warning
+        # Reentrant, because the garbage collector or a user's `__eq__` may run while it is locked.
+        self._lock = threading.RLock()
         self.empty: Statics | None = None if self.names else self.intern_by_key(())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -135,16 +137,17 @@ class StaticTable:
         new = Statics(self, values, keys, None)
         entry = _Entry(new, self._forget)
         statics = None
-        while statics is None:  # Equal statics may be freed at this moment.
-            statics = self.in_use.setdefault(entry, entry)()
-        if statics is new:
-            if all(map(_can_find_by_value, values, keys)):
-                self._remember(self.by_value, (*map(type, values), *values), statics)
-        elif statics.watched is None and all(map(operator.is_, values, statics.values)):
-            watched = list(map(watched_below, values, keys))
-            statics.watched = tuple(itertools.chain(*filter(None, watched)))
-            if None not in watched:
-                self._remember(self.by_id, tuple(map(id, values)), statics)
+        with self._lock:
+            while statics is None:  # Another thread may free equal statics at this moment.
+                statics = self.in_use.setdefault(entry, entry)()
+            if statics is new:
+                if all(map(_can_find_by_value, values, keys)):
+                    self._remember(self.by_value, (*map(type, values), *values), statics)
+            elif statics.watched is None and all(map(operator.is_, values, statics.values)):
+                watched = list(map(watched_below, values, keys))
+                statics.watched = tuple(itertools.chain(*filter(None, watched)))
+                if None not in watched:
+                    self._remember(self.by_id, tuple(map(id, values)), statics)
         return statics
 
     def _forget(self, entry: _Entry) -> None:
@@ -185,8 +188,9 @@ class StaticTable:
         """Add an entry that lives as long as the statics."""
 
         def forget(reference: "weakref.ref[Statics]") -> None:
-            if table.get(key) is reference:
-                table.pop(key, None)
+            with self._lock:
+                if table.get(key) is reference:
+                    del table[key]
 
         table[key] = weakref.ref(statics, forget)
 
