@@ -121,9 +121,9 @@ def _reject_arrays(value: Any, place: Place) -> None:
 
 
 def within(
-    value: Any, place: Place, skip: Callable[[Any], bool] = lambda _: False
+    value: Any, place: Place, *, only_compared: bool = False, skip: Callable[[Any], bool] = lambda _: False
 ) -> Iterator[tuple[Any, Comparison, Place]]:
-    """The value and all that it reaches, each once, with its comparison and place.
+    """The value and all that it reaches, each once, with its comparison and place; or only the parts that are compared.
 
     The walk enters the parts, captured variables, defaults and instances, and the fields of frozen dataclasses.
     """
@@ -135,14 +135,16 @@ def within(
         seen[id(each)] = each
         how = comparison_of(each, where)
         yield each, how, where
-        for _, inner, parts in how.parts:
+        for role, inner, parts in how.parts:
+            if only_compared and role == "uncompared":
+                continue
             values = parts.values() if type(parts) is dict else parts
             queue += [(part, inner) for part in values if type(part) not in BY_VALUE]
 
 
 def how_compared(value: Any) -> Comparison:
     """How nodes compare a static: by identity if a part of a function, partial or method can change."""
-    decisions = within(value, "field")
+    decisions = within(value, "field", only_compared=True)
     _, how, _ = next(decisions)
     if how.may_recur and how.by == "parts":
         for _, each, _ in decisions:
