@@ -295,6 +295,13 @@ def test_a_mutated_dataclass_is_not_confused_with_an_equal_one() -> None:
     assert layer.setting.act == 5
 
 
+def test_a_function_that_also_is_in_a_field_outside_of_an_own_equality_is_compared() -> None:
+    def twice(function: Any) -> Any:
+        return PARTIAL(max, Named("a", function), function)
+
+    assert trace_counts_of(Layer, twice(lambda x: x + 1), twice(lambda x: x + 2)) == [1, 2]
+
+
 def test_a_mutated_captured_list_is_not_confused_with_the_original() -> None:
     mask = {"a": True, "b": True}
     params = {"a": jnp.ones(()), "b": jnp.ones(())}

@@ -94,9 +94,10 @@ def _key_of_parts(how: Comparison, entered: Entered | None, doubts: Doubts) -> H
             can_change = can_change or None in members
             keys.append(members)
             continue
-        if role == "uncompared":
+        if role == "uncompared":  # A function that is in a part too must have its key there, not a number.
+            apart = dict(entered or {})
             for part in parts.values():
-                _key(part, place, entered, doubts)
+                _key(part, place, apart, doubts)
             continue
         keys.append(role)
         values = parts
