@@ -129,7 +129,7 @@ def within(
     The walk enters the parts, captured variables, defaults and instances, and the fields of frozen dataclasses.
     """
     seen: dict[int, Any] = {}
-    queue = [(value, place)]
+    queue: list[tuple[Any, Place]] = [(value, place)]
     for each, where in queue:  # It grows.
         if id(each) in seen or skip(each):
             continue
@@ -140,7 +140,7 @@ def within(
             if only_compared and role == "uncompared":
                 continue
             values = parts.values() if type(parts) is dict else parts
-            queue += [(part, inner) for part in values if type(part) not in BY_VALUE]
+            queue.extend((part, inner) for part in values if type(part) not in BY_VALUE)
 
 
 def how_compared(value: Any) -> Comparison:

@@ -76,7 +76,6 @@ class _Entry(weakref.ref[Statics]):
     """A weak reference to statics that equals another one with the same keys, while both are alive."""
 
     __slots__ = ("hash",)
-
     hash: int
 
     def __new__(cls, statics: Statics, callback: Callable[[Any], Any]) -> Self:
