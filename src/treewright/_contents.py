@@ -17,6 +17,7 @@ import numpy as np
 
 from treewright._base.functions import (
     C_METHOD_TYPES,
+    METHOD_TYPES,
     MISSING,
     captured,
     instance_attributes,
@@ -29,6 +30,7 @@ from treewright._base.jax_private import DictKey, GetAttrKey, Key, SequenceKey, 
 from treewright._base.text import short_text
 from treewright._core import info_of, is_node_class, kind_of
 
+# Values without contents: what they contain belongs to JAX, numpy or Python.
 _WHOLE = (jax.Array, np.ndarray, type, types.ModuleType, types.BuiltinFunctionType)
 _PACKAGES = frozenset({"jax", "jaxlib", "numpy"})
 _NAMES = ("__name__", "__qualname__", "__module__", "__doc__")
@@ -42,11 +44,6 @@ class Part(NamedTuple):
 
     def __str__(self) -> str:
         return "" if self.role == "item" else f".{self.name}"
-
-
-def is_method(value: Any) -> bool:
-    """Whether a value is a method of an instance, which may be a node."""
-    return hasattr(type(value), "__func__") and hasattr(type(value), "__self__")
 
 
 def contents(value: Any) -> Mapping[Key, Any]:
@@ -63,7 +60,7 @@ def contents(value: Any) -> Mapping[Key, Any]:
         return {Part("object", "self"): value.__self__, Part("object", "__func__"): value.__name__}
     if isinstance(value, _WHOLE) or (kind is not None and kind.make is None):
         return {}
-    if is_method(value):
+    if isinstance(value, METHOD_TYPES):
         return {Part("object", "self"): value.__self__, Part("object", "__func__"): value.__func__}
     if callable(value) and getattr(value, "__wrapped__", None) is not None:
         wrapper = _of_wrapper(value)

@@ -37,13 +37,13 @@ class FrozenMapping(FrozenValue, Mapping[K, V_co], Generic[K, V_co]):
     """
 
     __slots__ = ("_items",)
-    _items: dict[K, V_co]
+    _items: Mapping[K, V_co]
     _kind_: ClassVar[Kind] = Kind(
         "FrozenMapping", lambda value: tuple(value.items()), make=lambda *items: FrozenMapping(dict(items))
     )
 
     def __init__(self, items: Mapping[K, V_co]) -> None:
-        object.__setattr__(self, "_items", dict(items))
+        object.__setattr__(self, "_items", types.MappingProxyType(dict(items)))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"can't change {name}: a FrozenMapping is immutable. Create a new one.")
@@ -75,10 +75,10 @@ class FrozenMapping(FrozenValue, Mapping[K, V_co], Generic[K, V_co]):
         return hash(frozenset(self._items.items()))
 
     def __repr__(self) -> str:
-        return f"FrozenMapping({self._items!r})"
+        return f"FrozenMapping({dict(self._items)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (FrozenMapping, (self._items,))
+        return (FrozenMapping, (dict(self._items),))
 
 
 def frozen_array(dtype: Any, shape: tuple[int, ...], data: bytes) -> "FrozenArray":

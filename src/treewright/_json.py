@@ -19,8 +19,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._base import functions as inspected
-from treewright._base.functions import import_path
+from treewright._base.functions import import_path, is_library_function
 from treewright._base.jax_private import DictKey, numbers_of
 from treewright._base.text import cut_text, shape_text
 from treewright._contents import contents
@@ -178,7 +177,7 @@ class _Description:
         module = str(getattr(value, "__module__", None))
         self.modules.add(module)
         name = f"{module}.{getattr(value, '__qualname__', None)}".removeprefix("builtins.")
-        has_code = isinstance(value, types.FunctionType) and ("<" in name or not inspected.is_library_function(value))
+        has_code = isinstance(value, types.FunctionType) and ("<" in name or not is_library_function(value))
         return f"{name}#{self.code(value.__code__)}" if has_code else name
 
     def code(self, code: types.CodeType) -> str:

@@ -134,6 +134,14 @@ def test_a_missing_attribute_lists_the_items_of_a_frozen_mapping() -> None:
         _ = freeze(argparse.Namespace(sizes=[1])).size
 
 
+def test_the_items_of_a_frozen_mapping_are_read_only() -> None:
+    frozen: Any = freeze({"sizes": [1]})
+
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        frozen._items["rate"] = 1
+    assert frozen == copy.deepcopy(frozen) == pickle.loads(pickle.dumps(frozen)) == {"sizes": (1,)}
+
+
 def test_freeze_rejects_object_arrays() -> None:
     for array in (np.array([[], None], dtype=object), np.zeros(2, [("number", int), ("item", object)])):
         with pytest.raises(

@@ -130,6 +130,20 @@ class Mode(enum.Enum):
     TRAIN = "train"
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Named:
+    """Compared by its name, as its author says."""
+
+    name: str
+    function: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Named) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
 class Own:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Own)
@@ -170,6 +184,7 @@ CLOSED: dict[str, Callable[[], Any]] = {
     "a mesh": lambda: PARTIAL(max, MESH),
     "a device": lambda: PARTIAL(jax.device_put, device=jax.devices()[0]),
     "a path": lambda: PARTIAL(max, pathlib.Path("a")),
+    "an object with its own ==": lambda: PARTIAL(max, Named("a", lambda x: x * RATE)),
     "a shard_map": lambda: jax.shard_map(
         lambda x: x,
         mesh=MESH,
@@ -278,6 +293,13 @@ def test_a_mutated_dataclass_is_not_confused_with_an_equal_one() -> None:
 
     assert Layer(1.0, other).setting is other
     assert layer.setting.act == 5
+
+
+def test_a_function_that_also_is_in_a_field_outside_of_an_own_equality_is_compared() -> None:
+    def twice(function: Any) -> Any:
+        return PARTIAL(max, Named("a", function), function)
+
+    assert trace_counts_of(Layer, twice(lambda x: x + 1), twice(lambda x: x + 2)) == [1, 2]
 
 
 def test_a_mutated_captured_list_is_not_confused_with_the_original() -> None:

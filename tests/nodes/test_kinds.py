@@ -25,14 +25,15 @@ import pytest
 
 from tests.nodes.test_functions import CLOSED, OPEN
 from treewright import Module, diff, freeze, static
+from treewright._base.functions import FrozenValue
 from treewright._contents import contents, unwrap_api_boundary
 from treewright._core import exact_key, kind_of
-from treewright._core.comparison import Scope, comparison_of
+from treewright._core.comparison import comparison_of
 from treewright._core.keys import within
-from treewright._core.kinds import DATACLASS, DTYPE, ENUM, KINDS, NAMEDTUPLE, SCALAR
+from treewright._core.kinds import DATACLASS, DTYPE, ENUM, KINDS, NAMEDTUPLE, SCALAR, Kind
 from treewright._freeze import FrozenArray, FrozenMapping
 from treewright._json import encode
-from treewright._trees.causes import alike, snapshot
+from treewright._trees.causes import alike, cause_of, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,6 +174,37 @@ def test_keys_json_freeze_and_snapshots_agree(
     assert "setting" in str(diff(Net(one), Net(different)))
 
 
+class Registered(FrozenValue):
+    """A class with a kind of its own and without `==`, so `jit` compares it by identity in all other classes."""
+
+    __slots__ = ("__weakref__", "width")
+    _kind_ = Kind("Registered", lambda value: (value.width,))
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def __repr__(self) -> str:
+        return f"Registered({self.width})"
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_a_registered_class_is_compared_by_its_parts_in_keys_and_reports(place: Callable[[Any], Any]) -> None:
+    one, again, different = place(Registered(1)), place(Registered(1)), place(Registered(2))
+
+    assert exact_key(one) == exact_key(again) != exact_key(different)
+    assert json.dumps(encode(one)) == json.dumps(encode(again)) != json.dumps(encode(different))
+    assert alike(snapshot(one), snapshot(again))
+    assert not alike(snapshot(one), snapshot(different))
+    assert "has no __eq__" not in str(cause_of(one, different))
+
+
+def test_a_report_shows_the_values_of_a_registered_class() -> None:
+    reason = cause_of(functools.partial(call, Registered(1)), functools.partial(call, Registered(2)))
+
+    assert reason == "a new partial of call, with argument 0: Registered(1) -> Registered(2)"
+    assert str(diff(Net(Registered(1)), Net(Registered(2)))[0]) == ".setting (static): Registered(1) -> Registered(2)"
+
+
 PICKLED = {
     name: makers for name, makers in zip(NAMES, EXAMPLES.values(), strict=True) if name not in {"Mesh", "NamedSharding"}
 }  # JAX can't pickle devices
@@ -202,12 +234,12 @@ WITH_PARTS: dict[str, Callable[[], Any]] = (
 def test_each_compared_part_is_in_the_contents(make: Callable[[], Any]) -> None:
     value = make()
 
-    for each, how, _ in within(value, Scope()):
+    for each, how, _ in within(value, "field"):
         kind = kind_of(type(each))
-        is_leaf = kind is not None and kind.make is None and not how.is_callable
+        is_leaf = kind is not None and kind.make is None and not how.may_recur
         if not is_leaf and unwrap_api_boundary(each) is each:  # Contents look inside JAX's filter of tracebacks.
             listed = list(map(id, all_contents(each)))
-            for role, parts in how.parts:
+            for role, _, parts in how.parts:
                 compared = parts.values() if isinstance(parts, dict) else parts
                 if isinstance(each, Mapping):  # Its parts are pairs.
                     compared = [item for _, item in compared]
@@ -225,4 +257,4 @@ def test_the_law_detects_a_part_without_contents(monkeypatch: pytest.MonkeyPatch
 
     with pytest.raises(AssertionError):
         test_each_compared_part_is_in_the_contents(lambda: functools.partial(call, Config(1)))
-    assert comparison_of(functools.partial(call, 1), Scope()).parts
+    assert comparison_of(functools.partial(call, 1), "field").parts

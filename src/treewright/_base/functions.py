@@ -68,7 +68,7 @@ _LAYERS = types.MappingProxyType(
     }
 )
 _PLACEHOLDER = type(getattr(functools, "Placeholder", None))  # a partial's, from Python 3.14 on
-# Constants whose == is exact.
+# Types whose == is exact between values of one type; and the other numbers, whose == ignores the sign of zero and NaN.
 BY_VALUE = frozenset({str, int, bool, bytes, types.NoneType, types.EllipsisType, _PLACEHOLDER})
 CONSTANTS = BY_VALUE | {float, complex}
 MISSING: Any = dataclasses.MISSING
@@ -176,7 +176,7 @@ def set_public_module(module: str) -> Callable[[C], C]:
 
     def set_module(cls: C) -> C:
         cls.__module__ = module
-        setattr(cls, "__firstlineno__", None)  # noqa: B010  Then `inspect` reports that the module has no source of it.
+        setattr(cls, "__firstlineno__", None)  # noqa: B010  `inspect` must not look for its source in that module.
         return cls
 
     return set_module
@@ -290,26 +290,30 @@ def code_reads(code: types.CodeType) -> tuple[tuple[tuple[str, str], ...], str]:
 
 
 def reads_of(function: Any) -> Iterator[tuple[str, Any, str]]:
-    """The globals that a function reads: the name, such as `settings.RATE`, the value, and its library's module.
+    """The globals that a function reads: the name, such as `settings.RATE`, the value, and its library's module."""
+    for name, attribute in code_reads(function.__code__)[0]:
+        yield _read(function, name, attribute)
+
+
+def _read(function: Any, name: str, attribute: str) -> tuple[str, Any, str]:
+    """A global that a function reads.
 
     The module is empty if the global is not constant: it is not Python's or a library's, or has a new name.
     """
-    for name, attribute in code_reads(function.__code__)[0]:
-        value = function.__globals__.get(name, MISSING)
-        if value is MISSING:
-            value = function.__builtins__.get(name, MISSING)
-            is_constant = value is not MISSING and value is getattr(builtins, name, None)
-            yield name, value, "builtins" if is_constant else ""
-        elif not isinstance(value, types.ModuleType):
-            yield name, value, library_of(value) if getattr(value, "__name__", None) == name else ""
-        elif attribute in vars(value):
-            member = vars(value)[attribute]
-            is_module = isinstance(member, types.ModuleType)
-            is_constant = is_library(member.__name__) if is_module else callable(member) or type(member) in CONSTANTS
-            is_constant = is_constant and is_library(value.__name__)
-            yield f"{name}.{attribute}", member, value.__name__ if is_constant else ""
-        else:
-            yield name, value, value.__name__ if is_library(value.__name__) else ""
+    value = function.__globals__.get(name, MISSING)
+    if value is MISSING:
+        value = function.__builtins__.get(name, MISSING)
+        is_constant = value is not MISSING and value is getattr(builtins, name, None)
+        return name, value, "builtins" if is_constant else ""
+    if not isinstance(value, types.ModuleType):
+        return name, value, library_of(value) if getattr(value, "__name__", None) == name else ""
+    library = value.__name__ if is_library(value.__name__) else ""
+    if attribute not in vars(value):
+        return name, value, library
+    member = vars(value)[attribute]
+    is_module = isinstance(member, types.ModuleType)
+    is_constant = is_library(member.__name__) if is_module else callable(member) or type(member) in CONSTANTS
+    return f"{name}.{attribute}", member, library if is_constant else ""
 
 
 def is_safe(value: Any, module: str) -> bool:
@@ -340,15 +344,16 @@ def why_open(function: types.FunctionType) -> tuple[str, list[Any]]:
         return f"has the attribute {next(iter(attributes))}", []
     if code.co_freevars and code.co_freevars != ("__class__",):
         return f"captures {code.co_freevars[0]}", []
-    more = code_reads(code)[1]
+    reads, more = code_reads(code)
     if more:
         return more, []
-    reads: list[Any] = []
-    for name, value, module in reads_of(function):
+    values: list[Any] = []
+    for read in reads:
+        name, value, module = _read(function, *read)
         if not is_safe(value, module):
             return f"reads the global {name}", []
-        reads.append(value)
-    return "", reads
+        values.append(value)
+    return "", values
 
 
 # Code and captured variables

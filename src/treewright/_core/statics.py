@@ -15,12 +15,12 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Self
 
 from treewright._base.functions import CONSTANTS, import_path, is_pickled_by
 from treewright._base.jax_private import GetAttrKey
 from treewright._base.text import short_text, text
-from treewright._core.comparison import Owner, Scope, Unchanged
+from treewright._core.comparison import Place, Unchanged
 from treewright._core.field_checks import (
     MAX_CHECKED_NODES,
     NoExactKeyError,
@@ -29,25 +29,9 @@ from treewright._core.field_checks import (
     nested_too_deeply,
     rejection,
 )
-from treewright._core.keys import compared_by_itself, identity_key, key_in, watched_below
+from treewright._core.keys import Doubts, compared_by_itself, exact_key, identity_key, watched_below
 from treewright._core.kinds import kind_of, partial_parts, with_parts
 from treewright.errors import StaticWarning, warn_user
-
-
-class _Combination:
-    """The exact keys of a `Statics`, its only owner: entries of unused statics drop out of the weak table."""
-
-    __slots__ = ("__weakref__", "hash", "keys")
-
-    def __init__(self, keys: tuple[Hashable, ...]) -> None:
-        self.keys = keys
-        self.hash = hash(keys)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Combination) and self.keys == other.keys
-
-    def __hash__(self) -> int:
-        return self.hash
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -58,15 +42,13 @@ class Statics:
         table: The table that contains them.
         values: The values in the order of the fields.
         keys: Their exact keys.
-        combination: The entry in the table, which lives as long as this object.
         watched: The containers in the values that must be unchanged when the same objects come again; None until then.
     """
 
-    __slots__ = ("__weakref__", "combination", "keys", "table", "values", "watched")
+    __slots__ = ("__weakref__", "keys", "table", "values", "watched")
     table: "StaticTable"
     values: tuple[Any, ...]
     keys: tuple[Hashable, ...]
-    combination: _Combination
     watched: tuple[Unchanged, ...] | None
 
     def __repr__(self) -> str:
@@ -90,13 +72,32 @@ class Statics:
         return (interned, (self.table, names, tuple(values)))
 
 
+class _Entry(weakref.ref[Statics]):
+    """A weak reference to statics that equals another one with the same keys, while both are alive."""
+
+    __slots__ = ("hash",)
+    hash: int
+
+    def __new__(cls, statics: Statics, callback: Callable[[Any], Any]) -> Self:
+        entry = super().__new__(cls, statics, callback)
+        entry.hash = hash(statics.keys)
+        return entry
+
+    def __eq__(self, other: object) -> bool:
+        ours, theirs = self(), other() if isinstance(other, _Entry) else None
+        return self is other or (ours is not None and theirs is not None and ours.keys == theirs.keys)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+
 @dataclasses.dataclass(eq=False, repr=False)
 class StaticTable:
     """Weak references to the statics of one class that are in use.
 
-    `by_value` finds most of them without computing a key: it maps `(*types, *values)` to a weak reference, for
-    combinations in which type and `==` are exact. The generated `__init__` reads it directly. `by_id` finds objects
-    that came twice, unless their keys may change.
+    `in_use` finds them by their keys. `by_value` finds most of them without computing a key: its own keys are
+    `(*types, *values)`, for combinations in which type and `==` are exact. The generated `__init__` reads it directly.
+    `by_id` finds objects that came twice, unless their keys may change.
     """
 
     owner: type[Any]
@@ -110,7 +111,7 @@ class StaticTable:
         self.warned: set[str] = set()  # children with a warning: one for each field
         self.by_value: dict[Hashable, weakref.ref[Statics]] = {}
         self.by_id: dict[Hashable, weakref.ref[Statics]] = {}
-        self.in_use: weakref.WeakKeyDictionary[_Combination, weakref.ref[Statics]] = weakref.WeakKeyDictionary()
+        self.in_use: dict[_Entry, _Entry] = {}
         self._doubted: weakref.WeakSet[type[Any]] = weakref.WeakSet()  # classes of values with a warning
         # Reentrant, because the garbage collector or a user's `__eq__` may run while it is locked.
         self._lock = threading.RLock()
@@ -132,22 +133,25 @@ class StaticTable:
         repeated = self._find_by_id(values) if self.by_id else None
         if repeated is not None:
             return repeated
-        keys = _Combination(self._keys_of(values))
+        keys = self._keys_of(values)
+        new = Statics(self, values, keys, None)
+        entry = _Entry(new, self._forget)
+        statics = None
         with self._lock:
-            reference = self.in_use.get(keys)
-            statics = None if reference is None else reference()
-            if statics is None:
-                self.in_use.pop(keys, None)  # A dying entry with equal keys would otherwise remove the new one.
-                statics = Statics(self, values, keys.keys, keys, None)
-                self.in_use[keys] = weakref.ref(statics)
-                if all(map(_can_find_by_value, values, keys.keys)):
+            while statics is None:  # Another thread may free equal statics at this moment.
+                statics = self.in_use.setdefault(entry, entry)()
+            if statics is new:
+                if all(map(_can_find_by_value, values, keys)):
                     self._remember(self.by_value, (*map(type, values), *values), statics)
             elif statics.watched is None and all(map(operator.is_, values, statics.values)):
-                watched = list(map(watched_below, values, keys.keys))
+                watched = list(map(watched_below, values, keys))
                 statics.watched = tuple(itertools.chain(*filter(None, watched)))
                 if None not in watched:
                     self._remember(self.by_id, tuple(map(id, values)), statics)
         return statics
+
+    def _forget(self, entry: _Entry) -> None:
+        self.in_use.pop(entry, None)
 
     def _find_by_id(self, values: tuple[Any, ...]) -> Statics | None:
         """The statics of the same objects, if nothing in them has changed."""
@@ -160,11 +164,10 @@ class StaticTable:
         """The exact key of each value. Warns for each mutable object that may be meant as a constant."""
         keys: list[Hashable] = []
         problems: dict[str, NoExactKeyError] = {}
-        doubts: list[tuple[Any, Owner]] = []
-        scope = Scope(None, None, doubts)
         for name, value, by_identity in zip(self.names, values, self.identity, strict=True):
+            doubts: Doubts = []
             try:
-                keys.append(identity_key(value) if by_identity else key_in(value, scope))
+                keys.append(identity_key(value) if by_identity else exact_key(value, doubts))
             except NoExactKeyError as problem:
                 problems[name] = problem
             except RecursionError:
@@ -175,9 +178,9 @@ class StaticTable:
             raise rejection(self.owner, dict(zip(self.names, values, strict=True)), problems)
         return tuple(keys)
 
-    def _doubt(self, name: str, value: Any, changing: Any, owner: Owner) -> None:
+    def _doubt(self, name: str, value: Any, changing: Any, place: Place) -> None:
         """Warn about a mutable object that may be meant as a constant, once for each class."""
-        if type(changing) not in self._doubted and can_change_in_place(changing, owner):
+        if type(changing) not in self._doubted and can_change_in_place(changing, place):
             warn_user(doubt_text(self.owner, name, value, changing), StaticWarning)
             self._doubted.add(type(changing))  # not if the warning was an error, which must come again
 
@@ -192,17 +195,17 @@ class StaticTable:
         table[key] = weakref.ref(statics, forget)
 
 
-def _can_find_by_value(value: Any, key: Hashable) -> bool:
+def _can_find_by_value(value: Any, key: Any) -> bool:
     """Whether a value can replace its exact key in `by_value`.
 
     Its hash and `==` must be exact or by identity. And it must not refer to a node, because it would keep the node
     alive, and so the table's entry. Importable values live forever anyway.
     """
     cls: Any = type(value)
-    if cls in CONSTANTS or issubclass(cls, enum.Enum):
-        return compared_by_itself(value, key)
-    by_identity = cls.__eq__ is object.__eq__ and cls.__hash__ is object.__hash__
-    return by_identity and callable(value) and import_path(value) is not None
+    if key[0] != "identity":
+        return (cls in CONSTANTS or issubclass(cls, enum.Enum)) and compared_by_itself(value, key)
+    is_exact = cls.__eq__ is object.__eq__ and cls.__hash__ is object.__hash__
+    return is_exact and callable(value) and import_path(value) is not None
 
 
 # Pickles. Functions that `pickle` rejects, such as jitted and numpy functions, are replaced by their import paths

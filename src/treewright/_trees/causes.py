@@ -6,34 +6,39 @@ import functools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
 
-from treewright._base.functions import is_generated, is_library, is_library_function, is_standard_class
+from treewright._base.functions import (
+    CONSTANTS,
+    METHOD_TYPES,
+    is_generated,
+    is_library,
+    is_library_function,
+    is_standard_class,
+)
 from treewright._base.jax_private import Path, path_text
 from treewright._base.text import first_names, short_text
-from treewright._contents import Part, contents, is_method, unwrap_api_boundary
-from treewright._core import how_compared, is_node
+from treewright._contents import Part, contents, unwrap_api_boundary
+from treewright._core import By, how_compared, is_node
 from treewright._freeze import FrozenArray
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, same_exactly, same_to_jit
 
 _MAX_DEPTH = 8  # levels of a value in its snapshot
 _MAX_PARTS = 400  # parts of a value in its snapshot; further parts are omitted
 _MAX_SHOWN = 3  # changes listed in a cause
+# Values that need no snapshot: they can't change and refer to no arrays. Subclasses may have attributes.
 _CONSTANTS: tuple[Any, ...] = (
-    *(types.NoneType, types.EllipsisType, types.NotImplementedType, bool, int, float, complex, str, bytes),
-    *(type, enum.Enum, np.dtype, np.generic, types.ModuleType, types.BuiltinFunctionType, FrozenArray),
+    *(*CONSTANTS, types.NotImplementedType, type, types.ModuleType, types.BuiltinFunctionType),
+    *(enum.Enum, np.dtype, np.generic, FrozenArray),
 )
-_MUTABLE = (list, dict, set, bytearray)
 _ARRAYS = (jax.Array, np.ndarray)
+_CONTAINERS = frozenset({list, dict, set, bytearray})  # the same object may have other contents later
 _IN_PLACE = " (changed in place)"
 # How a report introduces the parts of a function, by role.
 _VERBS = (("which captured", "captured"), ("which reads the global", "global"), ("with", "attribute"))
-
-# How `jit` compares a value: by its parts, by identity, or with its own `==`.
-Compared = Literal["parts", "object", "value"]
 
 
 class Cause(str):
@@ -77,8 +82,8 @@ class Snapshot:
         cls: The class of the value.
         text: The value in one line.
         parts: Snapshots of its `contents`.
-        compared: How `jit` compares it as a static of a foreign class.
-        exactly: How nodes compare it as a static.
+        foreign: How `jit` compares it as a static of a foreign class: "value" is its own `==`.
+        exact: How nodes compare it as a static.
         reason: Why nodes compare it by identity.
         kept: The value itself, if its class defines `==` and allows no weak reference.
         code: The code of a Python function.
@@ -87,8 +92,8 @@ class Snapshot:
     cls: type[Any]
     text: str
     parts: Mapping[Any, Any]
-    compared: Compared
-    exactly: Compared
+    foreign: By
+    exact: By
     reason: str
     kept: Any
     code: Code | None
@@ -149,32 +154,24 @@ def class_of(value: Any) -> type[Any]:
 def _snapshot_with(value: Any, parts: Mapping[Any, Any]) -> Snapshot:
     cls: Any = type(value)
     is_tuple = isinstance(value, tuple) and cls.__eq__ is tuple.__eq__
-    compared: Compared = "value"
+    foreign: By = "value"
+    is_container = is_tuple or cls in {*_CONTAINERS, frozenset} or is_node(value)
     if cls.__eq__ is object.__eq__ or isinstance(value, _ARRAYS):
-        compared = "object"
-    elif is_generated(cls.__eq__) or is_tuple or cls in {*_MUTABLE, frozenset} or is_method(value) or is_node(value):
-        compared = "parts"
+        foreign = "identity"
+    elif is_container or is_generated(cls.__eq__) or isinstance(value, METHOD_TYPES):
+        foreign = "parts"
     function = unwrap_api_boundary(value)
     code: Code | None = None
     if isinstance(function, types.FunctionType):
         code = Code(function.__code__, function.__code__.co_filename, is_library_function(function))
     try:
-        reference = None if cls in _MUTABLE else weakref.ref(value)
+        reference = None if cls in _CONTAINERS else weakref.ref(value)
     except TypeError:
         reference = None
-    kept = value if compared == "value" and reference is None else None
-    exactly, reason = _exactly(value, parts, compared)
-    return Snapshot(cls, short_text(value), parts, compared, exactly, reason, kept, code, id(value), reference)
-
-
-def _exactly(value: Any, parts: Mapping[Any, Any], compared: Compared) -> tuple[Compared, str]:
-    """How nodes compare a value, and the reason why by identity."""
+    kept = value if foreign == "value" and reference is None else None
     how = how_compared(value)
-    if how.problem is not None:
-        return compared, ""
-    if how.by == "identity":
-        return "object", how.reason
-    return "parts" if how.by == "parts" and parts else "value", ""
+    exact = foreign if how.problem is not None else how.by
+    return Snapshot(cls, short_text(value), parts, foreign, exact, how.reason, kept, code, id(value), reference)
 
 
 # Differences
@@ -186,15 +183,15 @@ def same(left: Any, right: Any, *, exactly: bool = False) -> bool:
         return True
     if not isinstance(left, Snapshot) or not isinstance(right, Snapshot):
         return same_exactly(left, right) if exactly else same_to_jit(left, right)
-    how = left.exactly if exactly else left.compared
-    if how == "object":
+    how = left.exact if exactly else left.foreign
+    if how == "identity":
         return is_same_object(left, right)
     if not exactly and left.cls is right.cls is types.MethodType:
         return same(left.parts[_FUNCTION], right.parts[_FUNCTION]) and is_same_object(
             left.parts[_SELF], right.parts[_SELF]
         )
     old, new = left.value, right.value
-    if how == "value" and old is not None and new is not None:
+    if (how != "parts" or not left.parts) and old is not None and new is not None:
         equal = (same_exactly if exactly else same_to_jit)(old, new)
         return equal and not (exactly and is_same_object(left, right) and not _same_parts(left, right, alike))
     return _same_definition(left, right) and _same_parts(left, right, alike if exactly else same)
@@ -213,7 +210,7 @@ def is_same_object(left: Any, right: Any) -> bool:
         return left is right
     if left.reference is None or right.reference is None:
         is_same_id = left.cls is right.cls and left.reference is right.reference and left.address == right.address
-        return is_same_id and (left.cls in _MUTABLE or _same_parts(left, right, alike))
+        return is_same_id and (left.cls in _CONTAINERS or _same_parts(left, right, alike))
     return left.is_alive and left.reference() is right.reference()
 
 
@@ -254,7 +251,7 @@ def _innermost(
     if not (_same_definition(left, right) and (left.parts or right.parts)):
         return []
     entered.add((id(left), id(right)))
-    explains, alive = explains or left.exactly == "object", alive or left.is_alive
+    explains, alive = explains or left.exact == "identity", alive or left.is_alive
     differences: list[Difference] = []
     for key in dict.fromkeys((*left.parts, *right.parts)):
         old, new = left.parts.get(key, ABSENT), right.parts.get(key, ABSENT)
@@ -281,11 +278,11 @@ def _is_bare(change: Difference) -> bool:
     return _same_definition(old, new) and not issubclass(old.cls, _ARRAYS) and old.parts.keys() == new.parts.keys()
 
 
-def _listed(differences: Iterable[Difference], below: int = 0) -> str:
-    """`f.factor: 1.0 -> 2.0, config['rate'] (changed in place): 1 -> 2`, by the paths below a number of keys."""
+def _listed(differences: Iterable[Difference]) -> str:
+    """`f.factor: 1.0 -> 2.0, config['rate'] (changed in place): 1 -> 2`, by path."""
 
     def text(change: Difference) -> str:
-        where = path_text(change.path[below:]).lstrip(".") + change.reason
+        where = path_text(change.path).lstrip(".") + change.reason
         if change.kind != "static":
             return f"{where}: {change.change} {change.kind}"
         old, new = short_text(change.left), short_text(change.right)
@@ -406,7 +403,7 @@ def _is_known_same(left: Any, right: Any) -> bool:
     """Whether two values are one object, or equal and made of such; a function or list that is created again is not."""
     if is_same_object(left, right) or not isinstance(left, Snapshot) or not isinstance(right, Snapshot):
         return alike(left, right)
-    can_differ = right.cls in _MUTABLE or right.code is not None or not right.parts
+    can_differ = right.cls in _CONTAINERS or right.code is not None or not right.parts
     return not can_differ and alike(left, right) and _same_parts(left, right, _is_known_same)
 
 
@@ -449,12 +446,12 @@ def _of_objects(old: Snapshot, new: Snapshot) -> Cause | None:
     changed = changes(old, new)
     if changed and is_same_object(old, new) and new.is_alive:
         return Cause("changed in place", f"the same object, changed in place: {_listed(changed)}")
-    if old.compared == "value" and a is not None and b is not None and same(old, new) and hash(a) != hash(b):
+    if old.foreign == "value" and a is not None and b is not None and same(old, new) and hash(a) != hash(b):
         return Cause("unequal hashes", f"{cls.__qualname__}.__eq__ returns True, but the hashes differ")
     changed = [change for change in changed if not _is_bare(change)]
     # A class with a custom way to create instances may keep one per value.
     is_default_new = cls.__new__ is object.__new__ and type(cls).__call__ is type.__call__
-    by_identity = old.compared == old.exactly == "object"
+    by_identity = old.foreign == old.exact == "identity"
     if by_identity and is_default_new and not (is_same_object(old, new) or cls.__module__.startswith("jax")):
         nothing = "; these two have equal attributes" if old.parts else ""
         about = f"; these differ: {_listed(changed)}" if changed else nothing
