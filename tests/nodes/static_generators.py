@@ -13,7 +13,7 @@ import itertools
 import re
 import sys
 import types
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -451,7 +451,7 @@ def call_static(static_value: Any, x: Any) -> Any:
         return [part for part in value if callable(part)][-1](x)
     if isinstance(value, treewright.FrozenMapping):
         return value["f"](x)
-    if isinstance(value, treewright.Static):
+    if isinstance(value, treewright.Static | Same):
         return value.value(x)
     return value(x)
 
@@ -480,6 +480,18 @@ class ByEquality(Module):
     first_values: ClassVar[dict[Any, Any]] = {}
     x: Any
     act: Any = static(converter=lambda value: ByEquality.first_values.setdefault(value, value))
+
+
+class Same(NamedTuple):
+    """A value that equals only itself, whatever its `==`."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 @jax.tree_util.register_dataclass
@@ -527,7 +539,10 @@ class Run:
             node = WAYS[way](self.cls, value)
         except StaticFieldError:  # The law allows rejection.
             return
-        self.nodes.append((value, node, ByIdentity(X, value.value if isinstance(value, treewright.Static) else value)))
+        oracle = value.value if isinstance(value, treewright.Static) else value
+        # By its `==`, JAX would compare this object as it is at that moment, and by luck trace again.
+        oracle = Same(value) if form == "object that is not frozen" else oracle
+        self.nodes.append((value, node, ByIdentity(X, oracle)))
 
     def rebuild(self, index: int) -> None:
         """A node with an earlier value."""

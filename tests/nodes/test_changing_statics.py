@@ -500,10 +500,17 @@ class Hashable:
     k: int = 2
 
 
+@dataclasses.dataclass(frozen=True)
+class FrozenK:
+    k: int
+
+
 @pytest.mark.filterwarnings("ignore::treewright.errors.StaticWarning")
 @pytest.mark.parametrize("route", [BY_VALUE["itself"], BY_VALUE["tuple"], BY_VALUE["partial"]])
-@pytest.mark.parametrize("make", [lambda: Equal(2), Hashable], ids=["own ==", "attrs"])
-def test_an_object_with_its_own_hash_that_changes_is_never_stale(
+@pytest.mark.parametrize(
+    "make", [lambda: Equal(2), Hashable, lambda: FrozenK(2)], ids=["own ==", "attrs", "frozen, by object.__setattr__"]
+)
+def test_a_value_that_is_not_compared_by_identity_is_never_stale(
     route: Callable[[Any], Any], make: Callable[[], Any]
 ) -> None:
     value = make()
@@ -512,7 +519,7 @@ def test_an_object_with_its_own_hash_that_changes_is_never_stale(
     nets = [Net(setting) for _ in range(4)]  # From the third time on, the same objects are found by their ids.
 
     assert [int(jitted(net)) for net in nets] == [2] * 4
-    value.k = 3
+    object.__setattr__(value, "k", 3)
     assert int(jitted(Net(setting))) == 3
 
 

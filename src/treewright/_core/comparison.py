@@ -45,12 +45,12 @@ from treewright._core.kinds import DATACLASS, KINDS, NAMEDTUPLE, Kind, fields_of
 _MAX_ELEMENTS = 4096  # A library's function that captured a larger array is compared by identity.
 _NAMES = operator.attrgetter("__name__", "__qualname__", "__module__", "__doc__")
 _PARTIALS = frozenset({functools.partial, jax.tree_util.Partial})
-# Where a value is found: in a field, or in a tuple or the like there; inside a function, partial or method as an
-# argument; or captured by a function: of a library, which captures only constants, a user, or an installed package.
-Place = Literal["field", "argument", "library", "user", "package"]
+# What holds a value: a field, or a tuple or the like there; the arguments of a function, partial or method; or a
+# function that captured it: a library's, which captures only constants, a user's, or an installed package's.
+Holder = Literal["field", "argument", "library", "user", "package"]
 By = Literal["value", "parts", "author", "identity"]
 _GIVEN = frozenset({"field", "argument"})  # The user passed the value, so a mutable one is rejected.
-Parts = tuple[tuple[str, Place, Any], ...]  # by role, with their place, in order or by name
+Parts = tuple[tuple[str, Holder, Any], ...]  # by role, with their holder, in order or by name
 
 
 @dataclasses.dataclass(slots=True, eq=False)  # not frozen, and no named tuple, because these take 0.1 us more
@@ -87,77 +87,77 @@ def _changeable(reason: str, parts: Parts = ()) -> Comparison:
     return Comparison("identity", (), parts, reason, may_recur=True)
 
 
-def comparison_of(value: Any, place: Place) -> Comparison:
+def comparison_of(value: Any, holder: Holder) -> Comparison:
     """How a value is compared."""
     cls = type(value)
     if cls is types.FunctionType:
-        return _of_function(value, place)
+        return _of_function(value, holder)
     if cls in _PARTIALS:
-        return _of_partial(value, place)
+        return _of_partial(value, holder)
     kind = KINDS.get(cls)
     if kind is not None:
-        return _of_kind(kind, value, place)
+        return _of_kind(kind, value, holder)
     if isinstance(value, type):
         return _BY_IDENTITY
     if cls in C_METHOD_TYPES or isinstance(value, METHOD_TYPES):
-        return _of_library(value, place) if library_of(value) else _of_method(value, place)
+        return _of_library(value, holder) if library_of(value) else _of_method(value, holder)
     if is_node_class(cls):
-        return _of_node(value, place)
-    return _of_object(value, place)
+        return _of_node(value, holder)
+    return _of_object(value, holder)
 
 
 # Values and objects
 
 
-def _of_kind(kind: Kind, value: Any, place: Place) -> Comparison:
+def _of_kind(kind: Kind, value: Any, holder: Holder) -> Comparison:
     cls = type(value)
     if kind.key is not None:
         return Comparison("value", (cls, kind.key(value)))
     parts = kind.parts(value)
     if parts is None:  # more than its parts
-        return _by_identity(value, place)
+        return _by_identity(value, holder)
     own = (cls, Unchanged(value)) if kind is NAMEDTUPLE and cls.__dictoffset__ else (cls,)
     role = "member" if cls is frozenset else "item"
-    return Comparison("parts", own, ((role, place, parts if type(parts) is tuple else tuple(parts)),))
+    return Comparison("parts", own, ((role, holder, parts if type(parts) is tuple else tuple(parts)),))
 
 
-def _of_object(value: Any, place: Place) -> Comparison:
+def _of_object(value: Any, holder: Holder) -> Comparison:
     """The comparison of a value whose exact class is not in the table."""
     cls: Any = type(value)
     kind = kind_of(cls)
     if kind is not None and kind is not DATACLASS:
-        return _of_kind(kind, value, place)
-    if kind is not None and is_generated(cls.__eq__) and (place in _GIVEN or not has_arrays(value)):
-        return _by_fields(value, place)
+        return _of_kind(kind, value, holder)
+    if kind is not None and is_generated(cls.__eq__) and (holder in _GIVEN or not has_arrays(value)):
+        return _by_fields(value, holder)
     is_frozen_dict = isinstance(value, dict) and cls.__hash__ and cls.__setitem__ is not dict.__setitem__
     if isinstance(value, MUTABLE) and not is_frozen_dict:
-        return _of_mutable(value, place)
+        return _of_mutable(value, holder)
     if has_arrays(value):
         return _rejected(arrays_reached, value)
     library = foreign_library(cls)
     if library == "nnx":
-        return _of_mutable(value, place)
+        return _of_mutable(value, holder)
     if library == "linen" and is_generated(cls.__eq__):
-        return _by_fields(value, place)
+        return _by_fields(value, holder)
     if cls.__eq__ is object.__eq__ and cls.__hash__ is object.__hash__:
-        return _by_identity(value, place)
-    return _by_author(value, place)
+        return _by_identity(value, holder)
+    return _by_author(value, holder)
 
 
-def _by_fields(value: Any, place: Place) -> Comparison:
+def _by_fields(value: Any, holder: Holder) -> Comparison:
     """A dataclass by the fields that `==` compares, and by all attributes that are not fields."""
     cls = type(value)
     try:
         named = fields_of(value) | uncached_attributes(value)
     except AttributeError:  # a field without a value
-        return _by_identity(value, place)
+        return _by_identity(value, holder)
     for field in dataclasses.fields(cls):
         if not field.compare:
             named.pop(field.name, None)
     # A custom `__hash__` decides for fields without a hash: nnx's GraphDef contains a list.
     if is_written(cls, "__hash__") and not all(map(_has_hash, named.values())):
-        return _by_author(value, place)
-    return Comparison("parts", (_class_key(cls),), (("field", place, named),))
+        return _by_author(value, holder)
+    return Comparison("parts", (_class_key(cls),), (("field", holder, named),))
 
 
 def _has_hash(value: Any) -> bool:
@@ -170,20 +170,20 @@ def _has_hash(value: Any) -> bool:
     return True
 
 
-def _by_author(value: Any, place: Place) -> Comparison:
+def _by_author(value: Any, holder: Holder) -> Comparison:
     """By class, `hash` and `==` if one of them is custom; otherwise by identity."""
     cls: Any = type(value)
     by_author = has_author(cls)
     if comparison_problem(value, with_equality=by_author) is not None:
-        if place in _GIVEN:
+        if holder in _GIVEN:
             return _rejected(comparison_problem, value, with_equality=by_author)
         return _changeable(f"is {text_with_class(value)}, which can't be compared", _uncompared(value))
     if not by_author:
-        return _by_identity(value, place)
+        return _by_identity(value, holder)
     # The `==` of mappings, such as flax's FrozenDict, ignores the order and the difference of 1 and True.
     if isinstance(value, Mapping):
         items = tuple([(name, value[name]) for name in value])
-        return Comparison("author", (_class_key(cls), value), (("item", place, items),))
+        return Comparison("author", (_class_key(cls), value), (("item", holder, items),))
     parts = _uncompared(value)
     return Comparison("author", (_class_key(cls), value), parts, may_recur=bool(parts))
 
@@ -196,16 +196,16 @@ def _uncompared(value: Any) -> Parts:
     return (("uncompared", "user", instance_attributes(value)),)
 
 
-def _by_identity(value: Any, place: Place) -> Comparison:
+def _by_identity(value: Any, holder: Holder) -> Comparison:
     """An object that is compared by identity, except jitted functions, which have parts."""
     if library_of(value):
-        return _of_library(value, place)
+        return _of_library(value, holder)
     options = jit_options(value)
-    if options is not None and (place != "field" or import_path(value) is None):
-        parts: Parts = (("function", _inside(place), (value.__wrapped__,)),)
+    if options is not None and (holder != "field" or import_path(value) is None):
+        parts: Parts = (("function", _inside(holder), (value.__wrapped__,)),)
         return Comparison("parts", (type(value), options), parts, may_recur=True)
     is_constant = isinstance(value, jax.Device) or type(value) is object or value is MISSING
-    if place == "library" and isinstance(value, types.ModuleType):
+    if holder == "library" and isinstance(value, types.ModuleType):
         is_constant = is_library(value.__name__)
     if is_constant:
         return _BY_IDENTITY
@@ -216,46 +216,46 @@ def _by_identity(value: Any, place: Place) -> Comparison:
     return _changeable(f"is {with_article(cls.__qualname__)}, which {how}", parts)
 
 
-def _of_library(value: Any, place: Place) -> Comparison:
+def _of_library(value: Any, holder: Holder) -> Comparison:
     """A library's function that can be imported. In a partial, or passed to a user's function, it may read files."""
-    if place in {"field", "library"} or not may_read_files(value):
+    if holder in {"field", "library"} or not may_read_files(value):
         return _BY_IDENTITY
     return _changeable(f"calls {short_text(value)}, which may read files")
 
 
-def _of_node(node: Any, place: Place) -> Comparison:
+def _of_node(node: Any, holder: Holder) -> Comparison:
     """A node by its class, its statics, which are one object for equal values, and its children."""
     form = instance_attributes(node).get("_node")
     if not isinstance(form, tuple):
         return _rejected(arrays_reached, node, is_built=False)
     children, statics = form
-    if place not in _GIVEN and has_arrays(node):
+    if holder not in _GIVEN and has_arrays(node):
         return _rejected(arrays_reached, node)
-    parts: Parts = (("item", place, children),)
-    if place != "field":  # The statics may change.
+    parts: Parts = (("item", holder, children),)
+    if holder != "field":  # The statics may change.
         pairs = zip(statics.values, statics.table.identity, strict=True)
-        parts = (*parts, ("static", place, tuple([value for value, by_identity in pairs if not by_identity])))
+        parts = (*parts, ("static", holder, tuple([value for value, by_identity in pairs if not by_identity])))
     return Comparison("parts", (type(node), statics), parts)
 
 
-def _of_mutable(value: Any, place: Place) -> Comparison:
+def _of_mutable(value: Any, holder: Holder) -> Comparison:
     """A list, dict, set or array: by content if a library's function captured it."""
-    if place in _GIVEN:
+    if holder in _GIVEN:
         return _rejected(problem_of, value)
     if isinstance(value, np.ndarray | jax.Array):
-        return _of_array(value, place)
+        return _of_array(value, holder)
     reason = f"is a {type(value).__name__}, which can change"
     if type(value) not in {list, dict, set}:
         return _changeable(reason)
-    parts: Parts = (("item", place, parts_now(value)),)
-    if place != "library":
+    parts: Parts = (("item", holder, parts_now(value)),)
+    if holder != "library":
         return _changeable(reason, parts)
     return Comparison("parts", (type(value), Unchanged(value)), parts, may_recur=True)
 
 
-def _of_array(value: Any, place: Place) -> Comparison:
+def _of_array(value: Any, holder: Holder) -> Comparison:
     """An array by its values, if it is small and a library's function captured it."""
-    is_constant = place == "library" and value.size <= _MAX_ELEMENTS and value.dtype != object
+    is_constant = holder == "library" and value.size <= _MAX_ELEMENTS and value.dtype != object
     try:
         data = numbers_of(value).tobytes() if is_constant and not isinstance(value, Tracer) else None
     except RuntimeError:  # deleted, or partly on other hosts
@@ -270,15 +270,15 @@ def _of_array(value: Any, place: Place) -> Comparison:
 # Functions and methods
 
 
-def _of_function(value: types.FunctionType, place: Place) -> Comparison:
+def _of_function(value: types.FunctionType, holder: Holder) -> Comparison:
     """By code, globals, captured variables and defaults. An importable function is compared by identity."""
     code = value.__code__
     module = value.__globals__.get("__name__")
     from_library = is_library(module)
     is_importable = "<" not in value.__qualname__ and import_path(value) is not None
     if is_importable and from_library:
-        return _of_library(value, place)
-    inner: Place = "library" if from_library else "package" if "-packages" in code.co_filename else "user"
+        return _of_library(value, holder)
+    inner: Holder = "library" if from_library else "package" if "-packages" in code.co_filename else "user"
     parts: Parts = (("captured", inner, captured(value)),) if value.__closure__ else ()
     if value.__defaults__:
         parts = (*parts, ("default", inner, value.__defaults__))
@@ -286,7 +286,7 @@ def _of_function(value: types.FunctionType, place: Place) -> Comparison:
         parts = (*parts, ("keyword", inner, value.__kwdefaults__))
     if value.__dict__:
         parts = (*parts, ("attribute", inner, value.__dict__))
-    if is_importable and place == "field":
+    if is_importable and holder == "field":
         return Comparison("identity", (), parts, may_recur=True) if parts else _BY_IDENTITY
     if from_library:  # == of code ignores the place; cloudpickle drops the file. The other globals are constant.
         return Comparison("parts", (module, value.__qualname__, value.__name__, code), parts, may_recur=True)
@@ -303,14 +303,14 @@ def _of_function(value: types.FunctionType, place: Place) -> Comparison:
     return Comparison("parts", own, (("name", inner, _NAMES(value)), *parts), may_recur=True)
 
 
-def _inside(place: Place) -> Place:
-    """The place of the arguments of a partial or jitted function."""
-    return "argument" if place == "field" else place
+def _inside(holder: Holder) -> Holder:
+    """The holder of the arguments of a partial or jitted function."""
+    return "argument" if holder == "field" else holder
 
 
-def _of_partial(value: functools.partial[Any], place: Place) -> Comparison:
+def _of_partial(value: functools.partial[Any], holder: Holder) -> Comparison:
     """By function and arguments, if it has no attributes."""
-    inner = _inside(place)
+    inner = _inside(holder)
     parts: Parts = (("argument", inner, (value.func, *value.args)),)
     if value.keywords:
         parts = (*parts, ("keyword", inner, value.keywords))
@@ -320,16 +320,16 @@ def _of_partial(value: functools.partial[Any], place: Place) -> Comparison:
     return Comparison("parts", (type(value), Unchanged(value)), parts, may_recur=True)
 
 
-def _of_method(value: Any, place: Place) -> Comparison:
+def _of_method(value: Any, holder: Holder) -> Comparison:
     """By function and instance; a method written in C is compared with its own `==`."""
     instance = value.__self__
     if isinstance(instance, jax.Array):
         return _rejected(problem_of, instance)
-    cls, is_given = type(value), place in _GIVEN
+    cls, is_given = type(value), holder in _GIVEN
     if cls in C_METHOD_TYPES:  # A list whose method was passed is meant to change.
-        parts: Parts = (("object", "package" if is_given else place, (instance,)),)
+        parts: Parts = (("object", "package" if is_given else holder, (instance,)),)
         return Comparison("parts", (cls, value), parts, may_recur=True)
-    parts = (("object", "user" if is_given else place, (instance, value.__func__)),)
+    parts = (("object", "user" if is_given else holder, (instance, value.__func__)),)
     return Comparison("parts", (cls,), parts, may_recur=True)
 
 
@@ -376,12 +376,14 @@ class Unchanged:
 
 
 def parts_now(value: Any) -> tuple[Any, ...]:
-    """The mutable parts of a list, dict, set, numpy array, partial or named tuple."""
+    """The mutable parts of a list, dict, set, numpy array, partial, named tuple or dataclass."""
     if type(value) in _PARTIALS:
         keywords = value.keywords
         return (*keywords, *keywords.values(), *value.__dict__) if keywords or value.__dict__ else ()
     if isinstance(value, np.ndarray):
         return tuple(value.tobytes())  # small ints, which are singletons
+    if dataclasses.is_dataclass(value):
+        return tuple(instance_attributes(value).values())
     if isinstance(value, tuple):
         return tuple(value.__dict__)
     return (*value, *value.values()) if isinstance(value, dict) else tuple(value)

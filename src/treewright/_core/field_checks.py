@@ -265,12 +265,12 @@ def _settable_names(cls: type[Any]) -> Iterator[str]:
                 yield name
 
 
-def can_change_in_place(value: Any, owner: str | None) -> bool:
+def can_change_in_place(value: Any, holder: str) -> bool:
     """Whether an object that no key follows can change: a container of a user's function, or an assignable object."""
     if not isinstance(value, MUTABLE):
         return is_assignable(value)
     is_frozen = isinstance(value, np.ndarray) and not value.flags.writeable
-    return owner == "user" and not is_frozen and not isinstance(value, jax.Array | jax.Ref)
+    return holder == "user" and not is_frozen and not isinstance(value, jax.Array | jax.Ref)
 
 
 def doubt_text(owner: type[Any], name: str, value: Any, changing: Any) -> str:

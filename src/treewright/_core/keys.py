@@ -18,11 +18,11 @@ from typing import Any
 
 from treewright._base.functions import BY_VALUE, C_METHOD_TYPES, METHOD_TYPES, is_library_function
 from treewright._base.text import is_node_class
-from treewright._core.comparison import Comparison, IdentityKey, Place, Unchanged, comparison_of
+from treewright._core.comparison import Comparison, Holder, IdentityKey, Unchanged, comparison_of
 
 _FUNCTIONS = frozenset({types.FunctionType, functools.partial, types.MethodType})  # can't change by assignments
 Entered = dict[int, tuple[int, Any]]  # the callables entered so far, by `id`, each with its number
-Doubts = list[tuple[Any, Place]]  # values that are not compared by value, and their places
+Doubts = list[tuple[Any, Holder]]  # values that are not compared by value, and their holders
 
 
 def exact_key(value: object, doubts: Doubts | None = None) -> Hashable:
@@ -49,7 +49,7 @@ def compared_by_itself(value: object, key: Any) -> bool:
     return len(key) == 2 and key[0] is type(value) and key[1] is value
 
 
-def _key(value: Any, place: Place, entered: Entered | None, doubts: Doubts) -> Hashable:
+def _key(value: Any, holder: Holder, entered: Entered | None, doubts: Doubts) -> Hashable:
     """The exact key of a value; None if it can change inside a function, which is then compared by identity.
 
     Inside a function, partial or method, `entered` is a dict. Because of cycles, a callable that is entered again is
@@ -61,11 +61,11 @@ def _key(value: Any, place: Place, entered: Entered | None, doubts: Doubts) -> H
     is_inside = entered is not None
     if entered is not None and id(value) in entered:
         return entered[id(value)][0]
-    how = comparison_of(value, place)
+    how = comparison_of(value, holder)
     if how.problem is not None:
         raise how.problem()
     if (how.reason or how.by == "author") and cls not in _FUNCTIONS:
-        doubts.append((value, place))
+        doubts.append((value, holder))
     if how.may_recur:
         entered = {} if entered is None else entered
         entered[id(value)] = len(entered), value
@@ -74,7 +74,7 @@ def _key(value: Any, place: Place, entered: Entered | None, doubts: Doubts) -> H
     except RecursionError:  # nested deeper than Python's own stack
         if is_inside or not how.may_recur:
             raise
-        _reject_arrays(value, place)
+        _reject_arrays(value, holder)
         key = None
     if how.by != "identity" and (key is not None or is_inside):
         return key
@@ -88,16 +88,16 @@ def _key_of_parts(how: Comparison, entered: Entered | None, doubts: Doubts) -> H
     """
     keys: list[Any] = [*how.own]
     can_change = False
-    for role, place, parts in how.parts:
+    for role, holder, parts in how.parts:
         if role == "member":  # in any order, so without common numbers
-            members = frozenset([_key(part, place, None if entered is None else {}, doubts) for part in parts])
+            members = frozenset([_key(part, holder, None if entered is None else {}, doubts) for part in parts])
             can_change = can_change or None in members
             keys.append(members)
             continue
         if role == "uncompared":  # A function that is in a part too must have its key there, not a number.
             apart = dict(entered or {})
             for part in parts.values():
-                _key(part, place, apart, doubts)
+                _key(part, holder, apart, doubts)
             continue
         keys.append(role)
         values = parts
@@ -105,15 +105,15 @@ def _key_of_parts(how: Comparison, entered: Entered | None, doubts: Doubts) -> H
             keys += parts
             values = parts.values()
         for part in values:
-            key = (type(part), part) if type(part) in BY_VALUE else _key(part, place, entered, doubts)
+            key = (type(part), part) if type(part) in BY_VALUE else _key(part, holder, entered, doubts)
             can_change = can_change or key is None
             keys.append(key)
     return None if can_change else tuple(keys)
 
 
-def _reject_arrays(value: Any, place: Place) -> None:
+def _reject_arrays(value: Any, holder: Holder) -> None:
     """Raise if a value that is nested too deeply for a key reaches a node with arrays."""
-    for _, how, _ in within(value, place):
+    for _, how, _ in within(value, holder):
         if how.problem is not None:
             raise how.problem()
 
@@ -122,14 +122,14 @@ def _reject_arrays(value: Any, place: Place) -> None:
 
 
 def within(
-    value: Any, place: Place, *, only_compared: bool = False, skip: Callable[[Any], bool] = lambda _: False
-) -> Iterator[tuple[Any, Comparison, Place]]:
-    """The value and all that it reaches, each once, with its comparison and place; or only the parts that are compared.
+    value: Any, holder: Holder, *, only_compared: bool = False, skip: Callable[[Any], bool] = lambda _: False
+) -> Iterator[tuple[Any, Comparison, Holder]]:
+    """The value and all that it reaches, or only what is compared, each once, with its comparison and holder.
 
     The walk enters the parts, captured variables, defaults and instances, and the fields of frozen dataclasses.
     """
     seen: dict[int, Any] = {}
-    queue: list[tuple[Any, Place]] = [(value, place)]
+    queue: list[tuple[Any, Holder]] = [(value, holder)]
     for each, where in queue:  # It grows.
         if id(each) in seen or skip(each):
             continue
@@ -155,7 +155,7 @@ def how_compared(value: Any) -> Comparison:
 
 
 def watched_below(value: Any, key: Hashable) -> list[Unchanged] | None:
-    """The containers that must be unchanged for an object to have the same key again.
+    """The containers and dataclasses that must be unchanged for an object to have the same key again.
 
     None if that can't be known: a user's function or an object with its author's `==` may have changed.
     """
@@ -167,6 +167,8 @@ def watched_below(value: Any, key: Hashable) -> list[Unchanged] | None:
         if is_users or how.by == "author":
             return None
         watched += [each for each in how.own if isinstance(each, Unchanged)]
+        if how.by == "parts" and dataclasses.is_dataclass(part) and not is_node_class(type(part)):
+            watched.append(Unchanged(part))  # `object.__setattr__` changes frozen ones too
     return watched
 
 

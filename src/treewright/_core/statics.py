@@ -20,7 +20,7 @@ from typing import Any, Self
 from treewright._base.functions import CONSTANTS, import_path, is_pickled_by
 from treewright._base.jax_private import GetAttrKey
 from treewright._base.text import short_text, text
-from treewright._core.comparison import Place, Unchanged
+from treewright._core.comparison import Holder, Unchanged
 from treewright._core.field_checks import (
     MAX_CHECKED_NODES,
     NoExactKeyError,
@@ -178,9 +178,9 @@ class StaticTable:
             raise rejection(self.owner, dict(zip(self.names, values, strict=True)), problems)
         return tuple(keys)
 
-    def _doubt(self, name: str, value: Any, changing: Any, place: Place) -> None:
+    def _doubt(self, name: str, value: Any, changing: Any, holder: Holder) -> None:
         """Warn about a mutable object that may be meant as a constant, once for each class."""
-        if type(changing) not in self._doubted and can_change_in_place(changing, place):
+        if type(changing) not in self._doubted and can_change_in_place(changing, holder):
             warn_user(doubt_text(self.owner, name, value, changing), StaticWarning)
             self._doubted.add(type(changing))  # not if the warning was an error, which must come again
 
