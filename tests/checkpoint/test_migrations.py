@@ -250,9 +250,12 @@ def test_small_leaves_are_read_together_in_either_order(
         manager.save(1, tree)
     reads: list[Any] = []
     plain = ocp.PyTreeCheckpointHandler.restore
-    monkeypatch.setattr(
-        ocp.PyTreeCheckpointHandler, "restore", lambda *args, **options: reads.append(1) or plain(*args, **options)
-    )
+
+    def counted(*args: Any, **options: Any) -> Any:
+        reads.append(1)
+        return plain(*args, **options)
+
+    monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", counted)
 
     def migrate(leaves: dict[str, Any]) -> Any:
         if order == "forwards":
@@ -272,7 +275,11 @@ def test_a_leaf_is_not_read_after_the_load(tmp_path: Path) -> None:
     save(tmp_path / "x", {"a": 1.0, "b": 2.0})
     kept: list[dict[str, Any]] = []
 
-    load(tmp_path / "x", like={"a": 0.0, "b": 0.0}, migrate=lambda leaves: kept.append(leaves) or leaves)
+    def migrate(leaves: dict[str, Any]) -> dict[str, Any]:
+        kept.append(leaves)
+        return leaves
+
+    load(tmp_path / "x", like={"a": 0.0, "b": 0.0}, migrate=migrate)
 
     with pytest.raises(CheckpointError, match=r"\['a'\] was used after the checkpoint was loaded\. Read leaves inside"):
         _ = kept[0]["a"]

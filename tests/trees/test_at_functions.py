@@ -150,7 +150,7 @@ def test_a_place_that_is_not_certain_is_an_error(where: Any) -> None:
     "where",
     [
         lambda m: vars(m.layers[0].__class__).get("nothing"),
-        lambda m: {}.get("bias"),
+        lambda m: dict[str, Any]().get("bias"),
         lambda m: getattr(m, "bias", None),
         lambda m: len(m.layers),
         lambda m: "gelu",
