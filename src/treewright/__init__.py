@@ -132,7 +132,7 @@ else:
             from treewright._names_elsewhere import INSTEAD
 
             if name in INSTEAD:
-                problem = f"treewright has no {name}. Write {INSTEAD[name]}."
+                problem = f"treewright has no {name}. Instead: {INSTEAD[name]}."
                 # `hasattr` needs an AttributeError, but `from treewright import tree_at` would replace its text.
                 if sys._getframe(1).f_code.co_name == "_handle_fromlist":
                     raise ImportError(problem, name=__name__)

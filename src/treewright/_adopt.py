@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treewright._base.functions import set_public_module
+from treewright._base.functions import public
 from treewright._base.jax_private import Path, jax_trees, path_text
 from treewright._base.text import short_text
 from treewright._core import AnyStatic, buffer, field, is_node, static
@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 
 @pytree_dataclass
-@set_public_module("treewright")
+@public
 class Static(Generic[S]):
     """A leafless node around one static value, for use inside lists, dicts and other containers.
 
@@ -57,7 +57,7 @@ class Static(Generic[S]):
 _ARRAYS: Any = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, jax.Ref)
 
 
-@set_public_module("treewright")
+@public
 class Adopted(Module, Generic[T_co], frozen=True):
     """A node around another library's layer or tree, returned by `adopt`.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, Support
 import jax
 import numpy as np
 
-from treewright._base.functions import BY_VALUE, FrozenValue, set_public_module
+from treewright._base.functions import BY_VALUE, FrozenValue, public
 from treewright._base.text import is_node_class, short_text
 from treewright._core import Kind, kind_of, why_it_can_change, with_parts
 
@@ -23,7 +23,7 @@ V_co = TypeVar("V_co", covariant=True)
 Fixed = TypeVar("Fixed", bound=Hashable)
 
 
-@set_public_module("treewright")
+@public
 class FrozenMapping(FrozenValue, Mapping[K, V_co], Generic[K, V_co]):
     """An immutable dict, which can be static. `freeze` creates it.
 
@@ -96,7 +96,7 @@ def _bytes_of(array: Any) -> bytes:
     return data
 
 
-@set_public_module("treewright")
+@public
 class FrozenArray(FrozenValue, np.ndarray[Any, Any]):
     """An immutable numpy array, which can be static. `freeze` creates it.
 

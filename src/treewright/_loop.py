@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from treewright._base.functions import set_public_module
+from treewright._base.functions import public
 from treewright._base.jax_private import Path, current_trace, is_ref, jax_trees, path_text, untyped_jax
 from treewright._base.lines import first_lines
 from treewright._base.text import short_text
@@ -52,7 +52,7 @@ jax_trees.register_pytree_with_keys(
 )
 
 
-@set_public_module("treewright")
+@public
 class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
     """A jitted step that stores its state: call `output = run(*inputs)`, and read `run.state` when you need it.
 

@@ -117,9 +117,9 @@ def test_the_names_in_the_column_here_exist(page: str) -> None:
 
 @pytest.mark.parametrize("name", ["tree_at", "filter_jit", "tree_serialise_leaves", "static_field", "nn", "PyTreeNode"])
 def test_importing_a_name_of_another_library_says_what_to_write(name: str) -> None:
-    with pytest.raises(ImportError, match=rf"^treewright has no {name}\. Write .+\.$"):
+    with pytest.raises(ImportError, match=rf"^treewright has no {name}\. Instead: .+\.$"):
         exec(f"from treewright import {name}")
-    with pytest.raises(AttributeError, match=rf"^treewright has no {name}\. Write .+\.$"):
+    with pytest.raises(AttributeError, match=rf"^treewright has no {name}\. Instead: .+\.$"):
         getattr(treewright, name)
     assert not hasattr(treewright, name)
 

@@ -171,15 +171,11 @@ def uncached_attributes(value: Any) -> dict[str, Any]:
     }
 
 
-def set_public_module(module: str) -> Callable[[C], C]:
-    """Decorator that sets a class's `__module__` to a public module, where users, pickles and checkpoints find it."""
-
-    def set_module(cls: C) -> C:
-        cls.__module__ = module
-        setattr(cls, "__firstlineno__", None)  # noqa: B010  `inspect` must not look for its source in that module.
-        return cls
-
-    return set_module
+def public(cls: C) -> C:
+    """Decorator that sets a class's `__module__` to `treewright`, where users, pickles and checkpoints find it."""
+    cls.__module__ = "treewright"
+    setattr(cls, "__firstlineno__", None)  # noqa: B010  `inspect` would look for its source in that module.
+    return cls
 
 
 def attribute_of(value: Any, name: str) -> Any:

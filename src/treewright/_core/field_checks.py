@@ -324,7 +324,6 @@ def reject_field_on_class(value: Any) -> None:
 # Only the first nodes of each class are checked: checking all makes nodes with 8 children 20 % slower to create.
 MAX_CHECKED_NODES = 64
 _COMMON = frozenset({tuple, dict, types.NoneType, np.ndarray, bool, int, float, complex})
-_NUMBERS = (int, float, complex)
 _SETTINGS = (str, bytes, enum.Enum, type, np.dtype)
 # Iterables such as `map` and `dict.values()`, which JAX treats as leaves.
 _ITERABLES = (collections.abc.Iterator, collections.abc.Set, collections.abc.MappingView, range)
@@ -360,7 +359,9 @@ def _child_problem(cls: type[Any], field: Any, value: Any) -> str | None:
     full_name, value_cls = f"{cls.__qualname__}.{field.name}", type(value)
     if foreign_library(value_cls) is not None:
         leaves = jax.tree.leaves(value)  # The layer itself is a leaf if its library has not registered it.
-        if all(leaf is not value and (hasattr(leaf, "dtype") or isinstance(leaf, _NUMBERS)) for leaf in leaves):
+        if all(
+            leaf is not value and (hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex)) for leaf in leaves
+        ):
             return None
         fix = (
             f"Wrap the layer with adopt, which makes its arrays children and its settings statics:\n"

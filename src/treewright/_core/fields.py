@@ -10,11 +10,11 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, TypeAlias
 
-from treewright._base.functions import MISSING, set_public_module
+from treewright._base.functions import MISSING, public
 from treewright._base.text import short_text
 
 
-@set_public_module("treewright")
+@public
 class StaticValue(Protocol):
     """The protocol of static values: a hash, and an `==` that returns True or False.
 

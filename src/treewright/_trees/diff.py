@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from treewright._base.functions import set_public_module
+from treewright._base.functions import public
 from treewright._base.jax_private import (
     Key,
     Path,
@@ -46,7 +46,7 @@ class Absent(enum.Enum):
 ABSENT = Absent.ABSENT
 
 
-@set_public_module("treewright")
+@public
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Difference:
     """One place where two trees differ. `str` is one line.

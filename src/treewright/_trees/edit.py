@@ -21,8 +21,7 @@ from treewright._core import (
     is_node,
     is_node_class,
 )
-from treewright._trees.level import all_entries, level_of, reject_class, with_changes
-from treewright._trees.sizes import LEAVES
+from treewright._trees.level import LEAVES, all_entries, level_of, reject_class, with_changes
 from treewright.errors import NodeInitError
 from treewright.module import Module
 

@@ -13,12 +13,11 @@ import numpy as np
 from treewright._base.jax_private import GetAttrKey, Path, path_text
 from treewright._base.text import short_text
 from treewright._core import is_node
-from treewright._trees.level import Place, all_entries, walk
+from treewright._trees.level import LEAVES, Place, all_entries, walk
 from treewright._trees.pattern import below, item_key, listed
 from treewright.errors import MissingPlaceError
 
 _MAX_SHOWN = 5  # places that a message lists
-_LEAVES = (jax.Array, np.ndarray, str, int, float, types.NoneType)
 _SHARED = (types.NoneType, int, str, bytes, type, types.FunctionType)  # an object of these may be in many places
 _EMPTY: Any = ()  # and so may this one
 _STRUCTURES = (tuple, list, dict)  # of several places
@@ -296,7 +295,7 @@ def _is_leaf(value: Any) -> bool:
     """Whether a value has no places below it."""
     if type(value) in _STRUCTURES:
         return False
-    return isinstance(value, _LEAVES) or not (is_node(value) or all_entries(value) is not None)
+    return isinstance(value, LEAVES) or not (is_node(value) or all_entries(value) is not None)
 
 
 def _reject_overlaps(places: Sequence[Place]) -> None:

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,9 +14,7 @@ from treewright._base.functions import attribute_of
 from treewright._base.jax_private import GetAttrKey, Key, Path, path_text
 from treewright._base.text import class_name
 from treewright._core import FieldInfo, FieldKind, flat_form, info_of, is_node
-from treewright._trees.level import level_of, reject_classes
-
-LEAVES: tuple[type[Any], ...] = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
+from treewright._trees.level import LEAVES, level_of, reject_classes
 
 
 class Item(NamedTuple):

@@ -18,7 +18,7 @@ from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, ite
 
 _MAX_LENGTH = 40  # characters of a static or another value that is not an array
 _HEAD = ("path", "class", "kind", "shape", "dtype", "count", "bytes", "sharding")
-_NUMBERS = frozenset({"count", "bytes"})
+_NUMBER_COLUMNS = frozenset({"count", "bytes"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Summary:
     notes: tuple[str, ...]
 
     def __str__(self) -> str:
-        lines = table(self._cells(), right=_NUMBERS, rule=True)
+        lines = table(self._cells(), right=_NUMBER_COLUMNS, rule=True)
         return "\n".join([self.title, *lines, self.total, *self.notes])
 
     def __repr__(self) -> str:
@@ -95,7 +95,7 @@ class Summary:
 
 
 def _html_row(tag: str, line: Sequence[str], *, opacity: float = 1) -> str:
-    sides = ("right" if name in _NUMBERS else "left" for name in _HEAD)
+    sides = ("right" if name in _NUMBER_COLUMNS else "left" for name in _HEAD)
     cells = (
         f'<{tag} style="text-align:{side}">{html.escape(cell)}</{tag}>' for side, cell in zip(sides, line, strict=False)
     )

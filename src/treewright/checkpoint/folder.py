@@ -80,7 +80,7 @@ def steps_in(directory: Any) -> list[int]:
 def foreign_folders(directory: Any) -> list[int]:
     """The numbers of folders that are named like steps, but are not: they are the user's."""
     numbers = _numbered_folders(directory) if isinstance(directory, Path) else []
-    return [number for number in numbers if is_foreign(directory / str(number))]
+    return [number for number in numbers if not _is_step(directory / str(number))]
 
 
 def is_foreign(path: Any) -> bool:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._base.functions import set_public_module
+from treewright._base.functions import public
 from treewright._base.jax_private import DictKey, Key, Path, SequenceKey, is_key_dtype, is_ref_type
 from treewright._base.lines import first_lines, mesh_text
 from treewright._base.text import Verbatim, first_names, short_text
@@ -288,7 +288,7 @@ def without_placement(differences: list[Difference]) -> list[Difference]:
 # Reports
 
 
-@set_public_module("treewright")
+@public
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class RetraceReport:
     """One retrace or recompile. It prints as the full text.

@@ -268,7 +268,7 @@ class RetraceTracker:
         current = self._compare(event, call, sharing=is_shared)
         if current is None:
             if not is_shared and call.is_for_program:
-                self._report(event, "count", self._history(event))
+                self._count(event)
             return
         if not call.is_for_program:
             if not is_shared:
@@ -277,7 +277,7 @@ class RetraceTracker:
         current.add(event)
         current.is_guess = call.outcome == "unknown" and current.closest is not None and not current.of_trace
         if current.uses_unused or not (is_shared or current.is_guess):
-            self._report(event, "trace", current.history, current)
+            self._report(event, "trace", current)
         elif current.closest is None:
             current.record()  # traced before the block, or inside a different function's trace
         elif current.closest.limit_error:
@@ -300,9 +300,9 @@ class RetraceTracker:
         past, kind = current.trace, self._kind_of_compilation(current, call)
         if kind in {"unreported trace", "cleared caches", "unused trace"}:
             unseen = _ONLY_COMPILED if kind == "unreported trace" else ""
-            self._report(event, "trace", current.history, current, unseen)
+            self._report(event, "trace", current, unseen)
         elif kind == "recompile":
-            self._report(event, "recompile", current.history, current)
+            self._report(event, "recompile", current)
         elif kind == "first":
             if past is None or past.signature.batch != current.signature.batch:
                 past = current.record(None if past is None else past.number)
@@ -358,52 +358,55 @@ class RetraceTracker:
                 self._histories[key] = CallHistory(name)
             return self._histories[key]
 
-    def _report(
-        self,
-        event: Event,
-        kind: Literal["trace", "recompile", "count"],
-        history: CallHistory,
-        current: _CurrentCall | None = None,
-        unseen: str = "",
-    ) -> None:
-        """Count a trace or recompile and prepare its report; raise if it is above the limit."""
-        with self._lock:
-            history.counts[kind] += 1
-            count = history.counts[kind]
-            history.seconds += event.seconds if current is None else 0.0
-        report = (
-            RetraceReport(history.name, kind, count, seconds=event.seconds, caller=event.caller, unseen=unseen)
-            if current is None
-            else _recorded(event, kind, current, unseen)
-        )
-        message = self._limit_error(kind, count, report, current)
-        if message:
-            if kind == "trace" and current is not None and current.recorded is not None:
-                current.recorded.limit_error = message
-            self.violations.append(message)
-            raise TooManyTracesError(message)
-        if current is not None:
-            current.report = report  # sent after the compilation
-        elif report.is_retrace:
+    def _count(self, event: Event) -> None:
+        """Count and report a trace whose call can't be compared with earlier ones; raise if it is above the limit."""
+        history = self._history(event)
+        count = self._next(history, "count", event.seconds)
+        report = RetraceReport(history.name, "count", count, seconds=event.seconds, caller=event.caller)
+        self._raise_above_limit(self._limit_error("count", count, report))
+        if report.is_retrace:
             self._on_report(report)
 
-    def _limit_error(self, kind: str, count: int, report: RetraceReport, current: _CurrentCall | None) -> str:
-        """The error for a trace or recompile above the limit; else empty."""
-        limits = [limits[kind] for limits in self._limits if limits[kind] is not None]
-        if not limits:
+    def _report(
+        self, event: Event, kind: Literal["trace", "recompile"], current: _CurrentCall, unseen: str = ""
+    ) -> None:
+        """Count a trace or recompile and prepare its report; raise if it is above the limit."""
+        count = self._next(current.history, kind)
+        report = _recorded(event, kind, current, unseen)
+        error = self._limit_error(kind, count, report) or self._limit_error_of_loop(kind, report, current)
+        if kind == "trace" and current.recorded is not None:
+            current.recorded.limit_error = error
+        self._raise_above_limit(error)
+        current.report = report  # sent after the compilation
+
+    def _next(self, history: CallHistory, kind: str, seconds: float = 0.0) -> int:
+        """The number of this trace or recompile of a function."""
+        with self._lock:
+            history.seconds += seconds
+            history.counts[kind] += 1
+            return history.counts[kind]
+
+    def _raise_above_limit(self, error: str) -> None:
+        if error:
+            self.violations.append(error)
+            raise TooManyTracesError(error)
+
+    def _limits_of(self, kind: str) -> list[int]:
+        """The limits of all uses that limit this kind."""
+        return [limits[kind] for limits in self._limits if limits[kind] is not None]
+
+    def _limit_error(self, kind: str, count: int, report: RetraceReport) -> str:
+        """The error for a trace or recompile above the limit of all uses together; else empty."""
+        limits = self._limits_of(kind)
+        return too_many(sum(limits), report, len(limits)) if limits and count > sum(limits) else ""
+
+    def _limit_error_of_loop(self, kind: str, report: RetraceReport, current: _CurrentCall) -> str:
+        """The error for a trace above the limit of one loop of several, whose traces can be told apart; else empty."""
+        limits, function = self._limits_of(kind), current.reference()
+        if len(limits) < 2 or kind != "trace" or unwrap(function) is function:
             return ""
-        allowed = sum(limits)
-        if count > allowed:
-            return too_many(allowed, report, len(limits))
-        if len(limits) == 1 or kind != "trace" or current is None:
-            return ""
-        # A loop wraps the step, so its traces can be told from those of other loops with this step.
-        function = current.reference()
-        if unwrap(function) is function:
-            return ""
-        each = max(limits)
         own = sum(past.is_reported and past.reference() is function for past in current.history.calls)
-        return too_many(each, report) if own > each else ""
+        return too_many(max(limits), report) if own > max(limits) else ""
 
     def _send(self, current: _CurrentCall | None) -> None:
         """Send the report of a finished call, unless it was the first of its function."""
@@ -416,9 +419,7 @@ class RetraceTracker:
             )
 
 
-def _recorded(
-    event: Event, kind: Literal["trace", "recompile", "count"], current: _CurrentCall, unseen: str
-) -> RetraceReport:
+def _recorded(event: Event, kind: Literal["trace", "recompile"], current: _CurrentCall, unseen: str) -> RetraceReport:
     """The report of a call, which is added to the history."""
     history, earlier = current.history, current.trace
     compared_with = None if earlier is None else earlier.number
