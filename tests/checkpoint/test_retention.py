@@ -370,16 +370,17 @@ def test_retention_holds_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="Windows has no signals to threads")
 def test_ctrl_c_during_a_wait_loses_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flush, begun = folder._flush_step, threading.Event()
+    flush, begun, caught = folder._flush_step, threading.Event(), threading.Event()
 
     def slow(path: Path) -> None:
         begun.set()
-        time.sleep(0.3)
+        caught.wait(30)
         flush(path)
 
     def interrupt() -> None:
         begun.wait()
-        signal.pthread_kill(main.ident or 0, signal.SIGINT)
+        while not caught.wait(0.2):  # a signal that arrives in a finalizer is lost
+            signal.pthread_kill(main.ident or 0, signal.SIGINT)
 
     main = threading.main_thread()
     monkeypatch.setattr(folder, "_flush_step", slow)
@@ -388,6 +389,7 @@ def test_ctrl_c_during_a_wait_loses_no_step(tmp_path: Path, monkeypatch: pytest.
         threading.Thread(target=interrupt).start()
         with pytest.raises(KeyboardInterrupt):
             manager.wait()
+        caught.set()
     assert manager.all_steps() == (1,)
 
 

@@ -279,13 +279,7 @@ def _of_function(value: types.FunctionType, holder: Holder) -> Comparison:
     if is_importable and from_library:
         return _of_library(value, holder)
     inner: Holder = "library" if from_library else "package" if "-packages" in code.co_filename else "user"
-    parts: Parts = (("captured", inner, captured(value)),) if value.__closure__ else ()
-    if value.__defaults__:
-        parts = (*parts, ("default", inner, value.__defaults__))
-    if value.__kwdefaults__:
-        parts = (*parts, ("keyword", inner, value.__kwdefaults__))
-    if value.__dict__:
-        parts = (*parts, ("attribute", inner, value.__dict__))
+    parts = _parts_of_function(value, inner)
     if is_importable and holder == "field":
         return Comparison("identity", (), parts, may_recur=True) if parts else _BY_IDENTITY
     if from_library:  # == of code ignores the place; cloudpickle drops the file. The other globals are constant.
@@ -294,6 +288,8 @@ def _of_function(value: types.FunctionType, holder: Holder) -> Comparison:
     if reason:
         return _changeable(reason, parts)
     own = (code_key(id(code), code), id(value.__globals__), *map(IdentityKey, reads))
+    if value.__defaults__ or value.__kwdefaults__:  # can be assigned
+        own = (*own, Unchanged(value))
     annotate = getattr(value, "__annotate__", None)  # From Python 3.14 on; not evaluated, see PEP 649.
     if annotate is not None:
         code = annotate.__code__
@@ -301,6 +297,16 @@ def _of_function(value: types.FunctionType, holder: Holder) -> Comparison:
     elif value.__annotations__:  # A list in an annotation is no constant of a program.
         parts = (*parts, ("annotation", "package", value.__annotations__))
     return Comparison("parts", own, (("name", inner, _NAMES(value)), *parts), may_recur=True)
+
+
+def _parts_of_function(value: types.FunctionType, holder: Holder) -> Parts:
+    """The captured variables, defaults and attributes of a function."""
+    parts: Parts = (("captured", holder, captured(value)),) if value.__closure__ else ()
+    if value.__defaults__:
+        parts = (*parts, ("default", holder, value.__defaults__))
+    if value.__kwdefaults__:
+        parts = (*parts, ("keyword", holder, value.__kwdefaults__))
+    return (*parts, ("attribute", holder, value.__dict__)) if value.__dict__ else parts
 
 
 def _inside(holder: Holder) -> Holder:
@@ -376,7 +382,10 @@ class Unchanged:
 
 
 def parts_now(value: Any) -> tuple[Any, ...]:
-    """The mutable parts of a list, dict, set, numpy array, partial, named tuple or dataclass."""
+    """The mutable parts of a function, partial, list, dict, set, numpy array, named tuple or dataclass."""
+    if type(value) is types.FunctionType:
+        keywords = value.__kwdefaults__ or {}
+        return (*(value.__defaults__ or ()), *keywords, *keywords.values())
     if type(value) in _PARTIALS:
         keywords = value.keywords
         return (*keywords, *keywords.values(), *value.__dict__) if keywords or value.__dict__ else ()
