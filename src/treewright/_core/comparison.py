@@ -279,14 +279,24 @@ def _of_function(value: types.FunctionType, holder: Holder) -> Comparison:
     if is_importable and from_library:
         return _of_library(value, holder)
     inner: Holder = "library" if from_library else "package" if "-packages" in code.co_filename else "user"
-    parts = _parts_of_function(value, inner)
+    parts: Parts = (("captured", inner, captured(value)),) if value.__closure__ else ()
+    if value.__defaults__:
+        parts = (*parts, ("default", inner, value.__defaults__))
+    if value.__kwdefaults__:
+        parts = (*parts, ("keyword", inner, value.__kwdefaults__))
+    if value.__dict__:
+        parts = (*parts, ("attribute", inner, value.__dict__))
     if is_importable and holder == "field":
         return Comparison("identity", (), parts, may_recur=True) if parts else _BY_IDENTITY
     if from_library:  # == of code ignores the place; cloudpickle drops the file. The other globals are constant.
         return Comparison("parts", (module, value.__qualname__, value.__name__, code), parts, may_recur=True)
     reason, reads = why_open(value)
-    if reason:
-        return _changeable(reason, parts)
+    return _changeable(reason, parts) if reason else _of_closed_function(value, inner, parts, reads)
+
+
+def _of_closed_function(value: types.FunctionType, holder: Holder, parts: Parts, reads: list[Any]) -> Comparison:
+    """By code, defaults, annotations and the globals that it reads."""
+    code = value.__code__
     own = (code_key(id(code), code), id(value.__globals__), *map(IdentityKey, reads))
     if value.__defaults__ or value.__kwdefaults__:  # can be assigned
         own = (*own, Unchanged(value))
@@ -296,17 +306,7 @@ def _of_function(value: types.FunctionType, holder: Holder) -> Comparison:
         own = (*own, code_key(id(code), code), *map(IdentityKey, captured(annotate).values()))
     elif value.__annotations__:  # A list in an annotation is no constant of a program.
         parts = (*parts, ("annotation", "package", value.__annotations__))
-    return Comparison("parts", own, (("name", inner, _NAMES(value)), *parts), may_recur=True)
-
-
-def _parts_of_function(value: types.FunctionType, holder: Holder) -> Parts:
-    """The captured variables, defaults and attributes of a function."""
-    parts: Parts = (("captured", holder, captured(value)),) if value.__closure__ else ()
-    if value.__defaults__:
-        parts = (*parts, ("default", holder, value.__defaults__))
-    if value.__kwdefaults__:
-        parts = (*parts, ("keyword", holder, value.__kwdefaults__))
-    return (*parts, ("attribute", holder, value.__dict__)) if value.__dict__ else parts
+    return Comparison("parts", own, (("name", holder, _NAMES(value)), *parts), may_recur=True)
 
 
 def _inside(holder: Holder) -> Holder:
