@@ -216,6 +216,15 @@ def test_received_classes_construct_check_and_freeze(sent: Any) -> None:
         object.__setattr__(sent.net, "depth", 1)
 
 
+def test_methods_are_pytrees_however_often_a_class_is_received(pickles: dict[str, bytes], sent: Any) -> None:
+    nodes = [sent.Net(1) for _ in range(100)]  # as in a worker that gets the class with each task
+    for data in (pickles["all"], pickles["all"]):
+        again = pickle.loads(data)
+        assert again["Net"] is sent.Net
+        for net in (sent.Net(1), again["net"], nodes[0]):
+            assert jax.tree.leaves(net.__call__) == jax.tree.leaves(net)
+
+
 def test_a_round_trip_returns_an_equal_node(pickles: dict[str, bytes], sent: Any) -> None:
     nodes = [pickle.loads(data) for name, data in pickles.items() if name.endswith(")") and "Tree" not in name]
     for node in (sent.point, sent.square, sent.Box(item=sent.point), *nodes):

@@ -14,6 +14,7 @@ import jax.export
 from treewright._base.functions import import_path, lookup_imported
 from treewright._base.jax_private import jax_trees
 from treewright._base.text import short_text
+from treewright._core.field_checks import MAX_CHECKED_NODES
 from treewright._core.info import info_of
 from treewright._core.instance import FLAT_FORM_NAME, from_flat_form
 from treewright._core.kinds import JSON_TYPES, kind_of
@@ -44,7 +45,9 @@ def register_once(cls: type[Any]) -> Recipe:
     The result is an attribute of the class: when `cloudpickle` rebuilds the class, unpickling it registers the class.
     """
     recipe: Recipe | None = vars(cls).get("__node_registered__")
-    if recipe is not None:
+    if recipe is not None:  # `cloudpickle` writes the attributes of the class again, methods as functions
+        if "__node_info__" in vars(cls):
+            cls.__node_info__.table.to_check = MAX_CHECKED_NODES
         return recipe
     slot: Any = getattr(cls, FLAT_FORM_NAME, None)  # A Module has a slot; setting it directly is 15 % faster.
     # One assignment for all fields: 20 children are as fast as 1 (benchmarks: node).
