@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import re
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.conftest import importorskip
 from treewright import Module, at, static
+from treewright.errors import MissingPlaceError
 
 
 class Weighted(Module):
@@ -144,6 +146,15 @@ def test_a_place_that_is_not_certain_is_an_error(where: Any) -> None:
     text = message(SHARED, where)
     assert re.match(r"The where function returned .*, which is at \d+ places of Stacked: \.layers\[0\]\.", text)
     assert text.endswith("Select by path, or with a predicate: lambda path, value: ...")
+
+
+def test_a_missing_key_of_a_defaultdict_is_not_added() -> None:
+    tree: Any = collections.defaultdict(list, b=1.0)
+
+    with pytest.raises(MissingPlaceError, match=r"has no \['zz'\]"):
+        at(tree, lambda tree: tree["zz"])
+    assert dict(tree) == {"b": 1.0}
+    assert at(tree, lambda tree: tree["b"]).set(2.0) == {"b": 2.0}
 
 
 @pytest.mark.parametrize(

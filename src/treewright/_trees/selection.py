@@ -1,5 +1,6 @@
 """`where=` as a function: run it on the tree, and find the places of the objects that it returns."""
 
+import collections
 import dataclasses
 import inspect
 import operator
@@ -47,8 +48,10 @@ def select_by_function(
     recorders for the nodes and containers, which log the leaves that it reads. The leaves are the tree's own, so the
     function does the same as before. Objects that it did not read are looked for in the whole tree.
     """
-    result = _result_for_tree(where, root)
     run = _Run(where, root)
+    if run.missing is not None and run.would_add:
+        raise run.missing
+    result = _result_for_tree(where, root)
     structure = run.structure
     try:
         values = structure.flatten_up_to(result)
@@ -171,7 +174,7 @@ def _is_object(value: Any, places: Collection[int]) -> bool:
 class _Run:
     """One call of a function with a recorder for the tree: what it returns, and the leaves that it reads."""
 
-    __slots__ = ("is_complete", "missing", "read", "recorded", "returned", "root", "structure", "where")
+    __slots__ = ("is_complete", "missing", "read", "recorded", "returned", "root", "structure", "where", "would_add")
 
     def __init__(self, where: Callable[[Any], Any], root: Place, recorded: Collection[Path] | None = ()) -> None:
         self.where, self.root = where, root
@@ -179,6 +182,7 @@ class _Run:
         self.read: dict[int, list[Place]] = {}  # by the `id` of the leaf
         self.is_complete = True  # False if an object of another library may have read more
         self.missing: MissingPlaceError | None = None  # a place that the function reads and the tree does not have
+        self.would_add = False  # whether reading it from the tree would add it, as in a defaultdict
         result: Any = _NO_RESULT
         try:
             result = where(_Recorder(root, self))
@@ -234,7 +238,9 @@ class _Recorder:
         if isinstance(item, slice):
             items = [self[index] for index in range(*item.indices(len(self)))]
             return tuple(items) if isinstance(place.value, tuple) else items
-        return _run_of(self).value_at(below(place, item_key(place.value, item)))
+        run, key = _run_of(self), item_key(place.value, item)
+        run.would_add = isinstance(place.value, collections.defaultdict) and place.child(key) is None
+        return run.value_at(below(place, key))
 
     def __iter__(self) -> Iterator[Any]:
         place = _place_of(self)
