@@ -384,12 +384,17 @@ def test_ctrl_c_during_a_wait_loses_no_step(tmp_path: Path, monkeypatch: pytest.
 
     main = threading.main_thread()
     monkeypatch.setattr(folder, "_flush_step", slow)
-    with CheckpointManager(tmp_path) as manager:
-        manager.save(1, TREE)
-        threading.Thread(target=interrupt).start()
-        with pytest.raises(KeyboardInterrupt):
-            manager.wait()
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # other tests and packages may have set one
+    try:
+        with CheckpointManager(tmp_path) as manager:
+            manager.save(1, TREE)
+            threading.Thread(target=interrupt).start()
+            with pytest.raises(KeyboardInterrupt):
+                manager.wait()
+            caught.set()
+    finally:
         caught.set()
+        signal.signal(signal.SIGINT, handler)
     assert manager.all_steps() == (1,)
 
 
