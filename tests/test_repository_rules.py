@@ -127,7 +127,7 @@ def house_map(folder: Path, width: int) -> str:
         if path.parent not in {above, folder} and not is_package:
             lines.append(f"  {path.parent.relative_to(folder)}/")
         above = path.parent
-        name = f"{path.parent.name}/" if is_package else "  " * min(depth, 1) + path.name
+        name = f"{path.parent.relative_to(folder)}/" if is_package else "  " * min(depth, 1) + path.name
         stub = " (+ .pyi)" if path.with_suffix(".pyi").exists() else ""
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "(no docstring)"
         lines.append(f"  {name + stub:<{width}} {docstring.splitlines()[0]}")
