@@ -39,8 +39,9 @@ from treewright._base.functions import (
 )
 from treewright._base.jax_private import numbers_of
 from treewright._base.text import is_node_class, short_text, text_with_class, with_article
-from treewright._core.field_checks import MUTABLE, arrays_reached, comparison_problem, has_arrays, problem_of
 from treewright._core.kinds import DATACLASS, KINDS, NAMEDTUPLE, Kind, fields_of, kind_of
+from treewright._core.mutable import MUTABLE, has_arrays
+from treewright._core.rules.statics import arrays_reached, comparison_problem, problem_of
 
 _MAX_ELEMENTS = 4096  # A library's function that captured a larger array is compared by identity.
 _NAMES = operator.attrgetter("__name__", "__qualname__", "__module__", "__doc__")

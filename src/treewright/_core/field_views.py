@@ -9,10 +9,10 @@ import types
 from collections.abc import Callable
 from typing import Any, Never
 
-from treewright._base.text import annotation_text, short_text
 from treewright._core.fields import MISSING
 from treewright._core.info import FieldInfo, NodeInfo, reject_dill
 from treewright._core.instance import Unfinished, delete_attribute, raw_form, set_attribute
+from treewright._core.rules.instances import field_read_on_class
 from treewright._core.statics import StaticTable
 from treewright.errors import FieldOnClassError, NodeDefinitionError, UnfinishedNodeError
 
@@ -86,15 +86,7 @@ class FieldView(property):
         raise FieldOnClassError(self._problem("has no value"))
 
     def _problem(self, problem: str) -> str:
-        field, cls = self.field, self.table.owner.__name__
-        constant = "..." if field.default is MISSING else short_text(field.default)
-        line = f"{field.name}: ClassVar[{annotation_text(field.type, self.table.owner)}] = {constant}"
-        return (
-            f"{self.table.owner.__qualname__}.{field.name} is a field, so on the class it {problem}: only instances "
-            f"have one. Read it on an instance. For a class constant, declare a ClassVar:\n"
-            f"  {line.replace('[...]', '')}\n"
-            f"For the default: {{field.name: field.default for field in dataclasses.fields({cls})}}[{field.name!r}]"
-        )
+        return field_read_on_class(self.field, self.table.owner, problem)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,13 +1,10 @@
 """The field specifiers: `field`, `static` and `buffer`. `fields.pyi` has their types for checkers."""
 
-import contextlib
 import copyreg
 import dataclasses
 import functools
-import re
 import sys
 import types
-import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -49,9 +46,6 @@ if sys.version_info < (3, 15):  # Otherwise pickling a class would copy MISSING,
 # How JAX and equinox, flax and simple_pytree, and jax_dataclasses mark a static. Our statics carry all marks, so that
 # these libraries' decorators recognise our fields.
 _STATIC_MARKS = types.MappingProxyType({"static": True, "pytree_node": False, "__jax_dataclasses_static_field__": True})
-_MARKS_IN_ANNOTATIONS = ("__jax_dataclasses_static_field__", "__static__")  # jax_dataclasses.Static, flax.nnx.Static
-# The only string annotations that are evaluated: evaluating all took a quarter of the time of a class statement.
-_SPECIFIER = re.compile(r"\b(static|field|buffer)\b", re.IGNORECASE)
 _OPTIONS_KEY = "treewright"  # Metadata key for the options that `dataclasses.field` does not have.
 _OPTIONS = ("converter", "sharding", "stack", "local", "doc", "identity")
 
@@ -102,58 +96,6 @@ def options_of(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
             if bool(metadata.get(mark, not value)) is value:
                 return {**options, "kind": "static"}
     return options
-
-
-def specifier_in_annotation(annotation: Any, cls: type[Any]) -> str | None:
-    """The specifier in an annotation in the body of `cls`, as in `Annotated[int, static()]`; None without one."""
-    if isinstance(annotation, str):
-        if not _SPECIFIER.search(annotation):
-            return None
-        if "=" in annotation.partition("[")[0]:  # `n: "int = static()"`
-            annotation = annotation.partition("=")[2].strip()
-        with contextlib.suppress(Exception):  # a forward reference, or a name imported only for checkers
-            annotation = eval(annotation, vars(sys.modules[cls.__module__]), dict(vars(cls)))  # noqa: S307
-    return specifier_in(annotation)
-
-
-def specifier_in(value: Any) -> str | None:
-    """The name of a specifier, found as a function, its result, or another library's `Static[...]`; None otherwise."""
-    if type(value) is dataclasses.Field:
-        return specifier_name(options_of(value).get("kind", "child"))
-    if isinstance(value, types.FunctionType) and value in _SPECIFIERS:
-        return value.__name__
-    if isinstance(value, str) and value in _MARKS_IN_ANNOTATIONS:
-        return "static"
-    return next(filter(None, map(specifier_in, typing.get_args(value))), None)
-
-
-def specifier_name(kind: str) -> str:
-    """The name of the specifier that declares a field of this kind."""
-    return "field" if kind == "child" else kind
-
-
-def specifier_text(kind: str, arguments: Mapping[str, Any]) -> str:
-    """The call of a specifier as a user writes it: `static(default=3)`, with dots in place of a function."""
-    shown = [f"{name}={'...' if callable(value) else short_text(value)}" for name, value in arguments.items()]
-    return f"{specifier_name(kind)}({', '.join(shown)})"
-
-
-def defaults_of(field: Any) -> dict[str, Any]:
-    """The default or the factory of a field, by the name of the option; empty if it has neither."""
-    options = {name: getattr(field, name) for name in ("default", "default_factory")}
-    return {name: value for name, value in options.items() if value is not MISSING}
-
-
-def options_to_repeat(field: Any) -> dict[str, Any]:
-    """The options of a field's specifier that differ from the default, which a subclass has to repeat."""
-    options = {"converter": None, "sharding": None, "stack": None, "identity": False, "local": False}
-    options |= {"init": True, "repr": True}
-    changed = {name: getattr(field, name) for name, default in options.items() if getattr(field, name) is not default}
-    if not field.equal:
-        changed["compare"] = False
-    if field.hash is not field.equal:
-        changed["hash"] = field.hash
-    return changed
 
 
 def _reject_marks(specifier: Any) -> Any:
@@ -297,4 +239,4 @@ def buffer(
     return _specify("buffer", locals())
 
 
-_SPECIFIERS: tuple[Any, ...] = (field, static, buffer, dataclasses.field)
+SPECIFIERS: tuple[Any, ...] = (field, static, buffer, dataclasses.field)

@@ -114,3 +114,5 @@ def buffer(*, init: bool = ..., repr: bool = ..., hash: bool | None = ..., compa
            sharding: Sharding | None = ..., stack: Stack | None = ..., converter: None = ...) -> Any: ...
 
 # fmt: on
+
+SPECIFIERS: tuple[Any, ...]

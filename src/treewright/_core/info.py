@@ -2,14 +2,27 @@
 
 import dataclasses
 import pickle
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 from treewright._base.functions import is_pickled_by
-from treewright._base.text import text_with_class
 from treewright._core.fields import FieldKind, Sharding, Stack
 from treewright._core.rules import note
+from treewright._core.rules.declarations import call_for_field
 from treewright._core.statics import StaticTable
+
+FLAT_FORM_NAME = "_node"
+
+
+class Draft(NamedTuple):
+    """A class that is becoming a node class: the body that the user wrote, and the inherited attributes."""
+
+    cls: Any
+    options: Mapping[str, bool]
+    is_module: bool
+    annotations: Mapping[str, Any]  # annotations in this class body, without inherited ones
+    body: Mapping[str, Any]
+    inherited: Mapping[str, Any]  # attributes of the bases in MRO order, without calling descriptors
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,18 +59,12 @@ class FieldInfo:
         try:
             return getattr(self, function)(*arguments)
         except Exception as error:
-            note((_function_of_field,), error, f"{function} of {cls.__qualname__}.{self.name}", *arguments)
+            note([call_for_field], error, f"{function} of {cls.__qualname__}.{self.name}", *arguments)
             raise
 
     def value_in(self, pair: tuple[Any, Any]) -> Any:
         """The field's value in an instance's `(children, statics)`."""
         return pair[1].values[self.index] if self.is_static else pair[0][self.index]
-
-
-def _function_of_field(_: BaseException, function: str, *arguments: Any) -> str:
-    """The traceback of a converter or a default factory does not show for which field it ran."""
-    values = "".join([f", called with {text_with_class(value)}" for value in arguments])
-    return f"Raised by the {function}{values}."
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -35,8 +35,8 @@ from typing_extensions import Format, get_annotations
 
 from treewright._base.text import annotation_text
 from treewright._core.fields import MISSING
-from treewright._core.info import FieldInfo, NodeInfo
-from treewright._core.instance import FLAT_FORM_NAME, assign, check, run_init
+from treewright._core.info import FLAT_FORM_NAME, FieldInfo, NodeInfo
+from treewright._core.instance import assign, check, run_init
 from treewright.errors import NodeDefinitionError
 
 _NAMES_MAY_BE_UNKNOWN: Any = {"annotation_format": Format.FORWARDREF} if sys.version_info >= (3, 14) else {}

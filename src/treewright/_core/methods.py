@@ -17,11 +17,9 @@ from jax.core import Tracer
 from treewright._base.functions import NodeMethod
 from treewright._base.jax_private import GetAttrKey, Path, jax_trees, numbers_of, path_text
 from treewright._base.text import array_text, is_node_class, node_repr, short_text, text, with_article
-from treewright._core.field_checks import MAX_CHECKED_NODES, NoExactKeyError, traced_setting
 from treewright._core.field_views import restore_views
-from treewright._core.info import FieldInfo, NodeInfo, info_of
+from treewright._core.info import FLAT_FORM_NAME, FieldInfo, NodeInfo, info_of
 from treewright._core.instance import (
-    FLAT_FORM_NAME,
     delete_attribute,
     flat_form,
     from_flat_form,
@@ -33,7 +31,9 @@ from treewright._core.keys import compared_by_itself, exact_key
 from treewright._core.pydantic import pydantic_schema
 from treewright._core.registration import register_with_jax
 from treewright._core.rules import note
-from treewright._core.statics import Statics
+from treewright._core.rules.instances import METHOD
+from treewright._core.rules.statics import NoExactKeyError
+from treewright._core.statics import MAX_CHECKED_NODES, Statics
 from treewright.errors import TracedComparisonError
 
 _new: Any = object.__new__
@@ -318,7 +318,7 @@ class BoundMethod(NodeMethod):
             return self.__func__(self.__self__, *args, **kwargs)
         except TypeError as error:
             for field in info_of(self.__self__).children:
-                note((traced_setting,), error, self.__self__, field)
+                note(METHOD, error, self.__self__, field)
             raise
 
     def __getattr__(self, name: str) -> Any:

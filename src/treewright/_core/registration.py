@@ -14,11 +14,10 @@ import jax.export
 from treewright._base.functions import import_path, lookup_imported
 from treewright._base.jax_private import jax_trees
 from treewright._base.text import short_text
-from treewright._core.field_checks import MAX_CHECKED_NODES
-from treewright._core.info import info_of
-from treewright._core.instance import FLAT_FORM_NAME, from_flat_form
+from treewright._core.info import FLAT_FORM_NAME, info_of
+from treewright._core.instance import from_flat_form
 from treewright._core.kinds import JSON_TYPES, kind_of
-from treewright._core.statics import Recipe, Statics
+from treewright._core.statics import MAX_CHECKED_NODES, Recipe, Statics
 from treewright.errors import NodeDefinitionError, StaticSerializationError
 
 _new: Any = object.__new__

@@ -1,45 +1,22 @@
-"""Detect wrong field values: values that can't be static, and settings in child fields; each with a fix."""
+"""Statics that were refused, or that can change: what they are, what would go wrong, and the value to pass instead."""
 
 import argparse
 import collections.abc
 import dataclasses
-import enum
-import random
 import types
-from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, MutableSet
+from collections.abc import Mapping, MutableSequence, MutableSet
 from typing import Any
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._base.functions import (
-    METHOD_TYPES,
-    FrozenValue,
-    foreign_library,
-    has_author,
-    instance_attributes,
-    is_installed,
-    is_standard_class,
-    slots_of,
-)
-from treewright._base.jax_private import jax_trees
-from treewright._base.text import annotation_text, function_text, short_text, text, text_with_class, with_article
-from treewright._core.fields import defaults_of, specifier_text
-from treewright.errors import ChildWarning, NodeInitError, StaticFieldError, warn_user
+from treewright._base.functions import METHOD_TYPES, foreign_library, has_author
+from treewright._base.text import short_text, text, text_with_class, with_article
+from treewright._core.mutable import GENERATORS, MUTABLE, is_assignable
+from treewright._core.rules.declarations import reject_field_on_class
+from treewright.errors import StaticFieldError
 
-# Statics
-
-_GENERATORS: tuple[type[Any], ...] = (
-    collections.abc.Iterator,  # open files among them
-    *(random.Random, np.random.Generator, np.random.BitGenerator, np.random.RandomState),
-)
-MUTABLE: tuple[type[Any], ...] = (
-    *(list, dict, set, bytearray, MutableMapping, MutableSequence, MutableSet, collections.abc.MappingView),
-    *(types.SimpleNamespace, argparse.Namespace),
-    *(np.ndarray, np.void, jax.Array, jax.Ref),  # a row of a structured array is a view of it
-    *_GENERATORS,
-)
 IDENTITY = "static(identity=True)"
 _OWN_HASH = (
     "a hashable value, such as a tuple, or define __hash__ and __eq__ on its class (@dataclass(frozen=True) does)"
@@ -96,7 +73,7 @@ def problem_of(value: Any) -> NoExactKeyError:
     if type(value) is jax.Ref:
         consequence = "A ref changes in place, but jit would treat it as part of the program, not of the tree."
         return NoExactKeyError(value, f"a ref, {text(value)}", consequence, "")
-    if isinstance(value, _GENERATORS) or foreign_library(type(value)) == "nnx":
+    if isinstance(value, GENERATORS) or foreign_library(type(value)) == "nnx":
         consequence = "It changes when it is used, but a compiled program keeps the state that it had during the trace."
         return NoExactKeyError(value, text_with_class(value), consequence, IDENTITY, can_be_child=False)
     fix, can_freeze = _fix(value)
@@ -171,27 +148,6 @@ def comparison_problem(value: Any, *, with_equality: bool) -> NoExactKeyError | 
     return NoExactKeyError(value, text_with_class(value), consequence, _OWN_HASH)
 
 
-def has_arrays(value: Any) -> bool:
-    """Whether an object is a pytree with arrays among its leaves, but not a mapping."""
-    try:
-        if jax_trees.default_registry.flatten_one_level(value) is None or isinstance(value, Mapping):
-            return False
-        leaves = jax_trees.tree_leaves(value)
-        return any(isinstance(leaf, jax.Array | np.ndarray) and not isinstance(leaf, FrozenValue) for leaf in leaves)
-    except Exception:  # noqa: BLE001  a user's flatten function, with an unfinished object
-        return False
-
-
-def has_jax_arrays(value: Any) -> bool:
-    """Whether a value has arrays of JAX among its leaves, or is a layer of flax.nnx, which keeps them in variables."""
-    try:
-        return foreign_library(type(value)) == "nnx" or any(
-            isinstance(leaf, jax.Array) for leaf in jax_trees.tree_leaves(value)
-        )
-    except Exception:  # noqa: BLE001  a dict that JAX can't sort, or a user's flatten function
-        return False
-
-
 def rejection(cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, NoExactKeyError]) -> StaticFieldError:
     """The error for the static fields of a new node that have a problem: the first in full, the others by name."""
     (name, problem), *others = problems.items()
@@ -247,32 +203,6 @@ def _fix_for_reached(value: Any, problem: ArraysReachedError) -> str:
     return "Write a method, and look it up where you call it."
 
 
-def is_assignable(value: Any) -> bool:
-    """Whether public attributes of an object can be assigned, and users can edit its class."""
-    cls: Any = type(value)
-    if cls.__setattr__ is not object.__setattr__ or is_standard_class(cls) or is_installed(cls.__module__):
-        return False
-    return any(not name.startswith("_") for name in (*instance_attributes(value), *_settable_names(cls)))
-
-
-def _settable_names(cls: type[Any]) -> Iterator[str]:
-    """The slots and properties of a class that can be assigned, and its values that an instance can replace."""
-    yield from slots_of(cls)
-    for base in cls.__mro__:
-        for name, member in () if is_standard_class(base) else vars(base).items():
-            is_value = cls.__dictoffset__ != 0 and not callable(member) and not hasattr(type(member), "__get__")
-            if is_value or getattr(member, "fset", None) is not None:
-                yield name
-
-
-def can_change_in_place(value: Any, holder: str) -> bool:
-    """Whether an object that no key follows can change: a container of a user's function, or an assignable object."""
-    if not isinstance(value, MUTABLE):
-        return is_assignable(value)
-    is_frozen = isinstance(value, np.ndarray) and not value.flags.writeable
-    return holder == "user" and not is_frozen and not isinstance(value, jax.Array | jax.Ref)
-
-
 def doubt_text(owner: type[Any], name: str, value: Any, changing: Any) -> str:
     """The warning for a static that holds an object or a container that can change without a retrace."""
     full_name = f"{owner.__qualname__}.{name}"
@@ -309,97 +239,4 @@ def why_it_can_change(value: Any) -> str:
     return (
         f"{text_with_class(value)}, whose attributes can be assigned. Decorate its class with "
         f"@dataclasses.dataclass(frozen=True), or freeze its attributes: treewright.freeze(vars(...))."
-    )
-
-
-def reject_field_on_class(value: Any) -> None:
-    """Raise if a value is a field that was read on its class: `Dense(width=Other.width)`."""
-    reject_use: Any = getattr(value, "reject_use", None) if isinstance(value, property) else None  # a FieldView's
-    if reject_use is not None:
-        reject_use()
-
-
-# Children
-
-# Only the first nodes of each class are checked: checking all makes nodes with 8 children 20 % slower to create.
-MAX_CHECKED_NODES = 64
-_COMMON = frozenset({tuple, dict, types.NoneType, np.ndarray, bool, int, float, complex})
-_SETTINGS = (str, bytes, enum.Enum, type, np.dtype)
-# Iterables such as `map` and `dict.values()`, which JAX treats as leaves.
-_ITERABLES = (collections.abc.Iterator, collections.abc.Set, collections.abc.MappingView, range)
-
-
-def check_fields(node: Any) -> None:
-    """Warn about children of a new node that are invalid leaves, unless declared with `field()`.
-
-    Raises:
-        NodeInitError: If the value of a field is a field marker, such as `static()`.
-    """
-    info, (children, statics) = node.__node_info__, object.__getattribute__(node, "_node")
-    info.table.to_check = max(info.table.to_check - 1, 0)
-    for field, value in zip((*info.children, *info.statics), (*children, *statics.values), strict=True):
-        if type(value) in _COMMON or isinstance(value, jax.Array):
-            continue
-        reject_field_on_class(value)
-        if isinstance(value, dataclasses.Field):
-            raise NodeInitError(
-                f"{type(node).__qualname__}.{field.name} was assigned a field marker, such as static(), which would be "
-                f"its value. Declare the field in the class body, and assign its value in __init__:\n"
-                f"  {field.name}: {annotation_text(field.type, type(node))} = static()"
-            )
-        if field.is_plain and field.name not in info.table.warned:
-            problem = _child_problem(type(node), field, value)
-            if problem is not None:
-                warn_user(problem, ChildWarning)
-                info.table.warned.add(field.name)  # not if the warning was an error, which must come again
-
-
-def _child_problem(cls: type[Any], field: Any, value: Any) -> str | None:
-    """The warning for a child; None if it is fine."""
-    full_name, value_cls = f"{cls.__qualname__}.{field.name}", type(value)
-    if foreign_library(value_cls) is not None:
-        leaves = jax.tree.leaves(value)  # The layer itself is a leaf if its library has not registered it.
-        if all(
-            leaf is not value and (hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex)) for leaf in leaves
-        ):
-            return None
-        fix = (
-            f"Wrap the layer with adopt, which makes its arrays children and its settings statics:\n"
-            f"  {field.name} = treewright.adopt(...)"
-        )
-    elif not jax.tree_util.all_leaves([value]) or hasattr(value_cls, "dtype") or hasattr(value_cls, "__jax_array__"):
-        return None
-    elif isinstance(value, _ITERABLES):
-        fix = f"Pass a tuple: {field.name} = tuple(...)."
-    elif isinstance(value, _SETTINGS) or callable(value) or dataclasses.is_dataclass(value_cls):
-        fix = f"If it is a setting, make it static:\n  {_static_line(cls, field)}\n"
-        if dataclasses.is_dataclass(value_cls):
-            fix += f"If it contains arrays, decorate {value_cls.__qualname__} with @pytree_dataclass.\n"
-        fix += "To keep it as a leaf anyway, declare it with field()."
-    else:
-        return None
-    function = function_text(value)
-    description = text_with_class(value) if function is None else f"the function {function}"
-    leaves_are = "jit, grad and vmap accept only arrays and numbers as leaves"
-    return f"{full_name} is a child but holds {description}. {leaves_are}.\n{fix}"
-
-
-def _static_line(cls: type[Any], field: Any) -> str:
-    """The declaration of a child as a static."""
-    return f"{field.name}: {annotation_text(field.type, cls)} = {specifier_text('static', defaults_of(field))}"
-
-
-def traced_setting(error: BaseException, node: Any, field: Any) -> str | None:
-    """A bool or int that is a child is traced under jit. JAX suggests `static_argnums`, for the whole node."""
-    message = str(error)
-    needs_value = (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError)
-    if not (isinstance(error, needs_value) or "concrete value" in message):
-        return None
-    is_number = field.type in (bool, int, "bool", "int")
-    is_blamed = "depends on the value of the argument" not in message or f".{field.name}" in message
-    if not (is_number and is_blamed and isinstance(getattr(node, field.name), Tracer)):
-        return None
-    return (
-        f"{type(node).__qualname__}.{field.name} is a child, so it is traced and has no value here. If it is a "
-        f"setting, make it static:\n  {_static_line(type(node), field)}"
     )

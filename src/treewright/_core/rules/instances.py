@@ -1,0 +1,249 @@
+"""Nodes at work: what is refused in a constructor, on an attribute or in a copy, and notes on others' errors."""
+
+import traceback
+import types
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import jax
+from jax.core import Tracer
+
+from treewright._base.functions import earlier_class_hint, is_cached_property
+from treewright._base.text import annotation_text, did_you_mean, short_text, with_article, with_close_matches
+from treewright._core.fields import MISSING
+from treewright._core.info import FLAT_FORM_NAME, FieldInfo, NodeInfo
+from treewright._core.rules.declarations import as_static
+
+_SETTINGS = frozenset({types.NoneType, bool, int, str})  # what a spec holds where its nodes have arrays
+
+
+# Classes and attributes
+
+
+def not_a_node_class(cls: type[Any]) -> str | None:
+    """A subclass without the decorator has fields that flattening would lose, and is a leaf to JAX."""
+    if "__node_info__" in vars(cls):
+        if cls.__dictoffset__:
+            return None
+        return (
+            f"{cls.__qualname__} is a copy of a node class with slots, which have no place for the values of a node. "
+            f"Another decorator made it, such as attrs.define. Remove that decorator."
+        )
+    base = next((base.__qualname__ for base in cls.__mro__ if "__node_info__" in vars(base)), "Module")
+    problem, fix = "not decorated", f"Put @pytree_dataclass above class {cls.__name__}"
+    if hasattr(cls, FLAT_FORM_NAME):  # Module.__init_subclass__ did not run.
+        problem = "not a node class itself"
+        fix = "Call super().__init_subclass__() in every __init_subclass__ of its bases"
+    return (
+        f"{cls.__qualname__} is a subclass of the node class {base} but {problem}: its own fields would be lost, and "
+        f"JAX would treat its instances as leaves. {fix}."
+    )
+
+
+def no_init_has_run(cls: Any, *, is_repaired: bool) -> str:
+    """Why an instance has no values at all."""
+    if cls.__init__ is object.__init__:
+        return "the class has no __init__. Remove init=False, or write an __init__"
+    if is_repaired:
+        return (
+            "its __init__ was replaced after the class was defined, for example by autoreload, so it did not "
+            f"finish the node. This is repaired now: call {cls.__qualname__}(...) again"
+        )
+    if cls.__new__ is not object.__new__:
+        return f"{cls.__qualname__}.__new__ runs before __init__. Assign fields in __init__"
+    return f"no __init__ has run. Create it by calling the class: {cls.__qualname__}(...)"
+
+
+def frozen(info: NodeInfo, name: str, verb: str) -> str:
+    """A node does not change after its constructor."""
+    cls = info.cls.__qualname__
+    if name not in info.by_name:
+        return (
+            f"cannot {verb} {name!r}: {cls} has no field of this name{did_you_mean(name, info.by_name)}, and nodes are "
+            f"frozen after __init__."
+        )
+    return (
+        f"cannot {verb} field {name!r} of {with_article(cls)}, it is frozen: use treewright.replace(node, {name}=...) "
+        f"for a changed copy, or assign in `with treewright.edit(node) as draft:`."
+    )
+
+
+def init_on_finished(cls: type[Any]) -> str:
+    """A second call of `__init__` would change a frozen node."""
+    name = cls.__qualname__
+    return (
+        f"{name}.__init__ was called on a finished {name}, but nodes are frozen. Call {name}(...) for a new one, "
+        f"or treewright.replace(node, ...) for a changed copy."
+    )
+
+
+def field_read_on_class(field: FieldInfo, owner: type[Any], problem: str) -> str:
+    """`Tiles.WALL == 1` would silently be False, because only instances have a value."""
+    constant = "..." if field.default is MISSING else short_text(field.default)
+    line = f"{field.name}: ClassVar[{annotation_text(field.type, owner)}] = {constant}"
+    return (
+        f"{owner.__qualname__}.{field.name} is a field, so on the class it {problem}: only instances have one. Read it "
+        f"on an instance. For a class constant, declare a ClassVar:\n"
+        f"  {line.replace('[...]', '')}\n"
+        f"For the default: {{field.name: field.default for field in dataclasses.fields({owner.__name__})}}"
+        f"[{field.name!r}]"
+    )
+
+
+# Construction
+
+
+def contains_itself(cls: type[Any], name: str) -> str:
+    """Flattening would never end, or a static would hold arrays."""
+    return (
+        f"{cls.__qualname__}.{name} is the node itself, one of its methods, or a function that captured it, so the "
+        f"node would contain itself. Write a method, and look it up where you call it."
+    )
+
+
+def slot_of_base(cls: type[Any], slot: str) -> str:
+    """Flattening loses the slots of a base that is not a node class."""
+    name = cls.__qualname__
+    return (
+        f"{name}.{slot} was assigned, but it is a slot of a base class, not a field: flattening would lose it. "
+        f"Declare it in {name} ({slot}: ...)."
+    )
+
+
+def incomplete(info: NodeInfo, pending: Iterable[str]) -> str | None:
+    """A field without a value, or a value without a field, which flattening would lose."""
+    missing = [name for name in info.by_name if name not in pending]
+    # Values of a cached_property were computed from an unfinished node: they are dropped.
+    others = [name for name in pending if name not in info.by_name and name != FLAT_FORM_NAME]
+    undeclared = [name for name in others if not is_cached_property(info.cls, name)]
+    if not (missing or undeclared):
+        return None
+    cls = info.cls.__qualname__
+    method = f"{cls}.__post_init__" if info.runs_post_init else info.cls.__init__.__qualname__
+    problems = [f"did not set {', '.join(missing)}"] if missing else []
+    fixes = [f"Set every field in {method.rpartition('.')[2]}."] if missing else []
+    if missing and method.rpartition(".")[0] != cls:
+        method += f", which {cls} inherits,"
+        class_line = f"class {info.cls.__name__}(..., init=False)"
+        fixes = [f"Write an __init__ in {cls}. Or declare defaults and, for type checkers, write {class_line}."]
+    if undeclared:
+        not_fields = "which is not a field" if len(undeclared) == 1 else "which are not fields"
+        problems.append(f"set {with_close_matches(undeclared, info.by_name)}, {not_fields}")
+        fixes.append(f"Declare new fields in the class body ({undeclared[0]}: ...).")
+    return f"{method} {', and '.join(problems)}. {' '.join(fixes)}"
+
+
+def call_of_inherited_init(error: BaseException, node: Any) -> str | None:
+    """Type checkers take the fields for parameters, but an inherited `__init__` has its own."""
+    cls = type(node)
+    writer = cls.__init__.__qualname__
+    is_from_call = type(error) is TypeError and len(_frames(error)) == 1
+    if not is_from_call or writer == f"{cls.__qualname__}.__init__":
+        return None
+    return (
+        f"{cls.__qualname__} inherits {writer}, so its fields are not parameters. Type checkers expect them to be, "
+        f"unless you write class {cls.__name__}(..., init=False)."
+    )
+
+
+def arguments_for_object(error: BaseException, node: Any) -> str | None:
+    """`super().__init__(x)` assigns nothing if no class after it has an `__init__`."""
+    if type(error) is not TypeError or not str(error).startswith("object.__init__() takes exactly one argument"):
+        return None
+    code, caller = _frames(error)[-1].f_code, _frames(error)[-1].f_locals
+    if not code.co_varnames or caller.get(code.co_varnames[0]) is not node:  # the `__init__` of another object
+        return None
+    cls: Any = type(node)
+    name = next(iter(cls.__node_info__.by_name), "x")
+    fix = f"Assign them in {code.co_qualname}: self.{name} = ..."
+    if cls.__init__.__qualname__ != f"{cls.__qualname__}.__init__":
+        fix = f"Write an __init__ in {cls.__qualname__} that assigns them: self.{name} = ..."
+    return (
+        f"{code.co_qualname} called super().__init__(...) with arguments, but no other class has an __init__, and "
+        f"neither Module nor object assigns fields. {fix}"
+    )
+
+
+CONSTRUCTOR = (call_of_inherited_init, arguments_for_object)
+
+
+def _frames(error: BaseException) -> list[types.FrameType]:
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
+# Copies
+
+
+def copy_looks_like_spec(error: BaseException, node: Any) -> str | None:  # noqa: ARG001  a rule's form
+    """Checks are for arrays, and fail for a spec that `replace` or `at` filled with settings."""
+    children, _ = object.__getattribute__(node, FLAT_FORM_NAME)
+    for field, child in zip(type(node).__node_info__.children, children, strict=True):
+        annotation = annotation_text(field.type, type(node))
+        if type(child) in _SETTINGS and "rray" in annotation and not (child is None and "None" in annotation):
+            return (
+                f"{type(node).__qualname__}.{field.name} = {child!r} is not an array. For a spec, such as in_axes or a "
+                f"mask, use treewright.spec_like(node, ...), which runs no checks."
+            )
+    return None
+
+
+COPY = (copy_looks_like_spec,)
+
+
+def unknown_fields(info: NodeInfo, changes: Iterable[str], names: Collection[str]) -> str:
+    """A name in `replace` is no field; the instance may belong to an older definition of the class."""
+    wrong = [name for name in changes if name not in names]
+    return (
+        f"{info.cls.__qualname__} has no field {with_close_matches(wrong, names)}. "
+        f"Its fields: {', '.join(names) or 'none'}.{earlier_class_hint(info.cls)}"
+    )
+
+
+def none_in_place_of_list(node: Any, name: str, value: Any) -> str | None:
+    """`append()` and other methods that change a list return None, which would be the field's new value."""
+    if value is not None or type(getattr(node, name, None)) is not list:
+        return None
+    return (
+        f"replace() stores None in {type(node).__qualname__}.{name}, which is a list. append() and other "
+        f"methods that change a list return None. Pass a new list, [*old, new], or store None with "
+        f"treewright.at(node, '.{name}').set(None)."
+    )
+
+
+def init_var_missing(info: NodeInfo, name: str) -> str:
+    """`__post_init__` runs again for a copy, but instances do not store its arguments."""
+    return (
+        f"{info.cls.__qualname__}.__post_init__ needs {name}, an InitVar that instances do not store. Pass it: "
+        f"replace(node, {name}=..., ...). treewright.at() and edit() change fields without __post_init__."
+    )
+
+
+def derived_field(info: NodeInfo, name: str) -> str:
+    """The value that was passed to `replace` would be lost."""
+    return (
+        f"{info.cls.__qualname__}.{name} is derived: __post_init__ assigned it again, so the value passed "
+        f"to replace() would be lost. Replace the fields that it is derived from, or use treewright.at("
+        f"node, lambda node: node.{name}).set(...) to change only this field, without __post_init__."
+    )
+
+
+# Methods
+
+
+def traced_setting(error: BaseException, node: Any, field: FieldInfo) -> str | None:
+    """A bool or int that is a child is traced under jit. JAX suggests static_argnums, for the whole node."""
+    message = str(error)
+    needs_value = (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError)
+    if not (isinstance(error, needs_value) or "concrete value" in message):
+        return None
+    is_number = field.type in (bool, int, "bool", "int")
+    is_blamed = "depends on the value of the argument" not in message or f".{field.name}" in message
+    if not (is_number and is_blamed and isinstance(getattr(node, field.name), Tracer)):
+        return None
+    return (
+        f"{type(node).__qualname__}.{field.name} is a child, so it is traced and has no value here. If it is a "
+        f"setting, make it static:\n  {as_static(field, type(node))}"
+    )
+
+
+METHOD = (traced_setting,)
