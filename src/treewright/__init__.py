@@ -106,7 +106,7 @@ else:
         homes = {
             "_loop": ("loop",),
             "_core.fields": ("StaticValue", "buffer", "field", "static"),
-            "_core.instance": ("replace",),
+            "_core.copies": ("replace",),
             "module": ("Module", "pytree_dataclass"),
             "_trees.at": ("at",),
             "_trees.diff": ("Difference", "allclose", "diff"),

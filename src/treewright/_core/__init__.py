@@ -2,6 +2,7 @@
 
 from treewright._base.text import is_node_class
 from treewright._core.comparison import By
+from treewright._core.copies import replace, with_fields
 from treewright._core.definition import make_node_class
 from treewright._core.fields import AnyStatic, FieldKind, StaticValue, buffer, field, static
 from treewright._core.info import FLAT_FORM_NAME, FieldInfo, NodeInfo, info_of
@@ -11,8 +12,6 @@ from treewright._core.instance import (
     flat_form,
     from_flat_form,
     is_node,
-    replace,
-    with_fields,
 )
 from treewright._core.keys import exact_key, how_compared
 from treewright._core.kinds import JSON_TYPES, Kind, kind_of, with_parts

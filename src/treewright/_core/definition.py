@@ -10,13 +10,15 @@ from typing import Any
 import typing_extensions
 
 from treewright._base.functions import is_generated, slots_of
-from treewright._core.field_views import ArgumentView, FieldView, as_view, field_view
+from treewright._core.bound import wrap_methods
+from treewright._core.field_views import ArgumentView, FieldView, field_view
 from treewright._core.fields import MISSING, options_of
 from treewright._core.info import FLAT_FORM_NAME, Draft, FieldInfo, NodeInfo
 from treewright._core.init import Docstring, make_init
 from treewright._core.instance import Unfinished, wrap_init
-from treewright._core.methods import NODE_METHODS, replace_method, restore_class, wrap_methods
+from treewright._core.methods import NODE_METHODS, replace_method
 from treewright._core.registration import register_once
+from treewright._core.repair import as_view, restore_class, restore_init
 from treewright._core.rules import note, reject, warn
 from treewright._core.rules.classes import (
     ATTRIBUTE,
@@ -152,6 +154,7 @@ def _node_info(draft: Draft, *, keeps_init: bool) -> tuple[NodeInfo, list[FieldI
         unfinished=Unfinished(cls),
         slots=tuple([name for name in slots_of(cls) if name not in {FLAT_FORM_NAME, *cls.__dataclass_fields__}]),
         restore_class=restore_class,
+        restore_init=restore_init,
     )
     return node_spec, arguments
 

@@ -1,7 +1,4 @@
-"""Field views: the descriptors through which nodes read their fields, and the same after a tool has changed a class.
-
-Tools that decorate or reload a class rebuild the properties and functions that they find in its `__dict__`.
-"""
+"""Field views: the descriptors through which nodes read their fields."""
 
 import dataclasses
 import sys
@@ -10,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Never
 
 from treewright._core.fields import MISSING
-from treewright._core.info import FieldInfo, NodeInfo, reject_dill
+from treewright._core.info import FieldInfo, reject_dill
 from treewright._core.instance import Unfinished, delete_attribute, raw_form, set_attribute
 from treewright._core.rules.instances import field_read_on_class
 from treewright._core.statics import StaticTable
@@ -103,13 +100,6 @@ class ArgumentView:
             f"{self.full_name} is an InitVar: an argument of __init__ that instances do not store. Use the parameter "
             f"of __post_init__, or declare a field."
         )
-
-
-def as_view(value: Any) -> Any:
-    """The view of a field that a tool replaced by a plain property with the same functions; else the value itself."""
-    if isinstance(value, property) and not isinstance(value, FieldView) and hasattr(value.fget, "reads"):
-        return FieldView(value.fget, value.fset, value.fdel, value.__doc__)
-    return value
 
 
 # Beartype recognises the builtin `property` by the name of its class, and rejects every other property.
@@ -206,15 +196,3 @@ def _fallback(node: Any, name: str, form: Unfinished) -> Any:
         return cls.__getattr__(node, name)
     finally:
         attributes.pop(mark, None)
-
-
-def restore_views(info: NodeInfo) -> None:
-    """Restore the views that a tool replaced by plain properties since the class was defined.
-
-    Any other value that was assigned to a field on the class stays: only a metaclass could observe each assignment.
-    """
-    for field in info.fields:
-        value = vars(info.cls).get(field.name)
-        view = as_view(value)
-        if view is not value:
-            setattr(info.cls, field.name, view)

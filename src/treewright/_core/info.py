@@ -85,7 +85,8 @@ class NodeInfo:
     init_vars: dict[str, Any]  # the default of each, or MISSING
     unfinished: Any  # the value of `_node` until an instance is sealed
     slots: tuple[str, ...]  # slots of bases that are not nodes; their values would be lost
-    restore_class: Callable[["NodeInfo"], None]  # restores the views and methods that a tool replaced
+    restore_class: Callable[["NodeInfo"], None]  # these two repair the class after a tool changed it
+    restore_init: Callable[[type[Any]], bool]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reject_dill(self.cls)
