@@ -145,6 +145,10 @@ class _Walk:
         try:
             container = self.delimiters_and_items(value)
             return self.plain_text(value) if container is None else self.join(*container, reserved_width)
+        except Exception:  # a user's `items` or `__repr__`, which must not replace the message about it
+            if self.most is None or self.width is not None:
+                raise
+            return f"<{type(value).__qualname__} object>"
         finally:
             self.inside.pop()
 

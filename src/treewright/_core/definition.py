@@ -34,6 +34,7 @@ from treewright._core.init import Docstring, make_init
 from treewright._core.instance import FLAT_FORM_NAME, Unfinished, wrap_init
 from treewright._core.methods import NODE_METHODS, replace_method, restore_class, wrap_methods
 from treewright._core.registration import register_once
+from treewright._core.rules import note
 from treewright._core.statics import StaticTable
 from treewright.errors import NodeDefinitionError, NodeDefinitionWarning, warn_user
 
@@ -347,13 +348,13 @@ def _read_fields(draft: _Draft) -> None:
     try:
         decorate(cls)
     except ValueError as error:
-        _note_defaults(draft, error)
+        note((_shared_default,), error, draft)
         raise
     cls.__dataclass_params__.frozen = False not in are_frozen
 
 
-def _note_defaults(draft: _Draft, error: ValueError) -> None:
-    """Add the lines to write to the error of `dataclasses` for a default that all nodes would share."""
+def _shared_default(error: BaseException, draft: _Draft) -> str | None:
+    """`dataclasses` refuses a default that all instances would share, but does not know our specifiers."""
     for name, annotation in draft.annotations.items():
         value = draft.body.get(name)
         options = options_of(value) if isinstance(value, dataclasses.Field) else {}
@@ -365,7 +366,8 @@ def _note_defaults(draft: _Draft, error: ValueError) -> None:
             fixes = [f"static(default=treewright.freeze({constant}))"]
             if kind != "static":
                 fixes.insert(0, f"{specifier_name(kind)}(default_factory=lambda: {shown})")
-            error.add_note(f"Write {name}: {annotation_text(annotation, draft.cls)} = {', or '.join(fixes)}")
+            return f"Write {name}: {annotation_text(annotation, draft.cls)} = {', or '.join(fixes)}"
+    return None
 
 
 # 3. The description of the class and its fields

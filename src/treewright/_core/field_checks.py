@@ -389,22 +389,17 @@ def _static_line(cls: type[Any], field: Any) -> str:
     return f"{field.name}: {annotation_text(field.type, cls)} = {specifier_text('static', defaults_of(field))}"
 
 
-def add_static_hint(error: TypeError, node: Any) -> None:
-    """Add a note to JAX's error about a tracer's value in a method: which child was probably meant to be static.
-
-    JAX suggests `static_argnums`, which would make the whole node static.
-    """
-    message, cls = str(error), type(node)
+def traced_setting(error: BaseException, node: Any, field: Any) -> str | None:
+    """A bool or int that is a child is traced under jit. JAX suggests `static_argnums`, for the whole node."""
+    message = str(error)
     needs_value = (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError)
     if not (isinstance(error, needs_value) or "concrete value" in message):
-        return
-    for field in cls.__node_info__.children:
-        is_number = field.type in (bool, int, "bool", "int")
-        is_blamed = "depends on the value of the argument" not in message or f".{field.name}" in message
-        if is_number and is_blamed and isinstance(node._node[0][field.index], Tracer):
-            note = (
-                f"{cls.__qualname__}.{field.name} is a child, so it is traced and has no value here. If it is a "
-                f"setting, make it static:\n  {_static_line(cls, field)}"
-            )
-            if note not in getattr(error, "__notes__", ()):
-                error.add_note(note)
+        return None
+    is_number = field.type in (bool, int, "bool", "int")
+    is_blamed = "depends on the value of the argument" not in message or f".{field.name}" in message
+    if not (is_number and is_blamed and isinstance(getattr(node, field.name), Tracer)):
+        return None
+    return (
+        f"{type(node).__qualname__}.{field.name} is a child, so it is traced and has no value here. If it is a "
+        f"setting, make it static:\n  {_static_line(type(node), field)}"
+    )

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from treewright._base.functions import is_pickled_by
 from treewright._base.text import text_with_class
 from treewright._core.fields import FieldKind, Sharding, Stack
+from treewright._core.rules import note
 from treewright._core.statics import StaticTable
 
 
@@ -45,13 +46,18 @@ class FieldInfo:
         try:
             return getattr(self, function)(*arguments)
         except Exception as error:
-            values = "".join([f", called with {text_with_class(value)}" for value in arguments])
-            error.add_note(f"Raised by the {function} of {cls.__qualname__}.{self.name}{values}.")
+            note((_function_of_field,), error, f"{function} of {cls.__qualname__}.{self.name}", *arguments)
             raise
 
     def value_in(self, pair: tuple[Any, Any]) -> Any:
         """The field's value in an instance's `(children, statics)`."""
         return pair[1].values[self.index] if self.is_static else pair[0][self.index]
+
+
+def _function_of_field(_: BaseException, function: str, *arguments: Any) -> str:
+    """The traceback of a converter or a default factory does not show for which field it ran."""
+    values = "".join([f", called with {text_with_class(value)}" for value in arguments])
+    return f"Raised by the {function}{values}."
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -27,6 +27,7 @@ from treewright._core.field_checks import check_fields
 from treewright._core.fields import MISSING
 from treewright._core.info import FieldInfo, NodeInfo, info_of
 from treewright._core.keys import reaches
+from treewright._core.rules import note
 from treewright._core.statics import Statics
 from treewright.errors import ChildWarning, NodeDefinitionError, NodeInitError, UnfinishedNodeError, warn_user
 
@@ -223,37 +224,45 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
         _seal(node, info, is_referenced=is_referenced)
     except BaseException as error:
         mark_failed(node, error)
-        _explain_call(node, error)
+        note((_call_of_inherited_init, _arguments_for_object), error, node)
         raise
     if info.checks or info.table.to_check:
         check(node)
     return returned
 
 
-def _explain_call(node: Any, error: BaseException) -> None:
-    """Add a note to Python's error for arguments that an `__init__` does not take."""
-    cls, frames = type(node), [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    writer = cls.__init__.__qualname__
-    is_inherited = writer != f"{cls.__qualname__}.__init__"
-    if type(error) is TypeError and len(frames) == 1 and is_inherited:  # raised by the call itself
-        error.add_note(
-            f"{cls.__qualname__} inherits {writer}, so its fields are not parameters. Type checkers expect them to be, "
-            f"unless you write class {cls.__name__}(..., init=False)."
-        )
-    # Python's error if an `__init__` passed arguments on and no class after it has an `__init__`.
+def _call_of_inherited_init(error: BaseException, node: Any) -> str | None:
+    """Type checkers take the fields for parameters, but an inherited `__init__` has its own."""
+    cls, writer = type(node), type(node).__init__.__qualname__
+    is_from_call = type(error) is TypeError and len(_frames(error)) == 1
+    if not is_from_call or writer == f"{cls.__qualname__}.__init__":
+        return None
+    return (
+        f"{cls.__qualname__} inherits {writer}, so its fields are not parameters. Type checkers expect them to be, "
+        f"unless you write class {cls.__name__}(..., init=False)."
+    )
+
+
+def _arguments_for_object(error: BaseException, node: Any) -> str | None:
+    """`super().__init__(x)` assigns nothing if no class after it has an `__init__`."""
     if type(error) is not TypeError or not str(error).startswith("object.__init__() takes exactly one argument"):
-        return
-    code, caller = frames[-1].f_code, frames[-1].f_locals
+        return None
+    code, caller = _frames(error)[-1].f_code, _frames(error)[-1].f_locals
     if not code.co_varnames or caller.get(code.co_varnames[0]) is not node:  # the `__init__` of another object
-        return
+        return None
+    cls: Any = type(node)
     name = next(iter(info_of(cls).by_name), "x")
     fix = f"Assign them in {code.co_qualname}: self.{name} = ..."
-    if is_inherited:
+    if cls.__init__.__qualname__ != f"{cls.__qualname__}.__init__":
         fix = f"Write an __init__ in {cls.__qualname__} that assigns them: self.{name} = ..."
-    error.add_note(
+    return (
         f"{code.co_qualname} called super().__init__(...) with arguments, but no other class has an __init__, and "
         f"neither Module nor object assigns fields. {fix}"
     )
+
+
+def _frames(error: BaseException) -> list[types.FrameType]:
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
@@ -339,22 +348,22 @@ def check(node: Any, *, is_copy: bool = False) -> None:
             reject_returned(own_check(node), info.cls, "__check_init__", "Raise an error for an invalid instance")
     except BaseException as error:
         if is_copy:
-            _explain_spec(node, error)
+            note((_copy_looks_like_spec,), error, node)
         mark_failed(node, error)
         raise
 
 
-def _explain_spec(node: Any, error: BaseException) -> None:
-    """Add a note if a changed copy looks like a spec, with one setting in the place of each array."""
+def _copy_looks_like_spec(_: BaseException, node: Any) -> str | None:
+    """Checks are for arrays, and fail for a spec that `replace` or `at` filled with settings."""
     children, _ = flat_form(node)
     for field, child in zip(info_of(node).children, children, strict=True):
         annotation = annotation_text(field.type, type(node))
         if type(child) in _SETTINGS and "rray" in annotation and not (child is None and "None" in annotation):
-            error.add_note(
+            return (
                 f"{type(node).__qualname__}.{field.name} = {child!r} is not an array. For a spec, such as in_axes or a "
                 f"mask, use treewright.spec_like(node, ...), which runs no checks."
             )
-            return
+    return None
 
 
 def reject_returned(value: object, cls: type[Any], hook: str, instead: str) -> None:

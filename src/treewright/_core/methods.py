@@ -17,7 +17,7 @@ from jax.core import Tracer
 from treewright._base.functions import NodeMethod
 from treewright._base.jax_private import GetAttrKey, Path, jax_trees, numbers_of, path_text
 from treewright._base.text import array_text, is_node_class, node_repr, short_text, text, with_article
-from treewright._core.field_checks import MAX_CHECKED_NODES, NoExactKeyError, add_static_hint
+from treewright._core.field_checks import MAX_CHECKED_NODES, NoExactKeyError, traced_setting
 from treewright._core.field_views import restore_views
 from treewright._core.info import FieldInfo, NodeInfo, info_of
 from treewright._core.instance import (
@@ -32,6 +32,7 @@ from treewright._core.instance import (
 from treewright._core.keys import compared_by_itself, exact_key
 from treewright._core.pydantic import pydantic_schema
 from treewright._core.registration import register_with_jax
+from treewright._core.rules import note
 from treewright._core.statics import Statics
 from treewright.errors import TracedComparisonError
 
@@ -316,7 +317,8 @@ class BoundMethod(NodeMethod):
         try:
             return self.__func__(self.__self__, *args, **kwargs)
         except TypeError as error:
-            add_static_hint(error, self.__self__)
+            for field in info_of(self.__self__).children:
+                note((traced_setting,), error, self.__self__, field)
             raise
 
     def __getattr__(self, name: str) -> Any:
