@@ -209,6 +209,19 @@ def test_a_run_that_restarts_earlier_deletes_later_steps_first(tmp_path: Path) -
                 call(30)
 
 
+def test_a_step_that_does_not_exist_is_not_the_latest_one(tmp_path: Path) -> None:
+    manager: Any
+    with CheckpointManager(tmp_path, metric="val_loss", mode="min") as manager:
+        manager.save(1, TREE, metrics={"loss": 1})
+        manager.wait()
+        assert manager.best_step() is None
+        for read in (lambda step: manager.restore(step, like=TREE), manager.metrics, manager.items, manager.manifest):
+            with pytest.raises(
+                CheckpointError, match=r"got None\. best_step\(\) and .* For the latest step, pass no step"
+            ):
+                read(manager.best_step())
+
+
 def test_a_step_must_be_a_non_negative_integer(tmp_path: Path) -> None:
     manager: Any = CheckpointManager(tmp_path)
     for step in (-1, True, 1.0, "1", None, {"x": 1}):
