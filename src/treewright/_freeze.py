@@ -13,7 +13,7 @@ import numpy as np
 
 from treewright._base.functions import BY_VALUE, FrozenValue, public
 from treewright._base.text import is_node_class, short_text
-from treewright._core import Kind, kind_of, why_it_can_change, with_parts
+from treewright._core import Kind, can_change, kind_of, with_parts
 
 TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False  # pyrefly assumes True, and so does mypy in this file.
 
@@ -225,8 +225,8 @@ def freeze(value: Any) -> Any:
         return with_parts(value, freeze)
     if isinstance(value, Mapping):
         return FrozenMapping({key: freeze(item) for key, item in value.items()})
-    problem = why_it_can_change(value)
-    if problem:
+    problem = can_change(value)
+    if problem is not None:
         raise TypeError(f"freeze can't freeze {problem}")
     return value
 

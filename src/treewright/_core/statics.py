@@ -24,8 +24,9 @@ from treewright._core.comparison import Holder, Unchanged
 from treewright._core.keys import Doubts, compared_by_itself, exact_key, identity_key, watched_below
 from treewright._core.kinds import kind_of, partial_parts, with_parts
 from treewright._core.mutable import can_change_in_place
-from treewright._core.rules.statics import NoExactKeyError, doubt_text, nested_too_deeply, rejection
-from treewright.errors import StaticWarning, warn_user
+from treewright._core.rules import warn
+from treewright._core.rules.statics import CHANGING, NoExactKeyError, nested_too_deeply, rejection
+from treewright.errors import StaticWarning
 
 MAX_CHECKED_NODES = 64  # Checking all nodes of a class makes those with 8 children 20 % slower to create.
 
@@ -167,7 +168,7 @@ class StaticTable:
             except NoExactKeyError as problem:
                 problems[name] = problem
             except RecursionError:
-                problems[name] = nested_too_deeply(value)
+                problems[name] = NoExactKeyError(value, nested_too_deeply)
             while doubts and not problems:
                 self._doubt(name, value, *doubts.pop())
         if problems:
@@ -177,7 +178,7 @@ class StaticTable:
     def _doubt(self, name: str, value: Any, changing: Any, holder: Holder) -> None:
         """Warn about a mutable object that may be meant as a constant, once for each class."""
         if type(changing) not in self._doubted and can_change_in_place(changing, holder):
-            warn_user(doubt_text(self.owner, name, value, changing), StaticWarning)
+            warn(CHANGING, StaticWarning, self.owner, name, value, changing)
             self._doubted.add(type(changing))  # not if the warning was an error, which must come again
 
     def _remember(self, table: dict[Hashable, weakref.ref[Statics]], key: Hashable, statics: Statics) -> None:

@@ -4,8 +4,8 @@ import argparse
 import collections.abc
 import dataclasses
 import types
-from collections.abc import Mapping, MutableSequence, MutableSet
-from typing import Any
+from collections.abc import Callable, Mapping, MutableSequence, MutableSet
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,7 +17,9 @@ from treewright._core.mutable import GENERATORS, MUTABLE, is_assignable
 from treewright._core.rules.declarations import reject_field_on_class
 from treewright.errors import StaticFieldError
 
-IDENTITY = "static(identity=True)"
+_AS_CONSTANTS = "Its arrays would be constants of the compiled program, without gradients or updates."
+_IN_PLACE = "a change in place would give stale results"
+_IDENTITY = "static(identity=True)"
 _OWN_HASH = (
     "a hashable value, such as a tuple, or define __hash__ and __eq__ on its class (@dataclass(frozen=True) does)"
 )
@@ -49,47 +51,120 @@ _FIXES = types.MappingProxyType(
 )
 
 
-@dataclasses.dataclass(eq=False)
-class NoExactKeyError(TypeError):
-    """A value that can't be static: its description, the consequence, and the value to pass instead, if any."""
+class Refusal(NamedTuple):
+    """What is said about a value that can't be static."""
 
-    value: Any
     description: str
     consequence: str
-    fix: str  # the value to pass instead; empty if there is none
+    instead: str = ""  # the value to pass instead; empty if there is none
     can_freeze: bool = False  # whether `freeze` returns that value
     can_be_child: bool = True
 
 
-class ArraysReachedError(NoExactKeyError):
-    """A value that reaches a node with arrays, or one that is being built."""
+Rule = Callable[[Any], Refusal | None]
 
 
-def problem_of(value: Any) -> NoExactKeyError:
-    """Why a value can't be static."""
-    if isinstance(value, Tracer):
-        consequence = "A tracer is valid only during its trace, but a static outlives it."
-        return NoExactKeyError(value, f"a tracer, {text(value)}", consequence, "")
-    if type(value) is jax.Ref:
-        consequence = "A ref changes in place, but jit would treat it as part of the program, not of the tree."
-        return NoExactKeyError(value, f"a ref, {text(value)}", consequence, "")
-    if isinstance(value, GENERATORS) or foreign_library(type(value)) == "nnx":
-        consequence = "It changes when it is used, but a compiled program keeps the state that it had during the trace."
-        return NoExactKeyError(value, text_with_class(value), consequence, IDENTITY, can_be_child=False)
-    fix, can_freeze = _fix(value)
-    if isinstance(value, np.ndarray | jax.Array):
-        consequence = (
-            "jit compares statics with ==, which returns an array, and a change in place would give stale results."
-        )
-        fix = "" if fix is _OWN_HASH else fix
-        return NoExactKeyError(value, f"an array, {text(value)}", consequence, fix, can_freeze)
+@dataclasses.dataclass(eq=False)
+class NoExactKeyError(TypeError):
+    """A value that can't be static, and the rule that says why."""
+
+    value: Any
+    rule: Rule
+
+
+# Values that can't be static
+
+
+def tracer(value: Any) -> Refusal | None:
+    """It would be used after its trace has ended."""
+    if not isinstance(value, Tracer):
+        return None
+    return Refusal(f"a tracer, {text(value)}", "A tracer is valid only during its trace, but a static outlives it.")
+
+
+def ref(value: Any) -> Refusal | None:
+    """It belongs to the program, not to the tree."""
+    if type(value) is not jax.Ref:
+        return None
+    consequence = "A ref changes in place, but jit would treat it as part of the program, not of the tree."
+    return Refusal(f"a ref, {text(value)}", consequence)
+
+
+def generator(value: Any) -> Refusal | None:
+    """A random generator, an iterator, an open file or a layer of nnx changes when it is used."""
+    if not isinstance(value, GENERATORS) and foreign_library(type(value)) != "nnx":
+        return None
+    consequence = "It changes when it is used, but a compiled program keeps the state that it had during the trace."
+    return Refusal(text_with_class(value), consequence, _IDENTITY, can_be_child=False)
+
+
+def array(value: Any) -> Refusal | None:
+    """Its `==` is no bool, and numpy's arrays change in place."""
+    if not isinstance(value, np.ndarray | jax.Array):
+        return None
+    instead, can_freeze = _instead_of(value)
+    consequence = f"jit compares statics with ==, which returns an array, and {_IN_PLACE}."
+    return Refusal(f"an array, {text(value)}", consequence, "" if instead is _OWN_HASH else instead, can_freeze)
+
+
+def mutable(value: Any) -> Refusal | None:
+    """A list that was changed in place would still be the same static: the program is stale."""
+    if not isinstance(value, MUTABLE):
+        return None
+    consequence = f"jit compares statics and never copies them, so {_IN_PLACE}."
+    return Refusal(text_with_class(value), consequence, *_instead_of(value))
+
+
+def bad_equality(value: Any) -> Refusal | None:
+    """An `==` that raises, or that returns an array, fails in jitted functions of other instances."""
+    try:
+        hash(value)
+    except Exception:  # noqa: BLE001  a user's
+        return None
+    try:
+        answer = value == value  # noqa: PLR0124
+        if isinstance(answer, bool | np.bool_):
+            return None
+        result = f"returns {short_text(answer)}, not a bool"
+    except Exception as error:  # noqa: BLE001  a user's
+        result = f"raises {type(error).__name__}: {error}"
+    consequence = f"{type(value).__qualname__}.__eq__ {result}, so jit can't tell whether it compiled for this value."
+    return Refusal(text_with_class(value), consequence, _OWN_HASH)
+
+
+def unhashable(value: Any) -> Refusal | None:
+    """The author of its class says that no hash agrees with its `==`."""
     consequence = "It is not hashable, so jit can't tell whether it compiled for this value."
-    if isinstance(value, MUTABLE):
-        consequence = "jit compares statics and never copies them, so a change in place would give stale results."
-    return NoExactKeyError(value, text_with_class(value), consequence, fix, can_freeze)
+    return Refusal(text_with_class(value), consequence, *_instead_of(value))
 
 
-def _fix(value: Any) -> tuple[str, bool]:
+def refused_value(value: Any) -> Refusal:
+    """The first of these rules that applies; the last one always does."""
+    rules: tuple[Rule, ...] = (tracer, ref, generator, array, mutable, bad_equality, unhashable)
+    return next(filter(None, (rule(value) for rule in rules)))
+
+
+def reaches_arrays(node: Any) -> Refusal | None:
+    """Training would never change them."""
+    return Refusal(f"{with_article(type(node).__qualname__)} with arrays", _AS_CONSTANTS)
+
+
+def reaches_unfinished_node(node: Any) -> Refusal | None:
+    """A node would be a part of its own statics, with the arrays that it will have."""
+    description = f"{with_article(type(node).__qualname__)} that is being built"
+    return Refusal(description, _AS_CONSTANTS, can_be_child=False)
+
+
+def nested_too_deeply(value: Any) -> Refusal | None:
+    """Python's stack ends before the value does."""
+    description = f"{with_article(type(value).__qualname__)} that is nested too deeply"
+    return Refusal(description, "Its parts are compared one inside the other, up to a few hundred.")
+
+
+_REACHED: tuple[Rule, ...] = (reaches_arrays, reaches_unfinished_node)
+
+
+def _instead_of(value: Any) -> tuple[str, bool]:
     """The value to pass instead, and whether `freeze` returns it."""
     cls: Any = type(value)
     if isinstance(value, np.ndarray) and value.dtype.hasobject:
@@ -100,90 +175,61 @@ def _fix(value: Any) -> tuple[str, bool]:
     known = [_FIXES[name] for name in names if name in _FIXES]
     if known:
         return known[0], False
-    frozen = [fix for kind, fix in _FROZEN.items() if isinstance(value, kind)]
+    frozen = [instead for kind, instead in _FROZEN.items() if isinstance(value, kind)]
     if frozen:
         return frozen[0], True
     if hasattr(cls, "__attrs_attrs__"):
         return "treewright.freeze(attrs.asdict(config)), or decorate its class with @attrs.frozen", False
     if cls.__hash__ is None and dataclasses.is_dataclass(cls):
-        fix = "treewright.freeze(dataclasses.asdict(config)), or decorate its class with @dataclass(frozen=True)"
-        return fix, False
+        instead = "treewright.freeze(dataclasses.asdict(config)), or decorate its class with @dataclass(frozen=True)"
+        return instead, False
     return _OWN_HASH, False
 
 
-def arrays_reached(node: Any, *, is_built: bool = True) -> ArraysReachedError:
-    """Why a value that reaches a node with arrays, or an unfinished node, can't be static."""
-    state = "with arrays" if is_built else "that is being built"
-    return ArraysReachedError(
-        node,
-        f"{with_article(type(node).__qualname__)} {state}",
-        "Its arrays would be constants of the compiled program, without gradients or updates.",
-        "",
-        can_be_child=is_built,
-    )
-
-
-def nested_too_deeply(value: Any) -> NoExactKeyError:
-    """Why a value that is nested more deeply than Python's stack can't be static."""
-    description = f"{with_article(type(value).__qualname__)} that is nested too deeply"
-    return NoExactKeyError(value, description, "Its parts are compared one inside the other, up to a few hundred.", "")
-
-
-def comparison_problem(value: Any, *, with_equality: bool) -> NoExactKeyError | None:
-    """Why an object can't be compared: its hash raises, or its custom `==` does not return a bool."""
-    try:
-        hash(value)
-    except Exception:  # noqa: BLE001  a user's
-        return problem_of(value)
-    if not with_equality:
-        return None
-    try:
-        answer = value == value  # noqa: PLR0124
-        if isinstance(answer, bool | np.bool_):
-            return None
-        result = f"returns {short_text(answer)}, not a bool"
-    except Exception as error:  # noqa: BLE001  a user's
-        result = f"raises {type(error).__name__}: {error}"
-    consequence = f"{type(value).__qualname__}.__eq__ {result}, so jit can't tell whether it compiled for this value."
-    return NoExactKeyError(value, text_with_class(value), consequence, _OWN_HASH)
+# The error of a new node
 
 
 def rejection(cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, NoExactKeyError]) -> StaticFieldError:
     """The error for the static fields of a new node that have a problem: the first in full, the others by name."""
     (name, problem), *others = problems.items()
     reject_field_on_class(problem.value)
+    refusal = _refusal(problem)
     lines = [
-        _found(f"{cls.__qualname__}.{name}", values[name], problem),
-        problem.consequence,
+        f"{cls.__qualname__}.{name} is static but {_found(values[name], problem, refusal)}.",
+        refusal.consequence,
         *(_fixes(cls, name, values[name], problem) or ["Store it outside the node, and pass it as an argument."]),
     ]
     if others:
         lines.append(f"Other static fields of {cls.__qualname__} that must change:")
-        lines += [f"  {other}: {each.description}" for other, each in others]
+        lines += [f"  {other}: {_refusal(each).description}" for other, each in others]
     return StaticFieldError("\n".join(lines))
 
 
-def _found(full_name: str, value: Any, problem: NoExactKeyError) -> str:
+def _refusal(problem: NoExactKeyError) -> Refusal:
+    return problem.rule(problem.value) or Refusal(text_with_class(problem.value), "")
+
+
+def _found(value: Any, problem: NoExactKeyError, refusal: Refusal) -> str:
     """The value with the problem, and the value of the static field that contains it."""
     if problem.value is value:
-        return f"{full_name} is static but holds {problem.description}."
-    if isinstance(problem, ArraysReachedError):
-        return f"{full_name} is static but reaches {problem.description}, through {text_with_class(value)}."
-    return f"{full_name} is static but holds {problem.description}, inside {text_with_class(value)}."
+        return f"holds {refusal.description}"
+    if problem.rule in _REACHED:
+        return f"reaches {refusal.description}, through {text_with_class(value)}"
+    return f"holds {refusal.description}, inside {text_with_class(value)}"
 
 
 def _fixes(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> list[str]:
     """The fixes; empty if there is none."""
-    is_own, can_be_child = _is_ours(cls), problem.can_be_child
-    declared = f"  {name}: ... = static("
-    if isinstance(problem, ArraysReachedError) and problem.value is not value:
-        fixes, can_be_child = [_fix_for_reached(value, problem)], can_be_child and isinstance(value, METHOD_TYPES)
-    elif problem.fix is IDENTITY:
+    refusal, is_own = _refusal(problem), _is_ours(cls)
+    can_be_child, declared = refusal.can_be_child, f"  {name}: ... = static("
+    if problem.rule in _REACHED and problem.value is not value:
+        fixes, can_be_child = [_instead_of_reaching(value, refusal)], can_be_child and isinstance(value, METHOD_TYPES)
+    elif refusal.instead is _IDENTITY:
         fixes = [f"Pass the values that it returns as arguments. Or, to keep this object:\n{declared}identity=True)"]
-    elif problem.can_freeze and not is_own and (problem.value is value or isinstance(value, tuple | frozenset)):
-        fixes = [f"Pass {problem.fix}, or let the field freeze it:\n{declared}converter=treewright.freeze)"]
+    elif refusal.can_freeze and not is_own and (problem.value is value or isinstance(value, tuple | frozenset)):
+        fixes = [f"Pass {refusal.instead}, or let the field freeze it:\n{declared}converter=treewright.freeze)"]
     else:
-        fixes = [f"Pass {problem.fix}."] if problem.fix else []
+        fixes = [f"Pass {refusal.instead}."] if refusal.instead else []
     if can_be_child and not is_own:
         fixes.append(f"{'Or make' if fixes else 'Make'} {name} a child: remove static().")
     return fixes
@@ -194,49 +240,73 @@ def _is_ours(cls: type[Any]) -> bool:
     return cls.__module__.partition(".")[0] == "treewright"
 
 
-def _fix_for_reached(value: Any, problem: ArraysReachedError) -> str:
+def _instead_of_reaching(value: Any, refusal: Refusal) -> str:
     """The value to pass instead of a method or function that reaches a node."""
     if isinstance(value, METHOD_TYPES):
         return f"Pass {value.__func__.__qualname__}, and pass the node as its first argument."
-    if problem.can_be_child:
+    if refusal.can_be_child:
         return "Pass the node as an argument."
     return "Write a method, and look it up where you call it."
 
 
-def doubt_text(owner: type[Any], name: str, value: Any, changing: Any) -> str:
-    """The warning for a static that holds an object or a container that can change without a retrace."""
-    full_name = f"{owner.__qualname__}.{name}"
-    inside = "" if changing is value else f", inside {text_with_class(value)}"
-    declared = f"\nIf it is meant to change, declare:\n  {name}: ... = static(identity=True)"
-    declared = "" if _is_ours(owner) else declared
-    if isinstance(changing, MUTABLE):
-        return (
-            f"{full_name} is static and holds {text_with_class(changing)}{inside}, which can change in place. jit "
-            f"compares it by identity: it ignores later changes.\n"
-            f"{_instead(problem_of(changing), 'If it is constant, use')}.{declared}"
-        )
-    cls = type(changing).__name__
+# Values that can change
+
+
+def captured_container(owner: type[Any], name: str, value: Any, changing: Any) -> str | None:
+    """A list that a function captured is compared by identity, so its changes cause no retrace."""
+    refusal = mutable(changing)
+    if refusal is None:
+        return None
     return (
-        f"{full_name} is static and holds {text_with_class(changing)}{inside}, whose attributes can be assigned. jit "
-        f"ignores later assignments, and {'may retrace' if has_author(type(changing)) else 'retraces'} for a different "
-        f"{cls}.\nIf it contains settings, freeze its class:\n  @dataclass(frozen=True)\n  class {cls}: ...{declared}"
+        f"{_holds(owner, name, value, changing)}, which can change in place. jit compares it by identity: it ignores "
+        f"later changes.\n"
+        f"{_advice(refused_value(changing), 'If it is constant, use')}.{_if_meant(owner, name)}"
     )
 
 
-def _instead(problem: NoExactKeyError, use: str) -> str:
-    """The advice for a value that can change."""
-    return "Pass the values that it returns as arguments" if problem.fix is IDENTITY else f"{use} {problem.fix}"
+def assignable_object(owner: type[Any], name: str, value: Any, changing: Any) -> str | None:
+    """An object is compared by identity, so an assignment to its attributes causes no retrace."""
+    if isinstance(changing, MUTABLE):
+        return None
+    cls = type(changing).__name__
+    return (
+        f"{_holds(owner, name, value, changing)}, whose attributes can be assigned. jit ignores later assignments, and "
+        f"{'may retrace' if has_author(type(changing)) else 'retraces'} for a different {cls}.\n"
+        f"If it contains settings, freeze its class:\n  @dataclass(frozen=True)\n  class {cls}: ..."
+        f"{_if_meant(owner, name)}"
+    )
 
 
-def why_it_can_change(value: Any) -> str:
-    """Why an object can't be frozen, with the fix; empty if it is immutable."""
+CHANGING = (captured_container, assignable_object)
+
+
+def can_change(value: Any) -> str | None:
+    """`freeze` would return a value that is no constant."""
     cls: Any = type(value)
     if isinstance(value, MUTABLE) or cls.__hash__ is None or foreign_library(cls) == "nnx":
-        problem = problem_of(value)
-        return f"{problem.description}. {_instead(problem, 'Use')}."
+        refusal = refused_value(value)
+        return f"{refusal.description}. {_advice(refusal, 'Use')}."
     if has_author(cls) or not is_assignable(value):
-        return ""
+        return None
     return (
         f"{text_with_class(value)}, whose attributes can be assigned. Decorate its class with "
         f"@dataclasses.dataclass(frozen=True), or freeze its attributes: treewright.freeze(vars(...))."
+    )
+
+
+def _holds(owner: type[Any], name: str, value: Any, changing: Any) -> str:
+    inside = "" if changing is value else f", inside {text_with_class(value)}"
+    return f"{owner.__qualname__}.{name} is static and holds {text_with_class(changing)}{inside}"
+
+
+def _if_meant(owner: type[Any], name: str) -> str:
+    """The declaration of a static that is meant to change."""
+    declared = f"\nIf it is meant to change, declare:\n  {name}: ... = static(identity=True)"
+    return "" if _is_ours(owner) else declared
+
+
+def _advice(refusal: Refusal, use: str) -> str:
+    """The value to use instead of one that can change."""
+    return (
+        "Pass the values that it returns as arguments" if refusal.instead is _IDENTITY else f"{use} {refusal.instead}"
     )
