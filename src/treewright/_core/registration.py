@@ -17,7 +17,8 @@ from treewright._base.text import short_text
 from treewright._core.info import FLAT_FORM_NAME, info_of
 from treewright._core.instance import from_flat_form
 from treewright._core.kinds import JSON_TYPES, kind_of
-from treewright._core.statics import MAX_CHECKED_NODES, Recipe, Statics
+from treewright._core.pickles import Recipe
+from treewright._core.statics import MAX_CHECKED_NODES, Statics
 from treewright.errors import NodeDefinitionError, StaticSerializationError
 
 _new: Any = object.__new__

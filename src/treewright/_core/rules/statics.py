@@ -254,8 +254,7 @@ def _instead_of_reaching(value: Any, refusal: Refusal) -> str:
 
 def captured_container(owner: type[Any], name: str, value: Any, changing: Any) -> str | None:
     """A list that a function captured is compared by identity, so its changes cause no retrace."""
-    refusal = mutable(changing)
-    if refusal is None:
+    if not isinstance(changing, MUTABLE):
         return None
     return (
         f"{_holds(owner, name, value, changing)}, which can change in place. jit compares it by identity: it ignores "
@@ -307,6 +306,5 @@ def _if_meant(owner: type[Any], name: str) -> str:
 
 def _advice(refusal: Refusal, use: str) -> str:
     """The value to use instead of one that can change."""
-    return (
-        "Pass the values that it returns as arguments" if refusal.instead is _IDENTITY else f"{use} {refusal.instead}"
-    )
+    is_generator = refusal.instead is _IDENTITY
+    return "Pass the values that it returns as arguments" if is_generator else f"{use} {refusal.instead}"
