@@ -20,10 +20,10 @@ from treewright.errors import StaticFieldError
 _AS_CONSTANTS = "Its arrays would be constants of the compiled program, without gradients or updates."
 _IN_PLACE = "a change in place would give stale results"
 _IDENTITY = "static(identity=True)"
+_PLAIN_ARRAYS = (np.ndarray, np.memmap)  # `freeze` rejects others of numpy, such as masked arrays
 _OWN_HASH = (
     "a hashable value, such as a tuple, or define __hash__ and __eq__ on its class (@dataclass(frozen=True) does)"
 )
-_AS_ARRAY = "treewright.freeze(numpy.asarray(...)), for a constant table"
 # What `freeze` returns for a mutable value.
 _FROZEN: Mapping[type[Any], str] = types.MappingProxyType(
     {
@@ -35,18 +35,6 @@ _FROZEN: Mapping[type[Any], str] = types.MappingProxyType(
         MutableSet: "a frozenset",
         dict: "treewright.freeze(the_dict)",
         Mapping: "treewright.freeze(config)",
-    }
-)
-# The value to pass instead of one that `freeze` does not accept or freezes differently, by package and class.
-_FIXES = types.MappingProxyType(
-    {
-        ("omegaconf", "ListConfig"): "treewright.freeze(OmegaConf.to_container(config, resolve=True))",
-        ("pydantic", "BaseModel"): (
-            "treewright.freeze(config.model_dump()), or set model_config = ConfigDict(frozen=True) on its class"
-        ),
-        ("numpy", "MaskedArray"): "treewright.freeze((array.data, array.mask)), for a constant table",
-        ("numpy", "matrix"): _AS_ARRAY,
-        ("numpy", "recarray"): _AS_ARRAY,
     }
 )
 
@@ -171,15 +159,11 @@ def _instead_of(value: Any) -> tuple[str, bool]:
         return "treewright.freeze(array.tolist()), for a constant table", False
     if isinstance(value, collections.abc.MappingView):
         return "a tuple", False
-    names = [(str(base.__module__).partition(".")[0], base.__name__) for base in cls.__mro__]
-    known = [_FIXES[name] for name in names if name in _FIXES]
-    if known:
-        return known[0], False
+    if isinstance(value, np.ndarray) and cls.__module__.partition(".")[0] == "numpy" and cls not in _PLAIN_ARRAYS:
+        return "treewright.freeze(...) of its parts, for a constant table", False
     frozen = [instead for kind, instead in _FROZEN.items() if isinstance(value, kind)]
     if frozen:
         return frozen[0], True
-    if hasattr(cls, "__attrs_attrs__"):
-        return "treewright.freeze(attrs.asdict(config)), or decorate its class with @attrs.frozen", False
     if cls.__hash__ is None and dataclasses.is_dataclass(cls):
         instead = "treewright.freeze(dataclasses.asdict(config)), or decorate its class with @dataclass(frozen=True)"
         return instead, False
