@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Never
 
 from treewright._core.fields import MISSING
-from treewright._core.info import FieldInfo, reject_dill
+from treewright._core.info import FieldInfo
 from treewright._core.instance import Unfinished, delete_attribute, raw_form, set_attribute
 from treewright._core.rules.instances import field_read_on_class
 from treewright._core.statics import StaticTable
@@ -60,7 +60,6 @@ class FieldView(property):
         return self.field.default
 
     def __reduce__(self) -> tuple[Any, ...]:
-        reject_dill(self.table.owner)
         return (field_view, (self.field, self.table))
 
     def __repr__(self) -> str:

@@ -1,11 +1,9 @@
 """`NodeInfo` and `FieldInfo`: the description of a node class and its fields that all other modules read."""
 
 import dataclasses
-import pickle
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from treewright._base.functions import is_pickled_by
 from treewright._core.fields import FieldKind, Sharding, Stack
 from treewright._core.rules import note
 from treewright._core.rules.declarations import call_for_field
@@ -87,22 +85,6 @@ class NodeInfo:
     slots: tuple[str, ...]  # slots of bases that are not nodes; their values would be lost
     restore_class: Callable[["NodeInfo"], None]  # these two repair the class after a tool changed it
     restore_init: Callable[[type[Any]], bool]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        reject_dill(self.cls)
-        return object.__reduce_ex__(self, protocol)
-
-
-def reject_dill(cls: type[Any]) -> None:
-    """Raise if dill pickles a class by value, which it does where `pickle` could not import the class.
-
-    Dill needs the attributes of a class before the class, and those of a node class refer to it.
-    """
-    if is_pickled_by("dill"):
-        raise pickle.PicklingError(
-            f"dill can't pickle the node class {cls.__qualname__}, which is defined in __main__ or in a function. Use "
-            f"cloudpickle.dumps(...), or define the class in a module."
-        )
 
 
 def info_of(node_or_class: Any) -> NodeInfo:
