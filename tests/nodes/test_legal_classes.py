@@ -272,7 +272,7 @@ def test_an_assignment_in_new_names_new() -> None:
         "  self = super().__new__(cls)\n  self.x = x\n  return self\n"
     )
 
-    with pytest.raises(AttributeError, match=r"A\.__new__ runs before __init__\. Assign fields in __init__\.$"):
+    with pytest.raises(AttributeError, match=r"no __init__ has finished it\. Assign the fields in __init__"):
         names["A"](1.0)
 
 

@@ -84,7 +84,7 @@ class NodeInfo:
     unfinished: Any  # the value of `_node` until an instance is sealed
     slots: tuple[str, ...]  # slots of bases that are not nodes; their values would be lost
     restore_class: Callable[["NodeInfo"], None]  # these two repair the class after a tool changed it
-    restore_init: Callable[[type[Any]], bool]
+    restore_init: Callable[[type[Any]], None]
 
 
 def info_of(node_or_class: Any) -> NodeInfo:

@@ -59,7 +59,8 @@ def raw_form(node: Any) -> FlatForm | Unfinished:
     except AttributeError:
         cls = type(node)
         reject_undecorated(cls)
-        return Unfinished(cls, rules.no_init_has_run(cls, is_repaired=info_of(cls).restore_init(cls)))
+        info_of(cls).restore_init(cls)
+        return Unfinished(cls, rules.no_init_has_run(cls))
     return form
 
 

@@ -38,13 +38,11 @@ def restore_class(info: NodeInfo) -> None:
             wrap_methods(base)
 
 
-def restore_init(cls: type[Any]) -> bool:
-    """Wrap an `__init__` that a tool replaced: IPython's autoreload writes new code into our wrapper. False if ours."""
+def restore_init(cls: type[Any]) -> None:
+    """Wrap an `__init__` that a tool replaced: IPython's autoreload writes new code into our wrapper."""
     owner: Any = next(base for base in cls.__mro__ if "__init__" in vars(base))
     init: Any = vars(owner)["__init__"]
     if "__node_info__" not in vars(owner) or not isinstance(init, types.FunctionType) or hasattr(init, "__wrapped__"):
-        return False
-    if "__build__" in init.__code__.co_freevars:  # generated
-        return False
-    owner.__init__ = wrap_init(init)
-    return True
+        return
+    if "__build__" not in init.__code__.co_freevars:  # not generated
+        owner.__init__ = wrap_init(init)

@@ -40,18 +40,9 @@ def not_a_node_class(cls: type[Any]) -> str | None:
     )
 
 
-def no_init_has_run(cls: Any, *, is_repaired: bool) -> str:
-    """Why an instance has no values at all."""
-    if cls.__init__ is object.__init__:
-        return "the class has no __init__. Remove init=False, or write an __init__"
-    if is_repaired:
-        return (
-            "its __init__ was replaced after the class was defined, for example by autoreload, so it did not "
-            f"finish the node. This is repaired now: call {cls.__qualname__}(...) again"
-        )
-    if cls.__new__ is not object.__new__:
-        return f"{cls.__qualname__}.__new__ runs before __init__. Assign fields in __init__"
-    return f"no __init__ has run. Create it by calling the class: {cls.__qualname__}(...)"
+def no_init_has_run(cls: Any) -> str:
+    """An instance without values: `__new__` reads it, `init=False` left it without `__init__`, or autoreload did."""
+    return f"no __init__ has finished it. Assign the fields in __init__, and call {cls.__qualname__}(...) again"
 
 
 def frozen(info: NodeInfo, name: str, verb: str) -> str:
