@@ -1,6 +1,5 @@
 """Nodes at work: what is refused in a constructor, on an attribute or in a copy, and notes on others' errors."""
 
-import traceback
 import types
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -126,9 +125,9 @@ def incomplete(info: NodeInfo, pending: Iterable[str]) -> str | None:
 
 def call_of_inherited_init(error: BaseException, node: Any) -> str | None:
     """Type checkers take the fields for parameters, but an inherited `__init__` has its own."""
-    cls = type(node)
-    writer = cls.__init__.__qualname__
-    is_from_call = type(error) is TypeError and len(_frames(error)) == 1
+    cls, writer = type(node), type(node).__init__.__qualname__
+    trace = error.__traceback__
+    is_from_call = type(error) is TypeError and trace is not None and trace.tb_next is None
     if not is_from_call or writer == f"{cls.__qualname__}.__init__":
         return None
     return (
@@ -137,29 +136,7 @@ def call_of_inherited_init(error: BaseException, node: Any) -> str | None:
     )
 
 
-def arguments_for_object(error: BaseException, node: Any) -> str | None:
-    """`super().__init__(x)` assigns nothing if no class after it has an `__init__`."""
-    if type(error) is not TypeError or not str(error).startswith("object.__init__() takes exactly one argument"):
-        return None
-    code, caller = _frames(error)[-1].f_code, _frames(error)[-1].f_locals
-    if not code.co_varnames or caller.get(code.co_varnames[0]) is not node:  # the `__init__` of another object
-        return None
-    cls: Any = type(node)
-    name = next(iter(cls.__node_info__.by_name), "x")
-    fix = f"Assign them in {code.co_qualname}: self.{name} = ..."
-    if cls.__init__.__qualname__ != f"{cls.__qualname__}.__init__":
-        fix = f"Write an __init__ in {cls.__qualname__} that assigns them: self.{name} = ..."
-    return (
-        f"{code.co_qualname} called super().__init__(...) with arguments, but no other class has an __init__, and "
-        f"neither Module nor object assigns fields. {fix}"
-    )
-
-
-CONSTRUCTOR = (call_of_inherited_init, arguments_for_object)
-
-
-def _frames(error: BaseException) -> list[types.FrameType]:
-    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+CONSTRUCTOR = (call_of_inherited_init,)
 
 
 # Copies
