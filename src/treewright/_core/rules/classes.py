@@ -149,25 +149,15 @@ def lazy_hook(draft: Draft, name: str, value: Any) -> str | None:
 
 def misspelt_hook(draft: Draft, name: str, value: Any) -> str | None:
     """A hook with a wrong name never runs: neither Python, nor we, nor the class itself call it."""
-    if not isinstance(value, types.FunctionType) or name in _HOOKS:
+    is_init = name == "__int__" and isinstance(value, types.FunctionType) and value.__code__.co_argcount > 1
+    is_known = name in {*_HOOKS, "__call__"} or (name in _PYTHONS_NAMES and not is_init)
+    if is_known or not isinstance(value, types.FunctionType) or not (name.startswith("_") and name.endswith("_")):
         return None
-    is_init = name == "__int__" and value.__code__.co_argcount > 1
-    written = name.removeprefix(f"_{draft.cls.__name__.lstrip('_')}")  # Python adds it to names like `__check_init`.
-    if not written.startswith("__") or (name in _PYTHONS_NAMES and not is_init):
+    bare = name.strip("_")
+    close = difflib.get_close_matches(f"__{bare}__", [*_HOOKS, "__call__"], 1, 0.87 if name.startswith("__") else 1.0)
+    if not close or close[0][2] != bare[:1] or name in _names_used(vars(draft.cls).values()):
         return None
-    hook = next((hook for hook in _HOOKS if _is_close(written, hook)), None)
-    if hook is None or name in _names_used(vars(draft.cls).values()):
-        return None
-    return f"{draft.cls.__qualname__}.{name} never runs. Did you mean {hook}? Write def {hook}(self, ...)"
-
-
-def _is_close(name: str, hook: str) -> bool:
-    """Whether a name was probably meant to be a hook's. One that ends without underscores may be a private helper's."""
-    if not name.endswith("__"):
-        return name.replace("_", "") == hook.replace("_", "")
-    bare, intended = name.strip("_"), hook.strip("_")
-    is_close = sorted(bare) == sorted(intended) or difflib.SequenceMatcher(None, bare, intended).ratio() > 0.85
-    return bare[:1] == intended[0] and is_close
+    return f"{draft.cls.__qualname__}.{name} never runs. Did you mean {close[0]}? Write def {close[0]}(self, ...)"
 
 
 def specifier_not_called(draft: Draft, name: str, value: Any) -> str | None:
