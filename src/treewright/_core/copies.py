@@ -122,6 +122,7 @@ def replace_fields(node: Any, changes: dict[str, Any]) -> Any:
             f"got {with_article(class_name(node))}."
         )
     for name, value in changes.items():
-        warn([rules.none_in_place_of_list], ChildWarning, node, name, value)
+        if value is None:
+            warn([rules.none_in_place_of_container], ChildWarning, node, name)
     make: Any = with_post_init if changes and info_of(node).runs_post_init else with_fields
     return make(node, changes)

@@ -1,14 +1,21 @@
 """Nodes at work: what is refused in a constructor, on an attribute or in a copy, and notes on others' errors."""
 
 import types
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, MutableMapping, MutableSequence, MutableSet
 from typing import Any
 
 import jax
 from jax.core import Tracer
 
 from treewright._base.functions import earlier_class_hint, is_cached_property
-from treewright._base.text import annotation_text, did_you_mean, short_text, with_article, with_close_matches
+from treewright._base.text import (
+    annotation_text,
+    class_name,
+    did_you_mean,
+    short_text,
+    with_article,
+    with_close_matches,
+)
 from treewright._core.fields import MISSING
 from treewright._core.info import FLAT_FORM_NAME, FieldInfo, NodeInfo
 from treewright._core.rules.declarations import as_static
@@ -167,14 +174,15 @@ def unknown_fields(info: NodeInfo, changes: Iterable[str], names: Collection[str
     )
 
 
-def none_in_place_of_list(node: Any, name: str, value: Any) -> str | None:
-    """`append()` and other methods that change a list return None, which would be the field's new value."""
-    if value is not None or type(getattr(node, name, None)) is not list:
+def none_in_place_of_container(node: Any, name: str) -> str | None:
+    """`node.layers.append(layer)` is None, and would be the field's new value."""
+    value = getattr(node, name, None)
+    if not isinstance(value, MutableSequence | MutableMapping | MutableSet):
         return None
     return (
-        f"replace() stores None in {type(node).__qualname__}.{name}, which is a list. append() and other "
-        f"methods that change a list return None. Pass a new list, [*old, new], or store None with "
-        f"treewright.at(node, '.{name}').set(None)."
+        f"replace() stores None in {type(node).__qualname__}.{name}, which is {with_article(class_name(value))}. "
+        f"append(), update() and other methods that change it in place return None. Pass a changed copy, or store None "
+        f"with treewright.at(node, '.{name}').set(None)."
     )
 
 
