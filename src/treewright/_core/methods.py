@@ -2,9 +2,6 @@
 
 import copy as copying
 import functools
-import sys
-import types
-import weakref
 from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Any
@@ -156,23 +153,15 @@ def _unhashable(node: Any, children: tuple[Any, ...], fields: list[FieldInfo]) -
             array = array_text(leaf)
             kind = with_article(type(leaf).__name__) if array is None else f"an array, {array}"
             hint = (
-                " To pass it as a function to jit, checkpoint, scan, fori_loop, while_loop, cond, switch or a "
+                " If it was passed as a function, to jit, checkpoint, scan, fori_loop, while_loop, cond, switch or a "
                 "callback, pass its method: node.__call__."
             )
             return TypeError(
                 f"unhashable type {cls.__qualname__!r}: {_path_text(path, fields, cls)} is {kind}. A traced argument "
                 f"of a jitted function needs no hash; a static argument or dict key does, and then every child must be "
-                f"hashable.{hint if callable(node) and _is_hashed_by_jax() else ''}"
+                f"hashable.{hint if callable(node) else ''}"
             )
     return None
-
-
-def _is_hashed_by_jax() -> bool:
-    """Whether JAX's Python code hashes a node, which it takes for a function. It hashes static arguments in C."""
-    frame: types.FrameType | None = sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__") in {__name__, weakref.__name__, functools.__name__}:
-        frame = frame.f_back
-    return frame is not None and str(frame.f_globals.get("__name__")).startswith("jax.")
 
 
 # Copies and pickles
