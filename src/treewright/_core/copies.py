@@ -4,7 +4,6 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from treewright._base.text import class_name, with_article
 from treewright._core.fields import MISSING
 from treewright._core.info import NodeInfo, info_of
 from treewright._core.instance import (
@@ -117,10 +116,7 @@ def replace(node: T, /, **changes: Any) -> T:
 def replace_fields(node: Any, changes: dict[str, Any]) -> Any:
     """The function and the method `replace`."""
     if not is_node(node):
-        raise TypeError(
-            f"replace() needs an instance of a Module or of a class with @pytree_dataclass, "
-            f"got {with_article(class_name(node))}."
-        )
+        raise TypeError(rules.not_a_node(node))
     for name, value in changes.items():
         if value is None:
             warn([rules.none_in_place_of_container], ChildWarning, node, name)

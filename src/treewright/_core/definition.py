@@ -20,15 +20,8 @@ from treewright._core.methods import NODE_METHODS, replace_method
 from treewright._core.registration import register_once
 from treewright._core.repair import as_view, restore_class, restore_init
 from treewright._core.rules import note, reject, warn
-from treewright._core.rules.classes import (
-    ATTRIBUTE,
-    BODY,
-    FIELD,
-    FINISHED,
-    mixin_values,
-    shared_default,
-    value_of_mixin,
-)
+from treewright._core.rules.classes import ATTRIBUTE, BODY, FINISHED, mixin_values, value_of_mixin
+from treewright._core.rules.fields import FIELD, shared_default
 from treewright._core.statics import StaticTable
 from treewright.errors import NodeDefinitionError, NodeDefinitionWarning
 

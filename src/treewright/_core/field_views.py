@@ -9,7 +9,7 @@ from typing import Any, Never
 from treewright._core.fields import MISSING
 from treewright._core.info import FieldInfo
 from treewright._core.instance import Unfinished, delete_attribute, raw_form, set_attribute
-from treewright._core.rules.instances import field_read_on_class
+from treewright._core.rules import instances as rules
 from treewright._core.statics import StaticTable
 from treewright.errors import FieldOnClassError, NodeDefinitionError, UnfinishedNodeError
 
@@ -32,10 +32,7 @@ class _Hash:
         caller = _caller_in_dataclasses()
         if caller is not None:
             name = getattr(caller.f_locals.get("cls"), "__qualname__", "This class")
-            raise NodeDefinitionError(
-                f"{name} is a node class or has one as base, so it is already a dataclass. Remove @dataclass, or "
-                f"replace it with @pytree_dataclass if this is a subclass of a decorated class."
-            )
+            raise NodeDefinitionError(rules.dataclass_on_node_class(name))
         return None
 
 
@@ -82,7 +79,7 @@ class FieldView(property):
         raise FieldOnClassError(self._problem("has no value"))
 
     def _problem(self, problem: str) -> str:
-        return field_read_on_class(self.field, self.table.owner, problem)
+        return rules.field_read_on_class(self.field, self.table.owner, problem)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,10 +92,7 @@ class ArgumentView:
     def __get__(self, node: Any, cls: Any = None) -> Any:
         if node is None or _caller_in_dataclasses() is not None:  # the class, or `dataclasses.replace`
             return self.default
-        raise AttributeError(
-            f"{self.full_name} is an InitVar: an argument of __init__ that instances do not store. Use the parameter "
-            f"of __post_init__, or declare a field."
-        )
+        raise AttributeError(rules.init_var_read(self.full_name))
 
 
 # Beartype recognises the builtin `property` by the name of its class, and rejects every other property.
@@ -165,10 +159,7 @@ def _read_by_name(node: Any, field: FieldInfo) -> Any:
     children, statics = form
     values = dict(zip((*statics.table.children, *statics.table.names), (*children, *statics.values), strict=True))
     if name not in values:
-        raise AttributeError(
-            f"This {type(node).__qualname__} has no field {name}: it belongs to an older definition of the class, "
-            f"with the fields {', '.join(values) or 'none'}. Recreate the object."
-        )
+        raise AttributeError(rules.older_definition(type(node), name, values))
     return values[name]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._base.jax_private import Path, jax_trees, numbers_of, path_text
-from treewright._base.text import array_text, is_node_class, node_repr, short_text, with_article
+from treewright._base.text import is_node_class, node_repr
 from treewright._core.copies import replace_fields
 from treewright._core.info import FLAT_FORM_NAME, FieldInfo, info_of
 from treewright._core.instance import (
@@ -23,6 +23,8 @@ from treewright._core.instance import (
 )
 from treewright._core.keys import compared_by_itself, exact_key
 from treewright._core.pydantic import pydantic_schema
+from treewright._core.rules import instances as rules
+from treewright._core.rules.files import pickle_of_other_fields
 from treewright._core.rules.statics import NoExactKeyError
 from treewright._core.statics import Statics
 from treewright.errors import TracedComparisonError
@@ -35,10 +37,7 @@ def tree_unflatten(cls: type[Any], aux_data: object, children: Iterable[Any]) ->
     """Rebuild a node from the second result of tree_flatten and any children, without a constructor or check."""
     values, names = tuple(children), info_of(cls).table.children
     if not isinstance(aux_data, Statics) or aux_data.table is not info_of(cls).table:
-        raise TypeError(
-            f"{cls.__qualname__}.tree_unflatten needs the aux_data of {with_article(cls.__qualname__)}, got "
-            f"{short_text(aux_data)}. Pass the aux_data that tree_flatten() of an instance returns."
-        )
+        raise TypeError(rules.wrong_aux_data(cls, aux_data))
     if len(values) != len(names):
         raise ValueError(f"{cls.__qualname__} has {len(names)} children, {', '.join(names)}, got {len(values)}.")
     return from_flat_form(cls, (values, aux_data))
@@ -103,10 +102,7 @@ def leaves_equal(left: Any, right: Any, place: Callable[[], str]) -> bool:
     if not both or left.shape != right.shape or left.dtype != right.dtype:
         return False
     if any(isinstance(leaf, Tracer) for leaf in (left, right)):
-        raise TracedComparisonError(
-            f"{place()} is traced, so == has no value to compare and can't return a bool. Compare outside jit, or "
-            f"compare the arrays themselves with jnp.array_equal."
-        )
+        raise TracedComparisonError(rules.traced_comparison(place()))
     a, b = numbers_of(left), numbers_of(right)
     if a.dtype == object:
         return all(leaves_equal(x, y, place) for x, y in zip(a.flat, b.flat, strict=True))
@@ -150,17 +146,7 @@ def _unhashable(node: Any, children: tuple[Any, ...], fields: list[FieldInfo]) -
         try:
             hash(_hashed_as(leaf))
         except TypeError:
-            array = array_text(leaf)
-            kind = with_article(type(leaf).__name__) if array is None else f"an array, {array}"
-            hint = (
-                " If it was passed as a function, to jit, checkpoint, scan, fori_loop, while_loop, cond, switch or a "
-                "callback, pass its method: node.__call__."
-            )
-            return TypeError(
-                f"unhashable type {cls.__qualname__!r}: {_path_text(path, fields, cls)} is {kind}. A traced argument "
-                f"of a jitted function needs no hash; a static argument or dict key does, and then every child must be "
-                f"hashable.{hint if callable(node) else ''}"
-            )
+            return TypeError(rules.unhashable_child(node, _path_text(path, fields, cls), leaf))
     return None
 
 
@@ -197,11 +183,8 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
     if info is not None and table.to_check:
         info.restore_class(info)  # cloudpickle restores methods as functions
     if statics.table is not table or {*children} != {*table.children}:
-        raise TypeError(
-            f"The pickle contains the fields {', '.join((*children, *statics.table.names)) or 'none'} of "
-            f"{type(self).__qualname__}, which now has {', '.join((*table.children, *table.names)) or 'none'}. It was "
-            f"written by a different version of the class. Load it with that version, or recreate the object."
-        )
+        written, names = (*children, *statics.table.names), (*table.children, *table.names)
+        raise TypeError(pickle_of_other_fields(type(self), written, names))
     _store(self, FLAT_FORM_NAME, (tuple([children[name] for name in table.children]), statics))
 
 

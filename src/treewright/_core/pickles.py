@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from treewright._base.functions import import_path, is_pickled_by
-from treewright._base.text import short_text
 from treewright._core.kinds import kind_of, partial_parts, with_parts
+from treewright._core.rules.files import function_without_name
 
 
 class Recipe:
@@ -39,10 +39,7 @@ def portable(value: Any, full_name: str) -> Any:
         plain = isinstance(value, type | types.FunctionType) or path[0] == "__main__"
         return value if plain else Recipe(pkgutil.resolve_name, ":".join(path))
     if isinstance(value, types.FunctionType) and not is_pickled_by("cloudpickle", "dill"):
-        raise pickle.PicklingError(
-            f"{full_name} holds {short_text(value)}, a function that pickle can't find by its name. Use "
-            f"cloudpickle.dumps(...) instead of pickle.dumps(...)."
-        )
+        raise pickle.PicklingError(function_without_name(full_name, value))
     return value
 
 

@@ -1,7 +1,6 @@
 """Mistakes in the definition of a class. Each text names the class, the field or option, and what to write instead."""
 
 import builtins
-import dataclasses
 import difflib
 import inspect
 import types
@@ -15,20 +14,9 @@ import typing_extensions
 
 from treewright._base.functions import foreign_library, native_base
 from treewright._base.text import annotation_text, is_node_class, short_text, with_article
-from treewright._core.field_views import FieldView
-from treewright._core.fields import options_of
-from treewright._core.info import FLAT_FORM_NAME, Draft, FieldInfo, NodeInfo
+from treewright._core.info import FLAT_FORM_NAME, Draft, NodeInfo
 from treewright._core.rules.children import has_jax_arrays
-from treewright._core.rules.declarations import (
-    declaration,
-    defaults_of,
-    options_to_repeat,
-    reject_field_on_class,
-    specifier_in,
-    specifier_in_annotation,
-    specifier_name,
-    specifier_text,
-)
+from treewright._core.rules.fields import function_of, hides_field, specifier_not_called
 
 _ONE_FORM = "the class would have two flattened forms that could disagree; static fields are those declared static()"
 _ONE_ATTRIBUTE = "a node stores all fields in one attribute"
@@ -160,42 +148,6 @@ def misspelt_hook(draft: Draft, name: str, value: Any) -> str | None:
     return f"{draft.cls.__qualname__}.{name} never runs. Did you mean {close[0]}? Write def {close[0]}(self, ...)"
 
 
-def specifier_not_called(draft: Draft, name: str, value: Any) -> str | None:
-    """`x: int = static` would make the function `static` the default of a child."""
-    if name not in draft.annotations or _is_special(name):
-        return None
-    default: Any = value.default if type(value) is dataclasses.Field else value
-    reject_field_on_class(default)
-    specifier = specifier_in(default[0] if type(default) in {tuple, list} and len(default) == 1 else default)
-    if specifier is None:
-        return None
-    return (
-        f"{draft.cls.__qualname__}.{name} has {specifier} as default, but without parentheses or with a comma after "
-        f"them, so it would be a leaf.\n"
-        f"  Write {name}: {annotation_text(draft.annotations[name], draft.cls)} = {specifier}()"
-    )
-
-
-def hides_field(draft: Draft, name: str, value: Any) -> str | None:
-    """Instances would return this value, while the field stays in the tree with another."""
-    view = draft.inherited.get(name)
-    if name in draft.annotations or not isinstance(view, FieldView):
-        return None
-    if type(value) is dataclasses.Field:  # `dataclasses` rejects it.
-        return None
-    field = view.field
-    options = options_to_repeat(field)
-    is_plain = field.kind == "child" and not options
-    call = short_text(value) if is_plain else specifier_text(field.kind, {"default": value} | options)
-    fix = (
-        f"For a new default, repeat the annotation:\n  {declaration(field, draft.cls, call)}\n"
-        f"For a constant, write {name}: ClassVar = ..."
-    )
-    if hasattr(type(value), "__get__"):
-        fix = "Rename it, or declare it in the base class as an abstract property or method."
-    return f"{draft.cls.__qualname__}.{name} would hide an inherited field. {fix}"
-
-
 def array_without_annotation(draft: Draft, name: str, value: Any) -> str | None:
     """All instances would share the array, and jit would compile it as a constant: it would never be trained.
 
@@ -222,72 +174,6 @@ def array_without_annotation(draft: Draft, name: str, value: Any) -> str | None:
 
 
 ATTRIBUTE = (lazy_hook, misspelt_hook, specifier_not_called, hides_field, array_without_annotation)
-
-
-# The fields
-
-
-def field_and_method(draft: Draft, field: FieldInfo, owner: type[Any]) -> str | None:  # noqa: ARG001  a rule's form
-    """The method would be the field's default."""
-    is_method = isinstance(field.default, property) or _is_defined_in(draft.cls, field.name, field.default)
-    if field.name not in draft.annotations or not is_method:
-        return None
-    return (
-        f"{draft.cls.__qualname__}.{field.name} is both a field and a method, so the method would be the field's "
-        f"default. Rename one of them."
-    )
-
-
-def specifier_in_the_annotation(draft: Draft, field: FieldInfo, owner: type[Any]) -> str | None:
-    """A specifier is read only as a default: annotations may be strings, which nobody evaluates."""
-    specifier = specifier_in_annotation(field.type, owner)
-    if specifier is None or field.type is vars(owner)["__dataclass_fields__"][field.name]:  # `x: x = field()` is fine.
-        return None
-    return (
-        f"{draft.cls.__qualname__}.{field.name} has {specifier} in its annotation, where it would be ignored.\n"
-        f"  Write {field.name}: ... = {specifier}()"
-    )
-
-
-def lost_options(draft: Draft, field: FieldInfo, owner: type[Any]) -> str | None:  # noqa: ARG001  a rule's form
-    """A field that is annotated again without its specifier loses its options: a static becomes a child."""
-    view = draft.inherited.get(field.name)
-    if not isinstance(view, FieldView) or field.name not in draft.annotations or not field.is_plain:
-        return None
-    base = view.field
-    options = options_to_repeat(base)
-    if base.kind == "child" and not options:
-        return None
-    kind = specifier_name(base.kind)
-    loss = "turn it into a plain child" if kind != "field" else f"lose its {' and '.join(options)}"
-    if kind == "field" and "sharding" in options:
-        loss = "store it whole on every device"
-    defaults = defaults_of(field)
-    kept, plain = specifier_text(base.kind, defaults | options), specifier_text("child", defaults)
-    return (
-        f"{draft.cls.__qualname__}.{field.name} redeclares a {kind}() field without {kind}(), which would {loss}.\n"
-        f"  Write {declaration(field, draft.cls, kept)}, or {plain} for a plain child."
-    )
-
-
-FIELD = (field_and_method, specifier_in_the_annotation, lost_options)
-
-
-def shared_default(error: BaseException, draft: Draft) -> str | None:
-    """`dataclasses` refuses a default that all instances would share, but does not know our specifiers."""
-    for name, annotation in draft.annotations.items():
-        value = draft.body.get(name)
-        options = options_of(value) if isinstance(value, dataclasses.Field) else {}
-        default: Any = value.default if isinstance(value, dataclasses.Field) else value
-        if type(default).__hash__ is None and f" {name} " in str(error):
-            kind = options.get("kind", "child")
-            shown = "..." if hasattr(default, "dtype") else short_text(default)
-            constant = "numpy.asarray(...)" if isinstance(default, jax.Array) else shown
-            fixes = [f"static(default=treewright.freeze({constant}))"]
-            if kind != "static":
-                fixes.insert(0, f"{specifier_name(kind)}(default_factory=lambda: {shown})")
-            return f"Write {name}: {annotation_text(annotation, draft.cls)} = {', or '.join(fixes)}"
-    return None
 
 
 # The finished class
@@ -339,16 +225,13 @@ def _annotations(cls: type[Any]) -> dict[str, Any]:
     return typing_extensions.get_annotations(cls, format=typing_extensions.Format.FORWARDREF)
 
 
-# Python's functions
-
-
 def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
 def _names_used(values: Iterable[Any]) -> set[str]:
     """The names that functions use, also in the functions inside them."""
-    queue = [getattr(_function_of(value), "__code__", None) for value in values]
+    queue = [getattr(function_of(value), "__code__", None) for value in values]
     used: set[str] = set()
     for code in queue:  # It grows.
         if isinstance(code, types.CodeType):
@@ -357,15 +240,10 @@ def _names_used(values: Iterable[Any]) -> set[str]:
     return used
 
 
-def _is_defined_in(cls: type[Any], name: str, value: Any) -> bool:
-    """Whether a value is a method or property whose `def` is in the class body."""
-    function = _function_of(value)
-    path = (getattr(function, "__module__", None), getattr(function, "__qualname__", None))
-    return isinstance(function, types.FunctionType) and path == (cls.__module__, f"{cls.__qualname__}.{name}")
-
-
-def _function_of(value: Any) -> Any:
-    """The function inside a property, method or wrapper; any other value as it is."""
-    for attribute in ("fget", "func", "__func__", "__wrapped__"):
-        value = getattr(value, attribute, None) or value
-    return inspect.unwrap(value) if isinstance(value, types.FunctionType) else value
+def registered_twice(cls: type[Any]) -> str:
+    """JAX would flatten the instances in one of two ways."""
+    return (
+        f"{cls.__qualname__} is already registered with JAX, by another decorator, a call or a base class, and JAX "
+        f"allows only one registration. Remove it (treewright.Module can replace such a base), or keep "
+        f"{cls.__name__} as it is and store it in a node's field."
+    )

@@ -10,6 +10,7 @@ from jax.core import Tracer
 from treewright._base.functions import earlier_class_hint, is_cached_property
 from treewright._base.text import (
     annotation_text,
+    array_text,
     class_name,
     did_you_mean,
     short_text,
@@ -43,6 +44,14 @@ def not_a_node_class(cls: type[Any]) -> str | None:
     return (
         f"{cls.__qualname__} is a subclass of the node class {base} but {problem}: its own fields would be lost, and "
         f"JAX would treat its instances as leaves. {fix}."
+    )
+
+
+def not_a_node(value: Any) -> str:
+    """A dataclass or a namedtuple has a `replace` of its own."""
+    return (
+        f"replace() needs an instance of a Module or of a class with @pytree_dataclass, got "
+        f"{with_article(class_name(value))}."
     )
 
 
@@ -84,6 +93,30 @@ def field_read_on_class(field: FieldInfo, owner: type[Any], problem: str) -> str
         f"  {line.replace('[...]', '')}\n"
         f"For the default: {{field.name: field.default for field in dataclasses.fields({owner.__name__})}}"
         f"[{field.name!r}]"
+    )
+
+
+def dataclass_on_node_class(name: str) -> str:
+    """`@dataclass` would take the views of the fields for their defaults."""
+    return (
+        f"{name} is a node class or has one as base, so it is already a dataclass. Remove @dataclass, or replace it "
+        f"with @pytree_dataclass if this is a subclass of a decorated class."
+    )
+
+
+def init_var_read(full_name: str) -> str:
+    """Instances would silently return the default of the argument."""
+    return (
+        f"{full_name} is an InitVar: an argument of __init__ that instances do not store. Use the parameter of "
+        f"__post_init__, or declare a field."
+    )
+
+
+def older_definition(cls: type[Any], name: str, names: Iterable[str]) -> str:
+    """The class statement ran again, with another field."""
+    return (
+        f"This {cls.__qualname__} has no field {name}: it belongs to an older definition of the class, with the fields "
+        f"{', '.join(names) or 'none'}. Recreate the object."
     )
 
 
@@ -223,3 +256,34 @@ def traced_setting(error: BaseException, node: Any, field: FieldInfo) -> str | N
 
 
 METHOD = (traced_setting,)
+
+
+def wrong_aux_data(cls: type[Any], aux_data: object) -> str:
+    """The statics of another class would give the node other fields."""
+    return (
+        f"{cls.__qualname__}.tree_unflatten needs the aux_data of {with_article(cls.__qualname__)}, got "
+        f"{short_text(aux_data)}. Pass the aux_data that tree_flatten() of an instance returns."
+    )
+
+
+def traced_comparison(place: str) -> str:
+    """`==` returns a bool, which a traced value can't give."""
+    return (
+        f"{place} is traced, so == has no value to compare and can't return a bool. Compare outside jit, or compare "
+        f"the arrays themselves with jnp.array_equal."
+    )
+
+
+def unhashable_child(node: Any, place: str, leaf: Any) -> str:
+    """Python's own error names neither the field nor the reason that JAX hashes the node."""
+    array = array_text(leaf)
+    kind = with_article(type(leaf).__name__) if array is None else f"an array, {array}"
+    as_function = (
+        " If it was passed as a function, to jit, checkpoint, scan, fori_loop, while_loop, cond, switch or a callback, "
+        "pass its method: node.__call__."
+    )
+    return (
+        f"unhashable type {type(node).__qualname__!r}: {place} is {kind}. A traced argument of a jitted function needs "
+        f"no hash; a static argument or dict key does, and then every child must be hashable."
+        f"{as_function if callable(node) else ''}"
+    )
