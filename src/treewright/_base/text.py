@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from treewright._base.functions import FrozenValue, attribute_of
+from treewright._base.functions import FrozenValue, NodeMethod, attribute_of
 from treewright._base.jax_private import is_ref
 
 LENGTH = 80  # maximum characters of a truncated text
@@ -265,7 +265,9 @@ def with_article(name: str) -> str:
 
 
 def class_name(value: Any) -> str:
-    """The name of a value's class; `jax.Array` for JAX's arrays and tracers, whose classes are private."""
+    """The name of a value's class; `jax.Array` for JAX's arrays and tracers, whose classes are private like ours."""
+    if isinstance(value, NodeMethod):
+        return "method"
     return "jax.Array" if isinstance(value, jax.Array) else type(value).__name__
 
 
