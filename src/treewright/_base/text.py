@@ -216,7 +216,8 @@ class _Walk:
             return repr(value)
         cls: Any = type(value)
         if cls is types.MethodType:
-            return f"{value.__func__.__qualname__} of {self.text(value.__self__)}"
+            function = function_text(value.__func__) or self.text(value.__func__)
+            return f"{function} of {self.text(value.__self__)}"
         if self.most is None:
             text = repr(value)
         elif cls.__repr__ is object.__repr__:  # The address is useless.

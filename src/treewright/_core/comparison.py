@@ -30,6 +30,7 @@ from treewright._base.functions import (
     is_generated,
     is_installed,
     is_library,
+    is_standard_class,
     is_written,
     jit_options,
     library_of,
@@ -229,6 +230,8 @@ def _by_identity(value: Any, holder: Holder) -> Comparison:
     parts = _uncompared(value) if wrapped is None else (("function", "user", (wrapped,)),)
     cls: Any = type(value)
     how = "has no __eq__" if cls.__eq__ is object.__eq__ else "can change"
+    if is_standard_class(cls):
+        how = "is compared by identity"
     return _changeable(f"is {with_article(cls.__qualname__)}, which {how}", parts)
 
 

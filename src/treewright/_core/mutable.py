@@ -36,12 +36,15 @@ def has_arrays(value: Any) -> bool:
         return False
 
 
-def can_change_in_place(value: Any, holder: str) -> bool:
-    """Whether an object that no key follows can change: a container of a user's function, or an assignable object."""
+def is_doubtful(value: Any, holder: str) -> bool:
+    """Whether a user may not know that an object is a constant: it can be assigned, or a user's function captured it.
+
+    Of what a function captured, containers can change in place, and JAX arrays look like parameters.
+    """
     if not isinstance(value, MUTABLE):
         return is_assignable(value)
     is_frozen = isinstance(value, np.ndarray) and not value.flags.writeable
-    return holder == "user" and not is_frozen and not isinstance(value, jax.Array | jax.Ref)
+    return holder == "user" and not is_frozen and not isinstance(value, jax.Ref)
 
 
 def is_assignable(value: Any) -> bool:

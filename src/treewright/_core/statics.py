@@ -18,7 +18,7 @@ from treewright._base.jax_private import GetAttrKey
 from treewright._base.text import text
 from treewright._core.comparison import Holder, Unchanged
 from treewright._core.keys import Doubts, compared_by_itself, exact_key, identity_key, watched_below
-from treewright._core.mutable import can_change_in_place
+from treewright._core.mutable import is_doubtful
 from treewright._core.pickles import portable
 from treewright._core.rules import warn
 from treewright._core.rules.statics import CHANGING, NoExactKeyError, nested_too_deeply, rejection
@@ -173,7 +173,7 @@ class StaticTable:
 
     def _doubt(self, name: str, value: Any, changing: Any, holder: Holder) -> None:
         """Warn about a mutable object that may be meant as a constant, once for each class."""
-        if type(changing) not in self._doubted and can_change_in_place(changing, holder):
+        if type(changing) not in self._doubted and is_doubtful(changing, holder):
             warn(CHANGING, StaticWarning, self.owner, name, value, changing)
             self._doubted.add(type(changing))  # not if the warning was an error, which must come again
 

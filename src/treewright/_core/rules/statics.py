@@ -238,12 +238,24 @@ def _instead_of_reaching(value: Any, refusal: Refusal) -> str:
 
 def captured_container(owner: type[Any], name: str, value: Any, changing: Any) -> str | None:
     """A list that a function captured is compared by identity, so its changes cause no retrace."""
-    if not isinstance(changing, MUTABLE):
+    if not isinstance(changing, MUTABLE) or isinstance(changing, jax.Array):
         return None
     return (
         f"{_holds(owner, name, value, changing)}, which can change in place. jit compares it by identity: it ignores "
         f"later changes.\n"
         f"{_advice(refused_value(changing), 'If it is constant, use')}.{_if_meant(owner, name)}"
+    )
+
+
+def captured_array(owner: type[Any], name: str, value: Any, changing: Any) -> str | None:
+    """An array that a function captured looks like a parameter, but `jit` compiles it into the program."""
+    if not isinstance(changing, jax.Array):
+        return None
+    inside = "" if changing is value else f", inside {text_with_class(value)}"
+    return (
+        f"{owner.__qualname__}.{name} is static and holds {refused_value(changing).description}{inside}. jit compiles "
+        f"it in as a constant: no gradient reaches it, and no update.\n"
+        f"If it is a parameter, make it a child. If it is a constant table, use treewright.freeze(numpy.asarray(...))."
     )
 
 
@@ -260,7 +272,7 @@ def assignable_object(owner: type[Any], name: str, value: Any, changing: Any) ->
     )
 
 
-CHANGING = (captured_container, assignable_object)
+CHANGING = (captured_container, captured_array, assignable_object)  # at most one of them warns
 
 
 def can_change(value: Any) -> str | None:
