@@ -61,6 +61,35 @@ def test_each_rule_says_why(name: str) -> None:
     assert ast.get_docstring(RULES[name])
 
 
+MECHANISM = sorted((PACKAGE / "_core").glob("*.py"))
+
+
+def long_texts(path: Path) -> list[str]:
+    """The texts of more than one line in a file, without docstrings."""
+    nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    texts = [
+        node
+        for node in nodes
+        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    ]
+    return [
+        f"{path.name}:{text.lineno} {ast.unparse(text)}"
+        for text in texts
+        if text.end_lineno != text.lineno and id(text) not in docstrings
+    ]
+
+
+def test_the_mechanism_has_no_text_of_more_than_one_line() -> None:
+    assert [text for path in MECHANISM for text in long_texts(path)] == []
+
+
+def test_the_mechanism_can_be_read_in_an_evening() -> None:
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in MECHANISM)
+
+    assert lines <= 3_200, "A finding has two answers: a simpler mechanism, or a rule beside it."
+
+
 class Unreadable:
     def __str__(self) -> str:
         raise RuntimeError("no text")

@@ -18,10 +18,10 @@ from jax.core import Tracer
 from typing_extensions import TypeVar
 
 from treewright._base.jax_private import jax_trees, path_text, untyped_jax
-from treewright._base.lines import first_lines
 from treewright._base.text import Verbatim, did_you_mean, short_text
 from treewright._contents import contents
 from treewright._core import StaticValue, field, info_of, is_node, static
+from treewright._reports import first_lines
 from treewright._trees.devices import placed_with
 from treewright._trees.level import leaf_type_of, note_redefined_classes, reject_classes, strong
 from treewright._trees.partition import combine, partition

@@ -298,11 +298,6 @@ def with_close_matches(wrong: Iterable[str], names: Collection[str]) -> str:
     return ", ".join([f"{name}{did_you_mean(name, names)}" for name in wrong])
 
 
-def first_names(names: Iterable[str], count: int = 3) -> str:
-    """The first of these names, and dots for the rest."""
-    return ", ".join(_truncated(names, count))
-
-
 def _truncated(texts: Iterable[str], count: int | None) -> list[str]:
     """The first of these texts, and dots for the rest, which are not computed."""
     texts = iter(texts)

@@ -12,7 +12,7 @@ import typing_extensions
 from treewright._base.functions import is_generated, slots_of
 from treewright._core.bound import wrap_methods
 from treewright._core.field_views import ArgumentView, FieldView, field_view
-from treewright._core.fields import MISSING, options_of
+from treewright._core.fields import MISSING, OPTIONS, options_of
 from treewright._core.info import FLAT_FORM_NAME, Draft, FieldInfo, NodeInfo
 from treewright._core.init import Docstring, make_init
 from treewright._core.instance import Unfinished, wrap_init
@@ -166,13 +166,16 @@ def _field_info(draft: Draft, field_: Any, next_indices: tuple[int, int]) -> Fie
         return owner_info.by_name[name]
     options = options_of(field_)
     values: dict[str, Any] = {"doc": getattr(field_, "doc", None), "is_plain": not options, **options}
-    copied = ("type", "init", "repr", "kw_only", "default", "default_factory")
+    copied = ("type", "init", "repr", "compare", "kw_only", "default", "default_factory")
     values |= {attribute: getattr(field_, attribute) for attribute in copied}
+    base = draft.inherited.get(name)
+    if isinstance(base, FieldView):
+        kept = [name for name, option in OPTIONS.items() if option.is_kept and values[name] is option.default]
+        values |= {name: getattr(base.field, name) for name in kept}
     is_static = values.get("kind") == "static"
     info = FieldInfo(
         name=name,
         index=next_indices[is_static],
-        equal=field_.compare,
         hash=field_.compare if field_.hash is None else field_.hash,
         is_static=is_static,
         set_only_in_post_init=not field_.init and field_.default is field_.default_factory is MISSING,

@@ -3,10 +3,11 @@
 import copyreg
 import dataclasses
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from treewright._base.functions import MISSING, public
 from treewright._base.text import short_text
@@ -47,34 +48,73 @@ if sys.version_info < (3, 15):  # Otherwise pickling a class would copy MISSING,
 # these libraries' decorators recognise our fields.
 _STATIC_MARKS = types.MappingProxyType({"static": True, "pytree_node": False, "__jax_dataclasses_static_field__": True})
 _OPTIONS_KEY = "treewright"  # Metadata key for the options that `dataclasses.field` does not have.
-_OPTIONS = ("converter", "sharding", "stack", "local", "doc", "identity")
+_STANDARD = frozenset(inspect.signature(dataclasses.field).parameters)
 
 
-# Specifiers
+# The options of the specifiers
+
+
+class Check(NamedTuple):
+    """What a value of an option must be, unless it is the default."""
+
+    accepts: Callable[[Any], bool]
+    text: str
+
+
+class Option(NamedTuple):
+    """An option. If a subclass declares the field again, it is kept, or must be repeated, or is neither."""
+
+    default: Any = None
+    check: Check | None = None
+    kinds: tuple[FieldKind, ...] = ("child", "static", "buffer")
+    is_kept: bool = False
+    is_repeated: bool = False
+
+
+def _is_sharding(value: Any) -> bool:
+    is_names = isinstance(value, tuple) and all(name is None or (isinstance(name, str) and name) for name in value)
+    return is_names or callable(value)
+
+
+_CHILDREN: tuple[FieldKind, ...] = ("child", "buffer")
+_BOOL = Check(lambda value: type(value) is bool, "True or False")
+_COMPARE = Check(_BOOL.accepts, f"{_BOOL.text}; to compare a static by identity, write identity=True")
+_SHARDING = Check(_is_sharding, 'a tuple with a name or None for each axis of the array, such as ("embed", None)')
+_STACK = Check(
+    lambda value: isinstance(value, str) or callable(value), 'the name of one leading axis, such as "layers"'
+)
+# The signatures below and in `fields.pyi`, and `FieldInfo`, have these options (tests/nodes/test_declarations.py).
+OPTIONS: Mapping[str, Option] = types.MappingProxyType(
+    {
+        "default": Option(MISSING),
+        "default_factory": Option(MISSING),
+        "init": Option(default=True, check=_BOOL, is_repeated=True),
+        "repr": Option(default=True, check=_BOOL, is_repeated=True),
+        "hash": Option(is_repeated=True),
+        "compare": Option(default=True, check=_COMPARE, is_repeated=True),
+        "metadata": Option(is_repeated=True),
+        "kw_only": Option(MISSING),
+        "doc": Option(is_kept=True),
+        "sharding": Option(check=_SHARDING, kinds=_CHILDREN, is_repeated=True),
+        "stack": Option(check=_STACK, kinds=_CHILDREN, is_repeated=True),
+        "local": Option(default=False, check=_BOOL, kinds=("static",), is_repeated=True),
+        "identity": Option(default=False, check=_BOOL, kinds=("static",), is_repeated=True),
+        "converter": Option(check=Check(callable, "a function of one value"), is_repeated=True),
+    }
+)
 
 
 def _specify(kind: FieldKind, arguments: dict[str, Any]) -> Any:
     """A `dataclasses.Field` from the arguments of a specifier; our own options go to its metadata."""
-    if arguments["converter"] is not None and not callable(arguments["converter"]):
-        raise TypeError(f"converter must be a function of one value, got {short_text(arguments['converter'])}.")
-    for name in ("init", "repr", "compare", "local", "identity"):
-        if type(arguments.get(name, False)) is not bool:
-            fix = "; to compare a static by identity, write identity=True" if name == "compare" else ""
-            raise TypeError(f"{name}={short_text(arguments[name])} must be True or False{fix}.")
-    options: dict[str, Any] = {"kind": kind, **{name: arguments.pop(name) for name in _OPTIONS if name in arguments}}
-    names, stack = options.get("sharding"), options.get("stack")
-    is_names = isinstance(names, tuple) and all(name is None or (isinstance(name, str) and name) for name in names)
-    if not (names is None or is_names or callable(names)):
-        raise TypeError(
-            f"sharding={names!r} must be a tuple with a name or None for each axis of the array, such as "
-            f'("embed", None).'
-        )
-    if not (stack is None or isinstance(stack, str) or callable(stack)):
-        raise TypeError(f'stack={stack!r} must be the name of one leading axis, such as "layers".')
+    for name, value in arguments.items():
+        default, check, *_ = OPTIONS[name]
+        if check is not None and value is not default and not check.accepts(value):
+            raise TypeError(f"{name}={short_text(value)} must be {check.text}.")
+    metadata = arguments["metadata"]
     marks: Mapping[str, bool] = _STATIC_MARKS if kind == "static" else {}
-    arguments["metadata"] = {**(arguments["metadata"] or {}), _OPTIONS_KEY: options, **marks}
-    if sys.version_info >= (3, 14):
-        arguments["doc"] = options["doc"]
+    options: dict[str, Any] = {"kind": kind, "metadata": metadata or None}
+    options |= {name: arguments.pop(name) for name in arguments.keys() - _STANDARD}
+    arguments["metadata"] = {**(metadata or {}), _OPTIONS_KEY: options, **marks}
     return dataclasses.field(**arguments)
 
 

@@ -33,7 +33,7 @@ class FieldInfo:
     init: bool
     repr: bool
     hash: bool
-    equal: bool
+    compare: bool
     kw_only: bool
     default: Any
     default_factory: Any
@@ -44,6 +44,7 @@ class FieldInfo:
     stack: Stack | None = None
     local: bool = False
     doc: str | None = None
+    metadata: Mapping[Any, Any] | None = None
     is_plain: bool = False  # declared without a specifier
     is_static: bool = False  # stored in `aux_data`
     set_only_in_post_init: bool = False  # neither a parameter nor a default

@@ -58,9 +58,9 @@ def equal(self: Any, other: object) -> Any:
     info, (children, statics), (others, other_statics) = info_of(self), flat_form(self), flat_form(other)
     if statics is not other_statics:
         pairs = zip(info.statics, statics.keys, other_statics.keys, strict=True)
-        if any(field.equal and key != other_key for field, key, other_key in pairs):
+        if any(field.compare and key != other_key for field, key, other_key in pairs):
             return False
-    compared = [field for field in info.children if field.equal and children[field.index] is not others[field.index]]
+    compared = [field for field in info.children if field.compare and children[field.index] is not others[field.index]]
     left, right = ([side[field.index] for field in compared] for side in (children, others))
     leaves, treedef = jax_trees.tree_flatten(left, is_leaf=_compares_itself)
     other_leaves, other_treedef = jax_trees.tree_flatten(right, is_leaf=_compares_itself)
@@ -79,7 +79,7 @@ def equal(self: Any, other: object) -> Any:
 def _compares_itself(value: Any) -> bool:
     """Whether a value is a node with a custom `==`, or with fields that `==` ignores."""
     cls: Any = type(value)
-    return is_node_class(cls) and (cls.__eq__ is not equal or not all(field.equal for field in info_of(cls).fields))
+    return is_node_class(cls) and (cls.__eq__ is not equal or not all(field.compare for field in info_of(cls).fields))
 
 
 def _path_text(path: Path, fields: list[FieldInfo], cls: type[Any]) -> str:

@@ -10,9 +10,9 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._base.jax_private import Path, is_key_dtype, is_ref, jax_trees, path_text
-from treewright._base.lines import counted
 from treewright._base.text import class_name, shape_text, short_text, text, with_article
 from treewright._core import is_node
+from treewright._reports import counted
 from treewright._trees.level import leaf_type_of, reject_class, reject_classes
 
 T = TypeVar("T")

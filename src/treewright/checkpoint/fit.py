@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from treewright._base.jax_private import is_ref, private, typeof, untyped_jax
-from treewright._base.lines import first_lines
 from treewright._base.text import did_you_mean, short_text
 from treewright._freeze import FrozenArray, freeze
+from treewright._reports import first_lines
 from treewright.checkpoint.arrays import (
     DTYPES,
     ON_HOST,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treewright._base.lines import counted, first_lines, table
+from treewright._reports import counted, first_lines, table
 
 if TYPE_CHECKING:
     from treewright.retrace.jax_private import Event

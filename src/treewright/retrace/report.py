@@ -13,10 +13,10 @@ from jax.core import Tracer
 
 from treewright._base.functions import public
 from treewright._base.jax_private import DictKey, Key, Path, SequenceKey, is_key_dtype, is_ref_type
-from treewright._base.lines import first_lines, mesh_text
-from treewright._base.text import Verbatim, first_names, short_text
+from treewright._base.text import Verbatim, short_text
 from treewright._contents import Part
 from treewright._loop import FlatTree, loop
+from treewright._reports import first_lines, first_names, mesh_text
 from treewright._trees.causes import Cause, Snapshot, alike, cause_of, class_of, is_same_object, same, snapshot
 from treewright._trees.diff import ABSENT, Comparator, Difference, DifferenceKind, differences, shown, static_difference
 from treewright._trees.level import LeafType, Level, leaf_type_of, level_of

@@ -8,9 +8,9 @@ import jax
 from jax.sharding import AxisType, PartitionSpec
 
 from treewright._base.jax_private import mesh_of_old_context, part_of_jit_key, untyped_jax
-from treewright._base.lines import mesh_text
 from treewright._base.text import short_text, text
 from treewright._freeze import freeze
+from treewright._reports import mesh_text
 from treewright._trees.level import reject_classes
 from treewright.errors import ShardingError, ShardingWarning, warn_user
 from treewright.sharding.specs import (

@@ -9,11 +9,11 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from treewright._base.jax_private import jax_trees, path_text, untyped_jax
-from treewright._base.lines import mesh_text
 from treewright._base.text import short_text, with_article
 from treewright._core import is_node
 from treewright._json import portable_text
 from treewright._processes import TIMEOUT, compare, process_count
+from treewright._reports import mesh_text
 from treewright._trees.level import leaf_type_of
 from treewright.errors import ShardingError
 from treewright.sharding.processes import tree_texts

@@ -12,10 +12,10 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from treewright._base.jax_private import GetAttrKey, Path, jax_trees, path_text
-from treewright._base.lines import counted, first_lines
 from treewright._base.text import did_you_mean, text, with_article
 from treewright._core import FieldInfo, flat_form, info_of, is_node
 from treewright._processes import ranges_text
+from treewright._reports import counted, first_lines
 from treewright._trees.level import reject_classes
 from treewright._trees.specs import spec_like
 from treewright.errors import ShardingError, ShardingWarning, warn_user

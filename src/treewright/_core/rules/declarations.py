@@ -11,7 +11,7 @@ from typing import Any
 
 from treewright._base.functions import MISSING
 from treewright._base.text import annotation_text, short_text, text_with_class
-from treewright._core.fields import SPECIFIERS, options_of
+from treewright._core.fields import OPTIONS, SPECIFIERS, options_of
 
 # The only string annotations that are evaluated: evaluating all took a quarter of the time of a class statement.
 _SPECIFIER = re.compile(r"\b(static|field|buffer)\b", re.IGNORECASE)
@@ -70,14 +70,11 @@ def defaults_of(field: Any) -> dict[str, Any]:
 
 def options_to_repeat(field: Any) -> dict[str, Any]:
     """The options of a field's specifier that differ from the default, which a subclass has to repeat."""
-    options = {"converter": None, "sharding": None, "stack": None, "identity": False, "local": False}
-    options |= {"init": True, "repr": True}
-    changed = {name: getattr(field, name) for name, default in options.items() if getattr(field, name) is not default}
-    if not field.equal:
-        changed["compare"] = False
-    if field.hash is not field.equal:
-        changed["hash"] = field.hash
-    return changed
+    repeated = [name for name, option in OPTIONS.items() if option.is_repeated]
+    options = {name: getattr(field, name) for name in repeated}
+    if field.hash is field.compare:
+        options["hash"] = None
+    return {name: value for name, value in options.items() if value is not OPTIONS[name].default}
 
 
 def reject_field_on_class(value: Any) -> None:
