@@ -3,6 +3,7 @@
 Every leaf of the trees below is at many places, so only the way that a function takes tells which one it means.
 """
 
+# pyright: reportFunctionMemberAccess=false, reportIndexIssue=false, reportUnusedVariable=false
 # ruff: noqa: RUF005, RUF015, FURB192, B009, PLC3002  the rows are what users write
 from __future__ import annotations
 

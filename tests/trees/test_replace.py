@@ -295,7 +295,7 @@ class MayBeNone(Module):
     ],
     ids=["list", "dict", "set", "deque", "bytearray"],
 )
-def test_none_in_place_of_a_mutable_container_is_a_warning(layers: Any, change: Callable[[Any], None]) -> None:
+def test_none_in_place_of_a_mutable_container_is_a_warning(layers: Any, change: Callable[[Any], Any]) -> None:
     stack = Stack(layers)
     kind = type(layers).__name__
     with pytest.warns(

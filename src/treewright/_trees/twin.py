@@ -109,9 +109,9 @@ class Run:
             if place.value is not value:
                 return None
         else:
-            places = self.read.get(id(value), ())
-            is_known = places and returned is value and not isinstance(value, int) and not self.apart
-            if not is_known or (len(places) > 1 and len({place.path for place in places}) > 1):
+            places = self.read.get(id(value), [])
+            is_known = returned is value and not isinstance(value, int) and not self.apart
+            if not (is_known and places) or (len(places) > 1 and len({place.path for place in places}) > 1):
                 return None
             place = places[0]
         is_shared = self.shared and not self.apart and any(id(step.value) in self.shared for step in place.ancestors)
@@ -267,7 +267,7 @@ def _lazy(base: Any) -> Any:
             new.__dict__.update(place=place, run=run, made={})
             return new
 
-        def __init__(self, value: Any, *_: Any) -> None:
+        def __init__(self, value: Any, place: Place, run: Run) -> None:  # noqa: ARG002  those of `__new__`
             if base is list:
                 base.__init__(self, value)
 
@@ -286,9 +286,11 @@ def _lazy(base: Any) -> Any:
         def __reversed__(self) -> Any:
             return reversed(self.whole())
 
+        def __hash__(self) -> int:
+            return hash(self.whole())
+
     for name in _READS:
         setattr(Lazy, name, lambda self, *args, name=name: getattr(self.whole(), name)(*args))
-    Lazy.__hash__ = lambda self: hash(self.whole())  # type: ignore[method-assign]
     Lazy.__name__ = Lazy.__qualname__ = base.__name__
     jax_trees.register_pytree_with_keys(
         Lazy,
@@ -332,7 +334,7 @@ class _Naming:
 
     def __getitem__(self, item: Any) -> Any:
         try:
-            return super().__getitem__(item)  # type: ignore[misc]
+            return super().__getitem__(item)  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
         except (LookupError, TypeError):
             below(self.place, item_key(self.place.value, item))
             raise
