@@ -258,47 +258,53 @@ class _Statics:
 # Containers
 
 
+class _LazyItems:
+    """The items of a long list or tuple, which are copied when they are read."""
+
+    base: Any  # list or tuple
+    place: Place
+    run: Run
+    made: dict[int, Any]
+
+    def __new__(cls, value: Any, place: Place, run: Run) -> Any:
+        new = cls.base.__new__(cls, value)
+        new.__dict__.update(place=place, run=run, made={})
+        return new
+
+    def __init__(self, value: Any, place: Place, run: Run) -> None:  # noqa: ARG002  those of `__new__`
+        if self.base is list:
+            self.base.__init__(self, value)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.whole()[index]
+        value = self.place.value
+        index = range(len(value))[index]
+        if index not in self.made:
+            self.made[index] = self.run.value_at(Place(value[index], SequenceKey(index), self.place))
+        return self.made[index]
+
+    def whole(self) -> Any:
+        return self.base(self[index] for index in range(len(self.place.value)))
+
+    def __reversed__(self) -> Any:
+        return reversed(self.whole())
+
+    def __hash__(self) -> int:
+        return hash(self.whole())
+
+
 def _lazy(base: Any) -> Any:
-    """A class of long lists or tuples whose items are copied when they are read."""
-
-    class Lazy(base):  # type: ignore[misc]
-        def __new__(cls, value: Any, place: Place, run: Run) -> Any:
-            new = base.__new__(cls, value)
-            new.__dict__.update(place=place, run=run, made={})
-            return new
-
-        def __init__(self, value: Any, place: Place, run: Run) -> None:  # noqa: ARG002  those of `__new__`
-            if base is list:
-                base.__init__(self, value)
-
-        def __getitem__(self, index: Any) -> Any:
-            if isinstance(index, slice):
-                return base(self)[index]
-            value = self.place.value
-            index = range(len(value))[index]
-            if index not in self.made:
-                self.made[index] = self.run.value_at(Place(value[index], SequenceKey(index), self.place))
-            return self.made[index]
-
-        def whole(self) -> Any:
-            return base(self[index] for index in range(len(self.place.value)))
-
-        def __reversed__(self) -> Any:
-            return reversed(self.whole())
-
-        def __hash__(self) -> int:
-            return hash(self.whole())
-
+    lazy: Any = type(base.__name__, (_LazyItems, base), {"base": base, "__hash__": _LazyItems.__hash__})
     for name in _READS:
-        setattr(Lazy, name, lambda self, *args, name=name: getattr(self.whole(), name)(*args))
-    Lazy.__name__ = Lazy.__qualname__ = base.__name__
+        setattr(lazy, name, lambda self, *args, name=name: getattr(self.whole(), name)(*args))
     jax_trees.register_pytree_with_keys(
-        Lazy,
-        lambda lazy: (tuple((SequenceKey(i), each) for i, each in enumerate(lazy.whole())), None),
+        lazy,
+        lambda items: (tuple((SequenceKey(i), each) for i, each in enumerate(items.whole())), None),
         lambda _, children: base(children),
-        lambda lazy: (lazy.whole(), None),
+        lambda items: (items.whole(), None),
     )
-    return Lazy
+    return lazy
 
 
 _READS = ("__iter__", "__contains__", "__add__", "__mul__", "__rmul__", "__eq__", "__lt__", "__gt__", "index", "count")
