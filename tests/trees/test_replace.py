@@ -276,7 +276,12 @@ def test_replace_works_under_transformations() -> None:
 
 
 class Stack(Module):
-    layers: Any = field(default=None)
+    layers: Any = field()
+
+
+class MayBeNone(Module):
+    table: dict[str, float] | None = field()
+    layers: Any = None
 
 
 @pytest.mark.parametrize(
@@ -301,5 +306,6 @@ def test_none_in_place_of_a_mutable_container_is_a_warning(layers: Any, change: 
 
 
 def test_none_in_place_of_another_value_is_no_warning() -> None:
-    assert replace(Stack(), layers=None).layers is None
+    assert replace(Stack(None), layers=None).layers is None
     assert replace(Stack((1.0,)), layers=None).layers is None
+    assert replace(MayBeNone({"a": 1.0}, [1.0]), layers=None, table=None) == MayBeNone(None, None)

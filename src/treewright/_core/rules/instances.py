@@ -210,7 +210,10 @@ def unknown_fields(info: NodeInfo, changes: Iterable[str], names: Collection[str
 def none_in_place_of_container(node: Any, name: str) -> str | None:
     """`node.layers.append(layer)` is None, and would be the field's new value."""
     value = getattr(node, name, None)
-    if not isinstance(value, MutableSequence | MutableMapping | MutableSet):
+    field = next(field for field in type(node).__node_info__.fields if field.name == name)
+    annotation = annotation_text(field.type, type(node))
+    may_be_none = field.default is None or "None" in annotation or "Optional" in annotation
+    if may_be_none or not isinstance(value, MutableSequence | MutableMapping | MutableSet):
         return None
     return (
         f"replace() stores None in {type(node).__qualname__}.{name}, which is {with_article(class_name(value))}. "
