@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-TABLES = Path(__file__).parents[1] / "tests" / "slips"
+TESTS = Path(__file__).parents[1] / "tests"
 FOLDER = "reference/mistakes"
 ABOUT = 60  # entries of a page; a table with more continues on another one, at a heading
 INDEX = """# Every mistake
@@ -21,7 +21,7 @@ To turn off a warning, filter its category and the start of its message:
 def pages() -> Iterator[tuple[str, str]]:
     """The place of each page in the site, and its Markdown; the index comes last."""
     links = []
-    for table in sorted(TABLES.glob("*.txt")):
+    for table in sorted((TESTS / "slips").glob("*.txt")):
         for number, groups in enumerate(_pages_of(table), 1):
             suffix = "" if number == 1 else f"-{number}"
             title = f"Mistakes: {table.stem}" + ("" if number == 1 else f" ({number})")
@@ -29,7 +29,8 @@ def pages() -> Iterator[tuple[str, str]]:
             entries = [text for heading, rows in groups for text in (f"## {heading.rstrip('.')}\n", *map(_entry, rows))]
             yield f"{FOLDER}/{table.stem}{suffix}.md", "\n".join([f"---\nhide: [toc]\n---\n\n# {title}\n", *entries])
             links.append(f"- [{title}]({table.stem}{suffix}.md): {headings}")
-    yield f"{FOLDER}/index.md", INDEX + "\n".join(links) + "\n"
+    prelude = (TESTS / "test_slips.py").read_text(encoding="utf-8").partition('PRELUDE = """')[2].partition('"""')[0]
+    yield f"{FOLDER}/index.md", "\n".join([INDEX, *links, "\nAll programs begin with:\n", _fenced(prelude, "python")])
 
 
 Group = tuple[str, list[str]]

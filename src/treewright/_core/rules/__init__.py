@@ -7,8 +7,8 @@ without it. `tests/slips` has its wrong and right programs, and the site prints 
 
     classes     a class is read (BODY, ATTRIBUTE, FIELD: the first text is the error) or finished (FINISHED: warnings)
     children    a node is made: children that are unlikely (warnings)
-    statics     a node is made: statics that were refused (the error), or that can change (warnings)
-    instances   an attribute is refused, or an error passes through a constructor, a copy or a method (notes)
+    statics     a node is made: statics that were rejected (the error), or that can change (warnings)
+    instances   an attribute is rejected, or an error passes through a constructor, a copy or a method (notes)
 """
 
 import contextlib

@@ -124,7 +124,7 @@ def no_identifier(cls: type[Any], name: str) -> str:
 
 
 def shared_default(error: BaseException, draft: Draft) -> str | None:
-    """`dataclasses` refuses a default that all instances would share, but does not know our specifiers."""
+    """`dataclasses` rejects a default that all instances would share, but does not know our specifiers."""
     for name, annotation in draft.annotations.items():
         value = draft.body.get(name)
         options = options_of(value) if isinstance(value, dataclasses.Field) else {}

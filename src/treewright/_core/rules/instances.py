@@ -1,4 +1,4 @@
-"""Nodes at work: what is refused in a constructor, on an attribute or in a copy, and notes on others' errors."""
+"""Nodes at work: what is rejected in a constructor, on an attribute or in a copy, and notes on others' errors."""
 
 import types
 from collections.abc import Collection, Iterable, MutableMapping, MutableSequence, MutableSet
