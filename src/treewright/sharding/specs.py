@@ -72,8 +72,8 @@ class MeshRules:
         named = {axis for axes in self._axes.values() for axis in axes}
         self.absent: tuple[str, ...] = tuple(sorted(named - self.sizes.keys()))  # axes that the mesh lacks
         self.all_absent: bool = bool(named) and len(named) == len(self.absent)
-        self.guesses = {axis: _almost(axis, self.sizes) for axis in self.absent}
-        self.devices = math.prod(self.sizes.values())
+        self.guesses: dict[str, str | None] = {axis: _almost(axis, self.sizes) for axis in self.absent}
+        self.devices: int = math.prod(self.sizes.values())
         reject([mistakes.misspelt_axes], ShardingError, self)
         self.fit: Callable[[tuple[str, ...], tuple[Hashable, ...] | None, tuple[int, ...]], Fit]
         self.fit = functools.cache(self._fit)  # equal layers have equal arguments
