@@ -309,3 +309,16 @@ def test_none_in_place_of_another_value_is_no_warning() -> None:
     assert replace(Stack(None), layers=None).layers is None
     assert replace(Stack((1.0,)), layers=None).layers is None
     assert replace(MayBeNone({"a": 1.0}, [1.0]), layers=None, table=None) == MayBeNone(None, None)
+
+
+def test_none_for_a_name_that_is_no_field() -> None:
+    class Scaled(Module):
+        x: float
+        scale: dataclasses.InitVar[float | None] = 1.0
+
+        def __post_init__(self, scale: float | None) -> None:
+            self.x = self.x if scale is None else self.x * scale
+
+    assert replace(Scaled(2.0), scale=None).x == 2.0
+    with pytest.raises(TypeError, match=r"Scaled has no field nope\."):
+        replace(Scaled(2.0), nope=None)  # type: ignore[call-arg]

@@ -53,7 +53,7 @@ def marker_as_value(cls: type[Any], field: "FieldInfo", value: Any) -> str | Non
     return (
         f"{cls.__qualname__}.{field.name} was assigned a field marker, such as static(), which would be its value. "
         f"Declare the field in the class body, and assign its value in __init__:\n"
-        f"  {declaration(field, cls, 'static()')}"
+        f"  {declaration(field.name, field.type, cls, 'static()')}"
     )
 
 

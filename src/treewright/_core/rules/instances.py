@@ -209,11 +209,11 @@ def unknown_fields(info: NodeInfo, changes: Iterable[str], names: Collection[str
 
 def none_in_place_of_container(node: Any, name: str) -> str | None:
     """`node.layers.append(layer)` is None, and would be the field's new value."""
-    value = getattr(node, name, None)
-    field = next(field for field in type(node).__node_info__.fields if field.name == name)
+    field, value = type(node).__node_info__.by_name.get(name), getattr(node, name, None)
+    if field is None or not isinstance(value, MutableSequence | MutableMapping | MutableSet):
+        return None
     annotation = annotation_text(field.type, type(node))
-    may_be_none = field.default is None or "None" in annotation or "Optional" in annotation
-    if may_be_none or not isinstance(value, MutableSequence | MutableMapping | MutableSet):
+    if field.default is None or "None" in annotation or "Optional" in annotation:
         return None
     return (
         f"replace() stores None in {type(node).__qualname__}.{name}, which is {with_article(class_name(value))}. "
