@@ -273,7 +273,8 @@ class _LazyItems:
 
     def __init__(self, value: Any, place: Place, run: Run) -> None:  # noqa: ARG002  those of `__new__`
         if self.base is list:
-            self.base.__init__(self, value)
+            initialise: Any = self.base.__init__
+            initialise(self, value)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
