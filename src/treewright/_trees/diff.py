@@ -194,7 +194,7 @@ def same_exactly(left: Any, right: Any) -> bool:
         return True
     try:
         return bool(exact_key(left) == exact_key(right))
-    except NoExactKeyError:
+    except (NoExactKeyError, RecursionError):
         return type(left) is type(right) and same_to_jit(left, right)
 
 
