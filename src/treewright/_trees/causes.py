@@ -5,7 +5,7 @@ import enum
 import functools
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -25,7 +25,7 @@ from treewright._contents import Part, contents, unwrap_api_boundary
 from treewright._core import By, how_compared, is_node, kind_of
 from treewright._freeze import FrozenArray
 from treewright._reports import first_names
-from treewright._trees.diff import ABSENT, Difference, DifferenceKind, same_exactly, same_to_jit
+from treewright._trees.diff import ABSENT, Difference, DifferenceKind, describe_apart, same_exactly, same_to_jit
 
 _MAX_LEVELS = 100  # levels of a value in its snapshot: Python's stack ends at a few hundred
 # Of an object that is compared by identity, whose contents only describe it.
@@ -483,4 +483,8 @@ def _of_objects(old: Snapshot, new: Snapshot) -> Cause | None:
         return None
     if changed:
         return Cause("other attributes", f"these differ: {_listed(changed)}")
+    if not old.is_whole:
+        return Cause("other attributes", f"they differ more than {_MAX_LEVELS} levels below")
+    if not by_identity and describe_apart(old, new) is not None:
+        return None  # the texts show it
     return Cause("same text", f"a different {cls.__qualname__} with the same text")
