@@ -23,8 +23,9 @@ from treewright._contents import contents
 from treewright._core import StaticValue, field, info_of, is_node, static
 from treewright._reports import first_lines
 from treewright._trees.devices import placed_with
-from treewright._trees.level import leaf_type_of, note_redefined_classes, reject_classes, strong
+from treewright._trees.level import leaf_type_of, reject_classes, strong
 from treewright._trees.partition import combine, partition
+from treewright._trees.places import note_redefined_classes
 from treewright._trees.specs import trainable
 from treewright.errors import NodeInitError, missing_extra
 from treewright.module import Module

@@ -4,7 +4,8 @@ from typing import Any, TypeVar
 
 from treewright._base.jax_private import Path, jax_trees, path_text
 from treewright._base.text import short_text
-from treewright._trees.level import is_none, note_redefined_classes, reject_classes
+from treewright._trees.level import is_none, reject_classes
+from treewright._trees.places import note_redefined_classes
 from treewright._trees.specs import trainable, trained_leaves
 from treewright._trees.where import chosen_leaves, jax_error_text
 

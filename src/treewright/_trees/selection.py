@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from treewright._base.jax_private import GetAttrKey, Path, jax_trees, path_text
+from treewright._base.jax_private import GetAttrKey, jax_trees, path_text
 from treewright._base.text import short_text
 from treewright._core import is_node
-from treewright._trees.level import Place, walk
 from treewright._trees.pattern import listed, missing_place
+from treewright._trees.places import Place, reject_overlaps, walk
 from treewright._trees.twin import EMPTY, ONE, Run, StandIn, flat
 from treewright.errors import MissingPlaceError
 
@@ -67,7 +67,7 @@ def select_by_function(
         raise MissingPlaceError(f"The where function returned no places of {root.name}, but {short_text(result)}.")
     if structure is ONE:
         return Selection(places)
-    _reject_overlaps(places)
+    reject_overlaps(places)
     return Selection(places, structure)
 
 
@@ -75,16 +75,13 @@ def _note_missing_place(error: Exception, run: Run) -> None:
     """Add the place that the tree lacks to a user's error, if it is certain, and how the function is called."""
     if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
         return
-    missing = None
-    name = error.name if isinstance(error, AttributeError) else None
-    if name:
-        places = {place.path: place for place in run.read.get(id(error.obj), ())}
-        place = next(iter(places.values())) if len(places) == 1 else None
-        if place is not None and place.child(GetAttrKey(name)) is None:
+    named = Run(run.where, run.root, naming=True)
+    missing, name = named.missing, getattr(error, "name", None) or ""
+    places = {place.path: place for place in named.read.get(id(getattr(error, "obj", None)), ())}
+    for place in places.values():
+        if name and len(places) == 1 and place.child(GetAttrKey(name)) is None:
             missing = missing_place(place, GetAttrKey(name))
-    elif isinstance(error, LookupError):
-        missing = Run(run.where, run.root, naming=True).missing
-    is_meant_for_leaf = isinstance(error, TypeError) or hasattr(jax.Array, name or "") or hasattr(str, name or "")
+    is_meant_for_leaf = isinstance(error, TypeError) or hasattr(jax.Array, name) or hasattr(str, name)
     notes = [*([] if missing is None else [str(missing)]), *([HOW_CALLED] if is_meant_for_leaf else [])]
     if notes:
         error.add_note(" ".join(notes))
@@ -100,6 +97,8 @@ def _places_apart(run: Run, values: Sequence[Any], places: Sequence[Place | None
     """
     apart = {id(value) for value, place in zip(values, places, strict=True) if place is None} & run.read.keys()
     apart |= run.shared
+    if not apart:
+        return places
     again = Run(run.where, run.root, apart)
 
     def is_same_way(other: Run) -> bool:
@@ -108,16 +107,18 @@ def _places_apart(run: Run, values: Sequence[Any], places: Sequence[Place | None
     if not is_same_way(again):
         return places
     found = list(map(again.place_of, again.returned, values))
-    claims = [i for i, returned in enumerate(again.returned) if found[i] and issubclass(type(returned), StandIn)]
-    numbers = {path: number for number, path in enumerate(dict.fromkeys(found[i].path for i in claims), 1)}
+    stood_in = (issubclass(type(returned), StandIn) for returned in again.returned)
+    claims = {i: place.path for i, place in enumerate(found) if next(stood_in) and place}
+    numbers = {path: number for number, path in enumerate(dict.fromkeys(claims.values()), 1)}
     for bit in range(len(numbers).bit_length()):
         kept = {path for path, number in numbers.items() if number >> bit & 1}
         other = Run(run.where, run.root, apart, kept)
         if not is_same_way(other):
             return places
-        for i in claims:
-            path, returned = again.path_of(again.returned[i]), other.returned[i]
-            if returned is not values[i] if path in kept else other.path_of(returned) != path:
+        for i, path in claims.items():
+            place = other.place_of(other.returned[i], values[i])
+            is_right = place is not None and place.path == path
+            if not (other.returned[i] is values[i] if path in kept else is_right):
                 found[i] = None
     return [place or new for place, new in zip(places, found, strict=True)]
 
@@ -166,19 +167,3 @@ def _only_place(run: Run, value: Any, places: Sequence[Place]) -> Place:
 def _has_same_leaves(left: Any, right: Any) -> bool:
     ours, theirs = jax_trees.tree_leaves_with_path(left), jax_trees.tree_leaves_with_path(right)
     return 0 < len(ours) == len(theirs) and all(a == b and x is y for (a, x), (b, y) in zip(ours, theirs, strict=True))
-
-
-def _reject_overlaps(places: Sequence[Place]) -> None:
-    selected: dict[Path, Place] = {}
-    for place in places:
-        path = place.path
-        if path in selected:
-            raise ValueError(f"{place.name} is selected twice, so it could get two values. Select it once.")
-        selected[path] = place
-    for path, place in selected.items():
-        parent = next((selected[path[:end]] for end in range(len(path)) if path[:end] in selected), None)
-        if parent is not None:
-            raise ValueError(
-                f"{place.name} is inside {parent.name}, which is also selected: one change would undo the other. "
-                f"Select one of them, or make two calls."
-            )

@@ -20,8 +20,9 @@ from jax.core import Tracer
 from treewright._base.jax_private import GetAttrKey, Key, Path, SequenceKey, jax_trees
 from treewright._core import flat_form, from_flat_form, is_node, is_node_class
 from treewright._freeze import FrozenMapping
-from treewright._trees.level import LEAVES, Place, all_entries, with_changes
+from treewright._trees.level import LEAVES
 from treewright._trees.pattern import item_key, missing_place
+from treewright._trees.places import Place, all_entries, with_changes
 from treewright.errors import MissingPlaceError
 
 EMPTY: Any = ()  # one object for all places
@@ -34,23 +35,13 @@ _NO_RESULT = object()  # the result of a run that raised
 class Run:
     """One call of a function with a twin of the tree: what it reads and what it returns.
 
-    Args:
-        where: The function.
-        root: The tree.
-        apart: The `id`s of objects that have a stand-in at each place where the function reads them. All other leaves
-            are the tree's own, and a node or container has one copy for all its places, so `is` works.
-        kept: Places where leaves have no stand-in even so.
-        naming: Whether lists, tuples and dicts raise an error with the name of a missing item.
+    Leaves are the tree's own, and a node or container has one copy for all its places, so `is` works; but objects with
+    an `id` in `apart` have a stand-in or copy for each place, except for leaves at the paths in `kept`. With `naming`,
+    lists, tuples and dicts raise an error with the name of a missing item.
     """
 
     def __init__(
-        self,
-        where: Callable[[Any], Any],
-        root: Place,
-        apart: Collection[int] = (),
-        kept: Collection[Path] = (),
-        *,
-        naming: bool = False,
+        self, where: Any, root: Place, apart: Collection[int] = (), kept: Collection[Path] = (), *, naming: bool = False
     ) -> None:
         self.where, self.root, self.apart, self.kept = where, root, apart, kept
         self._longest = -1 if naming else _LONG
@@ -102,19 +93,12 @@ class Run:
         self.made[id(made)] = made, place
         return made
 
-    def path_of(self, made: Any) -> Path | None:
-        """The path of a copy or stand-in."""
-        _, place = self.made.get(id(made), (None, None))
-        return None if place is None else place.path
-
     def _copy_of_node(self, place: Place) -> Any:
         children, statics = flat_form(place.value)
         table = statics.table
-        lazy: Any = (
-            _Values(place, self, children, table.keys),
-            _Statics(statics, _Values(place, self, statics.values, table.names)),
-        )
-        return from_flat_form(type(place.value), lazy)
+        own: Any = _Statics(statics, _Values(place, self, statics.values, table.names))
+        lazy: Any = _Values(place, self, children, table.keys)
+        return from_flat_form(type(place.value), (lazy, own))
 
     def _copy_of_container(self, place: Place) -> Any:
         value = place.value

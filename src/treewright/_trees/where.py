@@ -17,8 +17,9 @@ from treewright._base.functions import earlier_class_hint
 from treewright._base.jax_private import SequenceKey, jax_trees, path_text
 from treewright._base.text import did_you_mean, short_text, with_article
 from treewright._core import is_node
-from treewright._trees.level import Place, is_none, note_redefined_classes, walk
+from treewright._trees.level import is_none
 from treewright._trees.pattern import Step, below, key_of, listed, missing_place, name_in, parse, with_items
+from treewright._trees.places import Place, note_redefined_classes, walk
 from treewright._trees.selection import Selection, select_by_function
 from treewright.errors import MissingPlaceError
 
