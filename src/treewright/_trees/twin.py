@@ -40,6 +40,11 @@ class Run:
     lists, tuples and dicts raise an error with the name of a missing item.
     """
 
+    __slots__ = (
+        *("where", "root", "apart", "kept", "read", "order", "shared", "made", "missing", "returned", "structure"),
+        *("_copies", "_dicts", "_longest"),
+    )
+
     def __init__(
         self, where: Any, root: Place, apart: Collection[int] = (), kept: Collection[Path] = (), *, naming: bool = False
     ) -> None:
@@ -59,7 +64,9 @@ class Run:
             self.missing = error
         except Exception:  # noqa: BLE001, S110  it raises for the tree too, or a stand-in is not enough like the value
             pass
-        self.returned, self.structure = flat(result, self.made.keys() | ({id(EMPTY)} & self.read.keys()))
+        self.returned, self.structure = flat(
+            result, self.made if id(EMPTY) not in self.read else {*self.made, id(EMPTY)}
+        )
 
     def reject_added_keys(self) -> None:
         """Raise for a key that the function would add to a defaultdict by reading it."""
@@ -73,15 +80,14 @@ class Run:
         key, cls = id(value), type(value)
         is_own = is_node_class(cls)
         is_leaf = not is_own and _is_leaf(value)
-        places = self.read.get(key)
-        if places is None:
-            self.read[key] = [place]
-        else:
-            places.append(place)
+        if key in self.read:
+            self.read[key].append(place)
             if not is_leaf:
                 self.shared.add(key)
                 if key not in self.apart and key in self._copies:
                     return self._copies[key]
+        else:
+            self.read[key] = [place]
         made: Any
         if not is_leaf:
             made = self._copies[key] = self._copy_of_node(place) if is_own else self._copy_of_container(place)
@@ -94,11 +100,11 @@ class Run:
         return made
 
     def _copy_of_node(self, place: Place) -> Any:
-        children, statics = flat_form(place.value)
-        table = statics.table
-        own: Any = _Statics(statics, _Values(place, self, statics.values, table.names))
-        lazy: Any = _Values(place, self, children, table.keys)
-        return from_flat_form(type(place.value), (lazy, own))
+        children, own = flat_form(place.value)
+        statics: Any = _Statics(place, self, own.values, own.table.names)
+        statics.own = own
+        values: Any = _Values(place, self, children, own.table.keys)
+        return from_flat_form(type(place.value), (values, statics))
 
     def _copy_of_container(self, place: Place) -> Any:
         value = place.value
@@ -124,7 +130,7 @@ class Run:
         _, place = self.made.get(id(returned), (None, None))
         if place is None and returned is value and not (self.apart or isinstance(value, int)):
             places = self.read.get(id(value), ())
-            place = places[0] if len({each.path for each in places}) == 1 else None
+            place = places[0] if len(places) == 1 or len({each.path for each in places}) == 1 else None
         if place is None or place.value is not value:
             return None
         is_shared = self.shared and not self.apart and any(id(each.value) in self.shared for each in place.ancestors)
@@ -153,34 +159,35 @@ def _is_leaf(value: Any) -> bool:
 class _Values:
     """The values of a node's children or statics in a run. They are read, and copied, one by one."""
 
-    __slots__ = ("keys", "made", "place", "run", "values")
+    __slots__ = ("entries", "keys", "made", "place", "run")
 
-    def __init__(self, place: Place, run: Run, values: tuple[Any, ...], keys: tuple[Any, ...]) -> None:
-        self.place, self.run, self.values, self.keys = place, run, values, keys
+    def __init__(self, place: Place, run: Run, entries: tuple[Any, ...], keys: tuple[Any, ...]) -> None:
+        self.place, self.run, self.entries, self.keys = place, run, entries, keys
         self.made: dict[int, Any] = {}
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.entries)
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self.__getitem__, range(len(self.values)))
+        return map(self.__getitem__, range(len(self.entries)))
 
     def __getitem__(self, index: Any) -> Any:
-        place, key = self.place, self.keys[index]
-        key = GetAttrKey(key) if type(key) is str else key
-        self.run.order.append((id(place.value), key))
+        key = self.keys[index]
+        self.run.order.append((id(self.place.value), key))
         if index not in self.made:
-            self.made[index] = self.run.value_at(Place(self.values[index], key, place))
+            key = GetAttrKey(key) if type(key) is str else key
+            self.made[index] = self.run.value_at(Place(self.entries[index], key, self.place))
         return self.made[index]
 
 
-class _Statics:
-    """The statics of a node in a run, which equal the node's own."""
+class _Statics(_Values):
+    """The statics of a node in a run, and their values. They equal the node's own."""
 
-    __slots__ = ("own", "values")
+    __slots__ = ("own",)
 
-    def __init__(self, own: Any, values: _Values) -> None:
-        self.own, self.values = own, values
+    @property
+    def values(self) -> Any:
+        return self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.own, name)
