@@ -449,8 +449,8 @@ def test_a_predicate_must_return_a_bool(result: Any) -> None:
     for select in (at, partition, lambda tree, where: spec_like(tree, 0, {where: 1})):
         with pytest.raises(TypeError, match=r"^The predicate must return True or False, but returned .* for "):
             select([1.0], lambda path, value: result)
-    halves: Any = partition([1.0], lambda path, value: jnp.asarray(value) > 0)
-    assert halves == ([1.0], [None])
+    halves: Any = partition([1.0, -1.0], lambda path, value: jnp.sum(jnp.asarray(value)) > 0)
+    assert halves == ([1.0, None], [None, -1.0])
 
 
 @pytest.mark.parametrize("where", [lambda net: [], lambda net: {}, lambda net: ((), [])])
