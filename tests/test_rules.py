@@ -16,7 +16,8 @@ from tests.test_slips import TABLES, rows_of
 from treewright import Module, field
 
 PACKAGE = Path(inspect.getfile(treewright)).parent
-FILES = [path for path in PACKAGE.rglob("*.py") if path.stem == "rules" or path.parent.name == "rules"]
+# In `sharding`, a rule is for mesh axes.
+FILES = [path for path in PACKAGE.rglob("*.py") if path.stem in {"rules", "mistakes"} or path.parent.name == "rules"]
 
 
 def rules_of(path: Path) -> dict[str, ast.FunctionDef]:
@@ -27,7 +28,7 @@ def rules_of(path: Path) -> dict[str, ast.FunctionDef]:
         f"{room}.{node.name}": node
         for node in functions
         if not node.name.startswith("_")
-        and ast.unparse(node.returns or node) in {"str", "str | None", "Refusal | None"}
+        and ast.unparse(node.returns or node) in {"str", "str | None", "Rejection | None"}
     }
 
 

@@ -116,6 +116,7 @@ SHARED = Stacked((Weighted(TIED), Weighted(TIED, kind="gelu"), Weighted(TIED, is
         (lambda m, i=1, name="bias": getattr(m.layers[i], name), [".layers[1].bias"]),
         (lambda m: (m.layers[0].bias, m.layers[1].bias)[1], [".layers[1].bias"]),
         (lambda m: m.layers[2].is_first, [".layers[2].is_first"]),
+        (lambda m: jax.tree.leaves(m)[1], [".layers[1].weight"]),
         (lambda m: m.layers[0].bias if m.layers[-1].weight.ndim == 1 else m.layers[0].weight, [".layers[0].bias"]),
     ],
 )

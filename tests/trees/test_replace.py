@@ -276,7 +276,12 @@ def test_replace_works_under_transformations() -> None:
 
 
 class Stack(Module):
-    layers: Any = field(default=None)
+    layers: Any = field()
+
+
+class MayBeNone(Module):
+    table: dict[str, float] | None = field()
+    layers: Any = None
 
 
 @pytest.mark.parametrize(
@@ -290,7 +295,7 @@ class Stack(Module):
     ],
     ids=["list", "dict", "set", "deque", "bytearray"],
 )
-def test_none_in_place_of_a_mutable_container_is_a_warning(layers: Any, change: Callable[[Any], None]) -> None:
+def test_none_in_place_of_a_mutable_container_is_a_warning(layers: Any, change: Callable[[Any], Any]) -> None:
     stack = Stack(layers)
     kind = type(layers).__name__
     with pytest.warns(
@@ -301,5 +306,19 @@ def test_none_in_place_of_a_mutable_container_is_a_warning(layers: Any, change: 
 
 
 def test_none_in_place_of_another_value_is_no_warning() -> None:
-    assert replace(Stack(), layers=None).layers is None
+    assert replace(Stack(None), layers=None).layers is None
     assert replace(Stack((1.0,)), layers=None).layers is None
+    assert replace(MayBeNone({"a": 1.0}, [1.0]), layers=None, table=None) == MayBeNone(None, None)
+
+
+def test_none_for_a_name_that_is_no_field() -> None:
+    class Scaled(Module):
+        x: float
+        scale: dataclasses.InitVar[float | None] = 1.0
+
+        def __post_init__(self, scale: float | None) -> None:
+            self.x = self.x if scale is None else self.x * scale
+
+    assert replace(Scaled(2.0), scale=None).x == 2.0
+    with pytest.raises(TypeError, match=r"Scaled has no field nope\."):
+        replace(Scaled(2.0), nope=None)  # type: ignore[call-arg]

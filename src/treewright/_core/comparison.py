@@ -47,7 +47,7 @@ from treewright._core.rules.statics import (
     Rule,
     reaches_arrays,
     reaches_unfinished_node,
-    refused_value,
+    rejected_value,
 )
 
 _MAX_ELEMENTS = 4096  # A library's function that captured a larger array is compared by identity.
@@ -86,7 +86,7 @@ class Comparison:
 _BY_IDENTITY = Comparison("identity")  # a constant
 
 
-def _rejected(value: Any, rule: Rule = refused_value) -> Comparison:
+def _rejected(value: Any, rule: Rule = rejected_value) -> Comparison:
     return Comparison("identity", problem=functools.partial(NoExactKeyError, value, rule))
 
 

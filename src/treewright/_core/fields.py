@@ -55,7 +55,7 @@ _STANDARD = frozenset(inspect.signature(dataclasses.field).parameters)
 
 
 class Check(NamedTuple):
-    """What a value of an option must be, unless it is the default."""
+    """A check of an option's value, unless that is the default, and the text for a wrong one."""
 
     accepts: Callable[[Any], bool]
     text: str

@@ -21,7 +21,7 @@ from treewright._core.keys import Doubts, compared_by_itself, exact_key, identit
 from treewright._core.mutable import is_doubtful
 from treewright._core.pickles import portable
 from treewright._core.rules import warn
-from treewright._core.rules.statics import CHANGING, NoExactKeyError, nested_too_deeply, rejection
+from treewright._core.rules.statics import CHANGING, NoExactKeyError, nested_too_deeply, static_field_error
 from treewright.errors import StaticWarning
 
 MAX_CHECKED_NODES = 64  # Checking all nodes of a class makes those with 8 children 20 % slower to create.
@@ -168,7 +168,7 @@ class StaticTable:
             while doubts and not problems:
                 self._doubt(name, value, *doubts.pop())
         if problems:
-            raise rejection(self.owner, dict(zip(self.names, values, strict=True)), problems)
+            raise static_field_error(self.owner, dict(zip(self.names, values, strict=True)), problems)
         return tuple(keys)
 
     def _doubt(self, name: str, value: Any, changing: Any, holder: Holder) -> None:

@@ -42,14 +42,14 @@ class Run:
 
     __slots__ = (
         *("where", "root", "apart", "kept", "read", "order", "shared", "made", "missing", "returned", "structure"),
-        *("_copies", "_dicts", "_longest"),
+        *("_copies", "_dicts", "is_naming"),
     )
 
     def __init__(
         self, where: Any, root: Place, apart: Collection[int] = (), kept: Collection[Path] = (), *, naming: bool = False
     ) -> None:
         self.where, self.root, self.apart, self.kept = where, root, apart, kept
-        self._longest = -1 if naming else _LONG
+        self.is_naming = naming
         self.read: dict[int, list[Place]] = {}  # by the `id` of an object: the places where it may have been read
         self.order: list[tuple[int, Key]] = []  # the fields that were read, in order, with the `id` of the node
         self.shared: set[int] = set()  # the `id`s of nodes and containers that are at several places
@@ -110,13 +110,13 @@ class Run:
         value = place.value
         cls = type(value)
         if cls in _LAZY:
-            if len(value) > self._longest:
+            if self.is_naming or len(value) > _LONG:
                 lazy = _LAZY[cls](value)
                 lazy.place, lazy.run, lazy.made = place, self, {}
                 return lazy
             return cls([self.value_at(Place(item, SequenceKey(i), place)) for i, item in enumerate(value)])
         parts = {entry.key: self.value_at(entry) for entry in place.entries()}
-        if cls is dict and self._longest < 0:
+        if cls is dict and self.is_naming:
             return _NamingDict(place, parts)
         if not isinstance(value, (*STRUCTURES, FrozenMapping)):
             return _copy_of_foreign(place, parts)
@@ -218,8 +218,10 @@ def _lazy(base: Any) -> Any:
             if isinstance(index, slice):
                 return self.whole()[index]
             key = item_key(place.value, index)
-            if not 0 <= key.idx < len(place.value):
-                raise missing_place(place, key)
+            if not (isinstance(key, SequenceKey) and 0 <= key.idx < len(place.value)):
+                if self.run.is_naming:
+                    raise missing_place(place, key)
+                return base.__getitem__(self, index)  # raises
             if key.idx not in self.made:
                 self.made[key.idx] = self.run.value_at(Place(place.value[index], key, place))
             return self.made[key.idx]

@@ -19,11 +19,10 @@ from treewright.sharding.specs import (
     Rules,
     StackNames,
     axes_in,
-    axes_text,
     fitted_leaves,
-    folded,
     sizes_of,
 )
+from treewright.sharding.text import axes_text, folded
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 

@@ -1,14 +1,16 @@
 """Rules: mistakes that a program can make with nodes, each a function that returns the text for the user.
 
-A rule looks at what happened, changes nothing, and returns None if all is well. Its docstring says what goes wrong
-without it. `tests/slips` has its wrong and right programs, and the site prints them (docs/reference/mistakes.md).
+A rule looks at what happened, changes nothing, and returns None if all is well. Its name is the mistake, its docstring
+the reason. `tests/slips` has its wrong and right programs, and the site prints them (docs/mistakes.py).
 
-`_core` itself has no advice. It asks the rules at these points, by list or by name:
+`_core` itself has no text of more than one line. It asks the rules at these points, by tuple or by name:
 
-    classes     a class is read (BODY, ATTRIBUTE, FIELD: the first text is the error) or finished (FINISHED: warnings)
-    children    a node is made: children that are unlikely (warnings)
-    statics     a node is made: statics that were refused (the error), or that can change (warnings)
-    instances   an attribute is refused, or an error passes through a constructor, a copy or a method (notes)
+    classes     a class is read (BODY, ATTRIBUTE: the first text is the error) or finished (FINISHED: warnings)
+    fields      a class is read, field by field (FIELD)
+    children    a node is made: children that are unlikely (CHILD: warnings)
+    statics     a node is made: statics that were rejected (the error), or that can change (CHANGING: warnings)
+    instances   an attribute is rejected, a copy is made, or an error passes through (CONSTRUCTOR, COPY, METHOD: notes)
+    files       a node is written or read, as a pickle or in an exported program
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Children that are probably mistakes: leaves that jit, grad and vmap refuse, and field markers as values."""
+"""Children that are probably mistakes: leaves that jit, grad and vmap reject, and field markers as values."""
 
 import collections.abc
 import dataclasses
@@ -53,7 +53,7 @@ def marker_as_value(cls: type[Any], field: "FieldInfo", value: Any) -> str | Non
     return (
         f"{cls.__qualname__}.{field.name} was assigned a field marker, such as static(), which would be its value. "
         f"Declare the field in the class body, and assign its value in __init__:\n"
-        f"  {declaration(field, cls, 'static()')}"
+        f"  {declaration(field.name, field.type, cls, 'static()')}"
     )
 
 
@@ -83,7 +83,7 @@ def iterable_as_leaf(cls: type[Any], field: "FieldInfo", value: Any) -> str | No
 
 
 def setting_as_child(cls: type[Any], field: "FieldInfo", value: Any) -> str | None:
-    """A string, a function or a config as a child is a leaf that jit, grad and vmap refuse."""
+    """A string, a function or a config as a child is a leaf that jit, grad and vmap reject."""
     is_dataclass = dataclasses.is_dataclass(type(value))
     if not ((isinstance(value, _SETTINGS) or callable(value) or is_dataclass) and _is_leaf(value)):
         return None

@@ -221,6 +221,15 @@ def value_of_mixin(cls: type[Any], info: NodeInfo, base: type[Any], name: str) -
     )
 
 
+def registered_twice(cls: type[Any]) -> str:
+    """JAX would flatten the instances in one of two ways."""
+    return (
+        f"{cls.__qualname__} is already registered with JAX, by another decorator, a call or a base class, and JAX "
+        f"allows only one registration. Remove it (treewright.Module can replace such a base), or keep "
+        f"{cls.__name__} as it is and store it in a node's field."
+    )
+
+
 def _annotations(cls: type[Any]) -> dict[str, Any]:
     return typing_extensions.get_annotations(cls, format=typing_extensions.Format.FORWARDREF)
 
@@ -238,12 +247,3 @@ def _names_used(values: Iterable[Any]) -> set[str]:
             used.update(code.co_names)
             queue += code.co_consts
     return used
-
-
-def registered_twice(cls: type[Any]) -> str:
-    """JAX would flatten the instances in one of two ways."""
-    return (
-        f"{cls.__qualname__} is already registered with JAX, by another decorator, a call or a base class, and JAX "
-        f"allows only one registration. Remove it (treewright.Module can replace such a base), or keep "
-        f"{cls.__name__} as it is and store it in a node's field."
-    )

@@ -52,14 +52,14 @@ def specifier_text(kind: str, arguments: Mapping[str, Any]) -> str:
     return f"{specifier_name(kind)}({', '.join(shown)})"
 
 
-def declaration(field: Any, cls: type[Any], value: str) -> str:
+def declaration(name: str, annotation: Any, cls: type[Any], value: str) -> str:
     """The line that declares a field in the body of `cls`: `width: int = static(default=3)`."""
-    return f"{field.name}: {annotation_text(field.type, cls)} = {value}"
+    return f"{name}: {annotation_text(annotation, cls)} = {value}"
 
 
 def as_static(field: Any, cls: type[Any]) -> str:
     """The line that declares a child as a static."""
-    return declaration(field, cls, specifier_text("static", defaults_of(field)))
+    return declaration(field.name, field.type, cls, specifier_text("static", defaults_of(field)))
 
 
 def defaults_of(field: Any) -> dict[str, Any]:

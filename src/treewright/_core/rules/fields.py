@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from treewright._base.text import annotation_text, short_text
+from treewright._base.text import short_text
 from treewright._core.field_views import FieldView
 from treewright._core.fields import options_of
 from treewright._core.info import Draft, FieldInfo
@@ -37,7 +37,7 @@ def specifier_not_called(draft: Draft, name: str, value: Any) -> str | None:
     return (
         f"{draft.cls.__qualname__}.{name} has {specifier} as default, but without parentheses or with a comma after "
         f"them, so it would be a leaf.\n"
-        f"  Write {name}: {annotation_text(draft.annotations[name], draft.cls)} = {specifier}()"
+        f"  Write {declaration(name, draft.annotations[name], draft.cls, f'{specifier}()')}"
     )
 
 
@@ -53,7 +53,7 @@ def hides_field(draft: Draft, name: str, value: Any) -> str | None:
     is_plain = field.kind == "child" and not options
     call = short_text(value) if is_plain else specifier_text(field.kind, {"default": value} | options)
     fix = (
-        f"For a new default, repeat the annotation:\n  {declaration(field, draft.cls, call)}\n"
+        f"For a new default, repeat the annotation:\n  {declaration(name, field.type, draft.cls, call)}\n"
         f"For a constant, write {name}: ClassVar = ..."
     )
     if hasattr(type(value), "__get__"):
@@ -103,7 +103,7 @@ def lost_options(draft: Draft, field: FieldInfo, owner: type[Any]) -> str | None
     kept, plain = specifier_text(base.kind, defaults | options), specifier_text("child", defaults)
     return (
         f"{draft.cls.__qualname__}.{field.name} redeclares a {kind}() field without {kind}(), which would {loss}.\n"
-        f"  Write {declaration(field, draft.cls, kept)}, or {plain} for a plain child."
+        f"  Write {declaration(field.name, field.type, draft.cls, kept)}, or {plain} for a plain child."
     )
 
 
@@ -124,7 +124,7 @@ def no_identifier(cls: type[Any], name: str) -> str:
 
 
 def shared_default(error: BaseException, draft: Draft) -> str | None:
-    """`dataclasses` refuses a default that all instances would share, but does not know our specifiers."""
+    """`dataclasses` rejects a default that all instances would share, but does not know our specifiers."""
     for name, annotation in draft.annotations.items():
         value = draft.body.get(name)
         options = options_of(value) if isinstance(value, dataclasses.Field) else {}
@@ -136,7 +136,7 @@ def shared_default(error: BaseException, draft: Draft) -> str | None:
             fixes = [f"static(default=treewright.freeze({constant}))"]
             if kind != "static":
                 fixes.insert(0, f"{specifier_name(kind)}(default_factory=lambda: {shown})")
-            return f"Write {name}: {annotation_text(annotation, draft.cls)} = {', or '.join(fixes)}"
+            return f"Write {declaration(name, annotation, draft.cls, ', or '.join(fixes))}"
     return None
 
 

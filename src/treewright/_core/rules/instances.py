@@ -1,4 +1,4 @@
-"""Nodes at work: what is refused in a constructor, on an attribute or in a copy, and notes on others' errors."""
+"""Nodes at work: what is rejected in a constructor, on an attribute or in a copy, and notes on others' errors."""
 
 import types
 from collections.abc import Collection, Iterable, MutableMapping, MutableSequence, MutableSet
@@ -209,8 +209,11 @@ def unknown_fields(info: NodeInfo, changes: Iterable[str], names: Collection[str
 
 def none_in_place_of_container(node: Any, name: str) -> str | None:
     """`node.layers.append(layer)` is None, and would be the field's new value."""
-    value = getattr(node, name, None)
-    if not isinstance(value, MutableSequence | MutableMapping | MutableSet):
+    field, value = type(node).__node_info__.by_name.get(name), getattr(node, name, None)
+    if field is None or not isinstance(value, MutableSequence | MutableMapping | MutableSet):
+        return None
+    annotation = annotation_text(field.type, type(node))
+    if field.default is None or "None" in annotation or "Optional" in annotation:
         return None
     return (
         f"replace() stores None in {type(node).__qualname__}.{name}, which is {with_article(class_name(value))}. "

@@ -1,4 +1,4 @@
-"""Statics that were refused, or that can change: what they are, what would go wrong, and the value to pass instead."""
+"""Statics that were rejected, or that can change: what they are, what would go wrong, and the value to pass instead."""
 
 import argparse
 import collections.abc
@@ -39,8 +39,8 @@ _FROZEN: Mapping[type[Any], str] = types.MappingProxyType(
 )
 
 
-class Refusal(NamedTuple):
-    """What is said about a value that can't be static."""
+class Rejection(NamedTuple):
+    """The parts of the message about a value that can't be static."""
 
     description: str
     consequence: str
@@ -49,7 +49,7 @@ class Refusal(NamedTuple):
     can_be_child: bool = True
 
 
-Rule = Callable[[Any], Refusal | None]
+Rule = Callable[[Any], Rejection | None]
 
 
 @dataclasses.dataclass(eq=False)
@@ -63,47 +63,47 @@ class NoExactKeyError(TypeError):
 # Values that can't be static
 
 
-def tracer(value: Any) -> Refusal | None:
+def tracer(value: Any) -> Rejection | None:
     """It would be used after its trace has ended."""
     if not isinstance(value, Tracer):
         return None
-    return Refusal(f"a tracer, {text(value)}", "A tracer is valid only during its trace, but a static outlives it.")
+    return Rejection(f"a tracer, {text(value)}", "A tracer is valid only during its trace, but a static outlives it.")
 
 
-def ref(value: Any) -> Refusal | None:
+def ref(value: Any) -> Rejection | None:
     """It belongs to the program, not to the tree."""
     if type(value) is not jax.Ref:
         return None
     consequence = "A ref changes in place, but jit would treat it as part of the program, not of the tree."
-    return Refusal(f"a ref, {text(value)}", consequence)
+    return Rejection(f"a ref, {text(value)}", consequence)
 
 
-def generator(value: Any) -> Refusal | None:
+def generator(value: Any) -> Rejection | None:
     """A random generator, an iterator, an open file or a layer of nnx changes when it is used."""
     if not isinstance(value, GENERATORS) and foreign_library(type(value)) != "nnx":
         return None
     consequence = "It changes when it is used, but a compiled program keeps the state that it had during the trace."
-    return Refusal(text_with_class(value), consequence, _IDENTITY, can_be_child=False)
+    return Rejection(text_with_class(value), consequence, _IDENTITY, can_be_child=False)
 
 
-def array(value: Any) -> Refusal | None:
+def array(value: Any) -> Rejection | None:
     """Its `==` is no bool, and numpy's arrays change in place."""
     if not isinstance(value, np.ndarray | jax.Array):
         return None
     instead, can_freeze = _instead_of(value)
     consequence = f"jit compares statics with ==, which returns an array, and {_IN_PLACE}."
-    return Refusal(f"an array, {text(value)}", consequence, "" if instead is _OWN_HASH else instead, can_freeze)
+    return Rejection(f"an array, {text(value)}", consequence, "" if instead is _OWN_HASH else instead, can_freeze)
 
 
-def mutable(value: Any) -> Refusal | None:
+def mutable(value: Any) -> Rejection | None:
     """A list that was changed in place would still be the same static: the program is stale."""
     if not isinstance(value, MUTABLE):
         return None
     consequence = f"jit compares statics and never copies them, so {_IN_PLACE}."
-    return Refusal(text_with_class(value), consequence, *_instead_of(value))
+    return Rejection(text_with_class(value), consequence, *_instead_of(value))
 
 
-def bad_equality(value: Any) -> Refusal | None:
+def bad_equality(value: Any) -> Rejection | None:
     """An `==` that raises, or that returns an array, fails in jitted functions of other instances."""
     try:
         hash(value)
@@ -117,36 +117,36 @@ def bad_equality(value: Any) -> Refusal | None:
     except Exception as error:  # noqa: BLE001  a user's
         result = f"raises {type(error).__name__}: {error}"
     consequence = f"{type(value).__qualname__}.__eq__ {result}, so jit can't tell whether it compiled for this value."
-    return Refusal(text_with_class(value), consequence, _OWN_HASH)
+    return Rejection(text_with_class(value), consequence, _OWN_HASH)
 
 
-def unhashable(value: Any) -> Refusal | None:
+def unhashable(value: Any) -> Rejection | None:
     """The author of its class says that no hash agrees with its `==`."""
     consequence = "It is not hashable, so jit can't tell whether it compiled for this value."
-    return Refusal(text_with_class(value), consequence, *_instead_of(value))
+    return Rejection(text_with_class(value), consequence, *_instead_of(value))
 
 
-def refused_value(value: Any) -> Refusal:
+def rejected_value(value: Any) -> Rejection:
     """The first of these rules that applies; the last one always does."""
     rules: tuple[Rule, ...] = (tracer, ref, generator, array, mutable, bad_equality, unhashable)
     return next(filter(None, (rule(value) for rule in rules)))
 
 
-def reaches_arrays(node: Any) -> Refusal | None:
+def reaches_arrays(node: Any) -> Rejection | None:
     """Training would never change them."""
-    return Refusal(f"{with_article(type(node).__qualname__)} with arrays", _AS_CONSTANTS)
+    return Rejection(f"{with_article(type(node).__qualname__)} with arrays", _AS_CONSTANTS)
 
 
-def reaches_unfinished_node(node: Any) -> Refusal | None:
+def reaches_unfinished_node(node: Any) -> Rejection | None:
     """A node would be a part of its own statics, with the arrays that it will have."""
     description = f"{with_article(type(node).__qualname__)} that is being built"
-    return Refusal(description, _AS_CONSTANTS, can_be_child=False)
+    return Rejection(description, _AS_CONSTANTS, can_be_child=False)
 
 
-def nested_too_deeply(value: Any) -> Refusal | None:
+def nested_too_deeply(value: Any) -> Rejection | None:
     """Python's stack ends before the value does."""
     description = f"{with_article(type(value).__qualname__)} that is nested too deeply"
-    return Refusal(description, "Its parts are compared one inside the other, up to a few hundred.")
+    return Rejection(description, "Its parts are compared one inside the other, up to a few hundred.")
 
 
 _REACHED: tuple[Rule, ...] = (reaches_arrays, reaches_unfinished_node)
@@ -173,47 +173,49 @@ def _instead_of(value: Any) -> tuple[str, bool]:
 # The error of a new node
 
 
-def rejection(cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, NoExactKeyError]) -> StaticFieldError:
+def static_field_error(
+    cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, NoExactKeyError]
+) -> StaticFieldError:
     """The error for the static fields of a new node that have a problem: the first in full, the others by name."""
     (name, problem), *others = problems.items()
     reject_field_on_class(problem.value)
-    refusal = _refusal(problem)
+    rejection = _rejection_of(problem)
     lines = [
-        f"{cls.__qualname__}.{name} is static but {_found(values[name], problem, refusal)}.",
-        refusal.consequence,
+        f"{cls.__qualname__}.{name} is static but {_found(values[name], problem, rejection)}.",
+        rejection.consequence,
         *(_fixes(cls, name, values[name], problem) or ["Store it outside the node, and pass it as an argument."]),
     ]
     if others:
         lines.append(f"Other static fields of {cls.__qualname__} that must change:")
-        lines += [f"  {other}: {_refusal(each).description}" for other, each in others]
+        lines += [f"  {other}: {_rejection_of(each).description}" for other, each in others]
     return StaticFieldError("\n".join(lines))
 
 
-def _refusal(problem: NoExactKeyError) -> Refusal:
-    return problem.rule(problem.value) or Refusal(text_with_class(problem.value), "")
+def _rejection_of(problem: NoExactKeyError) -> Rejection:
+    return problem.rule(problem.value) or Rejection(text_with_class(problem.value), "")
 
 
-def _found(value: Any, problem: NoExactKeyError, refusal: Refusal) -> str:
+def _found(value: Any, problem: NoExactKeyError, rejection: Rejection) -> str:
     """The value with the problem, and the value of the static field that contains it."""
     if problem.value is value:
-        return f"holds {refusal.description}"
+        return f"holds {rejection.description}"
     if problem.rule in _REACHED:
-        return f"reaches {refusal.description}, through {text_with_class(value)}"
-    return f"holds {refusal.description}, inside {text_with_class(value)}"
+        return f"reaches {rejection.description}, through {text_with_class(value)}"
+    return f"holds {rejection.description}, inside {text_with_class(value)}"
 
 
 def _fixes(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> list[str]:
     """The fixes; empty if there is none."""
-    refusal, is_own = _refusal(problem), _is_ours(cls)
-    can_be_child, declared = refusal.can_be_child, f"  {name}: ... = static("
+    rejection, is_own = _rejection_of(problem), _is_ours(cls)
+    can_be_child, declared = rejection.can_be_child, f"  {name}: ... = static("
     if problem.rule in _REACHED and problem.value is not value:
-        fixes, can_be_child = [_instead_of_reaching(value, refusal)], can_be_child and isinstance(value, METHOD_TYPES)
-    elif refusal.instead is _IDENTITY:
+        fixes, can_be_child = [_instead_of_reaching(value, rejection)], can_be_child and isinstance(value, METHOD_TYPES)
+    elif rejection.instead is _IDENTITY:
         fixes = [f"Pass the values that it returns as arguments. Or, to keep this object:\n{declared}identity=True)"]
-    elif refusal.can_freeze and not is_own and (problem.value is value or isinstance(value, tuple | frozenset)):
-        fixes = [f"Pass {refusal.instead}, or let the field freeze it:\n{declared}converter=treewright.freeze)"]
+    elif rejection.can_freeze and not is_own and (problem.value is value or isinstance(value, tuple | frozenset)):
+        fixes = [f"Pass {rejection.instead}, or let the field freeze it:\n{declared}converter=treewright.freeze)"]
     else:
-        fixes = [f"Pass {refusal.instead}."] if refusal.instead else []
+        fixes = [f"Pass {rejection.instead}."] if rejection.instead else []
     if can_be_child and not is_own:
         fixes.append(f"{'Or make' if fixes else 'Make'} {name} a child: remove static().")
     return fixes
@@ -224,11 +226,11 @@ def _is_ours(cls: type[Any]) -> bool:
     return cls.__module__.partition(".")[0] == "treewright"
 
 
-def _instead_of_reaching(value: Any, refusal: Refusal) -> str:
+def _instead_of_reaching(value: Any, rejection: Rejection) -> str:
     """The value to pass instead of a method or function that reaches a node."""
     if isinstance(value, METHOD_TYPES):
         return f"Pass {value.__func__.__qualname__}, and pass the node as its first argument."
-    if refusal.can_be_child:
+    if rejection.can_be_child:
         return "Pass the node as an argument."
     return "Write a method, and look it up where you call it."
 
@@ -243,7 +245,7 @@ def captured_container(owner: type[Any], name: str, value: Any, changing: Any) -
     return (
         f"{_holds(owner, name, value, changing)}, which can change in place. jit compares it by identity: it ignores "
         f"later changes.\n"
-        f"{_advice(refused_value(changing), 'If it is constant, use')}.{_if_meant(owner, name)}"
+        f"{_advice(rejected_value(changing), 'If it is constant, use')}.{_if_meant(owner, name)}"
     )
 
 
@@ -253,7 +255,7 @@ def captured_array(owner: type[Any], name: str, value: Any, changing: Any) -> st
         return None
     inside = "" if changing is value else f", inside {text_with_class(value)}"
     return (
-        f"{owner.__qualname__}.{name} is static and holds {refused_value(changing).description}{inside}. jit compiles "
+        f"{owner.__qualname__}.{name} is static and holds {rejected_value(changing).description}{inside}. jit compiles "
         f"it in as a constant: no gradient reaches it, and no update.\n"
         f"If it is a parameter, make it a child. If it is a constant table, use treewright.freeze(numpy.asarray(...))."
     )
@@ -279,8 +281,8 @@ def can_change(value: Any) -> str | None:
     """`freeze` would return a value that is no constant."""
     cls: Any = type(value)
     if isinstance(value, MUTABLE) or cls.__hash__ is None or foreign_library(cls) == "nnx":
-        refusal = refused_value(value)
-        return f"{refusal.description}. {_advice(refusal, 'Use')}."
+        rejection = rejected_value(value)
+        return f"{rejection.description}. {_advice(rejection, 'Use')}."
     if has_author(cls) or not is_assignable(value):
         return None
     return (
@@ -300,7 +302,7 @@ def _if_meant(owner: type[Any], name: str) -> str:
     return "" if _is_ours(owner) else declared
 
 
-def _advice(refusal: Refusal, use: str) -> str:
+def _advice(rejection: Rejection, use: str) -> str:
     """The value to use instead of one that can change."""
-    is_generator = refusal.instead is _IDENTITY
-    return "Pass the values that it returns as arguments" if is_generator else f"{use} {refusal.instead}"
+    is_generator = rejection.instead is _IDENTITY
+    return "Pass the values that it returns as arguments" if is_generator else f"{use} {rejection.instead}"
