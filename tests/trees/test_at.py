@@ -383,7 +383,7 @@ REJECTED: dict[str, tuple[Any, Any, str, list[str]]] = {
         [],
     ),
     "the user's own key": (lambda net: {"a": net.layers}["b"], KeyError, "'b'", []),
-    "the user's own attribute": (lambda net: collections.Counter().total.x, AttributeError, "", []),
+    "the user's own attribute": (lambda net: getattr(collections, "x" + "y"), AttributeError, "", []),
 }
 
 

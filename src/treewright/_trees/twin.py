@@ -77,7 +77,8 @@ class Run:
     def value_at(self, place: Place) -> Any:
         """What the function gets at a place: the leaf, the copy of a node or container, or a stand-in."""
         value = place.value
-        key, cls = id(value), type(value)
+        key = id(value)
+        cls: Any = type(value)
         is_own = is_node_class(cls)
         is_leaf = not is_own and _is_leaf(value)
         if key in self.read:
@@ -129,7 +130,7 @@ class Run:
         """The place of an object that the function returned in this run and for the tree; None if it is not certain."""
         _, place = self.made.get(id(returned), (None, None))
         if place is None and returned is value and not (self.apart or isinstance(value, int)):
-            places = self.read.get(id(value), ())
+            places = self.read.get(id(value), [])
             place = places[0] if len(places) == 1 or len({each.path for each in places}) == 1 else None
         if place is None or place.value is not value:
             return None
