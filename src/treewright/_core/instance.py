@@ -17,7 +17,7 @@ from treewright._core.fields import MISSING
 from treewright._core.info import FLAT_FORM_NAME, FieldInfo, NodeInfo, info_of
 from treewright._core.keys import reaches
 from treewright._core.rules import instances as rules
-from treewright._core.rules import note
+from treewright._core.rules import note, reject
 from treewright._core.rules.children import check_fields
 from treewright._core.statics import Statics
 from treewright.errors import NodeDefinitionError, NodeInitError, UnfinishedNodeError
@@ -93,9 +93,7 @@ def is_node(value: object) -> bool:
 
 def reject_undecorated(cls: type[Any]) -> None:
     """Raise if a subclass of a node class is not a node class itself."""
-    problem = rules.not_a_node_class(cls)
-    if problem is not None:
-        raise NodeDefinitionError(problem)
+    reject([rules.not_a_node_class], NodeDefinitionError, cls)
 
 
 # Attributes
@@ -217,9 +215,7 @@ def _complete(info: NodeInfo, pending: dict[str, Any]) -> None:
             pending[field.name] = field.convert(field.default, info.cls)
         elif field.name not in pending and field.default_factory is not MISSING:
             pending[field.name] = field.convert(field.call("default_factory", info.cls), info.cls)
-    problem = rules.incomplete(info, pending)
-    if problem is not None:
-        raise NodeInitError(problem)
+    reject([rules.incomplete], NodeInitError, info, pending)
 
 
 def check(node: Any, *, is_copy: bool = False) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from treewright._base.functions import foreign_library
 from treewright._base.jax_private import jax_trees
 from treewright._base.text import function_text, text_with_class
+from treewright._core.rules import reject
 from treewright._core.rules.declarations import as_static, declaration, reject_field_on_class
 from treewright.errors import ChildWarning, NodeInitError, warn_user
 
@@ -34,16 +35,12 @@ def check_fields(node: Any) -> None:
         if type(value) in _COMMON or isinstance(value, jax.Array):
             continue
         reject_field_on_class(value)
-        problem = marker_as_value(info.cls, field, value)
-        if problem is not None:
-            raise NodeInitError(problem)
+        reject([marker_as_value], NodeInitError, info.cls, field, value)
         if field.is_plain and field.name not in info.table.warned:
-            for rule in CHILD:
-                problem = rule(info.cls, field, value)
-                if problem is not None:
-                    warn_user(problem, ChildWarning)
-                    info.table.warned.add(field.name)  # not if the warning was an error, which must come again
-                    break
+            problem = next(filter(None, (rule(info.cls, field, value) for rule in CHILD)), None)
+            if problem is not None:
+                warn_user(problem, ChildWarning)
+                info.table.warned.add(field.name)  # not if the warning was an error, which must come again
 
 
 def marker_as_value(cls: type[Any], field: "FieldInfo", value: Any) -> str | None:
@@ -93,7 +90,7 @@ def setting_as_child(cls: type[Any], field: "FieldInfo", value: Any) -> str | No
     return _unlikely_leaf(cls, field, value, f"{fix}To keep it as a leaf anyway, declare it with field().")
 
 
-CHILD = (layer_of_other_library, iterable_as_leaf, setting_as_child)  # at most one of them warns
+CHILD = (layer_of_other_library, iterable_as_leaf, setting_as_child)  # the first text is the warning
 
 
 def _is_leaf(value: Any) -> bool:
