@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from treewright import Module, at, buffer, field, node_at, replace, split_key_like, stack, static, unstack
+from treewright import Module, at, buffer, field, node_at, replace, stack, static, unstack
 
 pytestmark = pytest.mark.slow
 
@@ -116,15 +116,3 @@ def test_unstack_rejects_leaves_without_a_common_leading_axis() -> None:
         assert message(lambda index=index: node_at(stack(layers()), index)) == (
             f"Index {index} is out of range: Layer contains 3 trees."
         )
-
-
-def test_each_leaf_gets_a_separate_key() -> None:
-    layer = layers()[0]
-    for key in (jax.random.key(0), jax.random.PRNGKey(0)):
-        keys = split_key_like(key, layer)
-        noise = jax.tree.map(lambda leaf, key: jax.random.normal(key, jnp.shape(leaf)), layer, keys)
-
-        assert jax.tree.structure(keys) == jax.tree.structure(layer)
-        assert len({float(jnp.ravel(leaf)[0]) for leaf in jax.tree.leaves(noise)}) == 3
-        assert jax.tree.structure(jax.jit(split_key_like)(key, layer)) == jax.tree.structure(layer)
-    assert split_key_like(jax.random.key(0), None) is None

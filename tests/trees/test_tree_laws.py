@@ -26,7 +26,6 @@ from treewright import (
     node_at,
     partition,
     spec_like,
-    split_key_like,
     stack,
     summary,
     trainable,
@@ -188,7 +187,6 @@ def test_a_spec_has_the_treedef_of_its_tree(tree: Any) -> None:
 
     assert jax.tree.structure(spec_like(tree, default=True)) == structure
     assert jax.tree.structure(trainable(tree)) == structure
-    assert jax.tree.structure(split_key_like(jax.random.key(0), tree)) == structure
 
 
 @given(trees_and_places())

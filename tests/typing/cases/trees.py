@@ -21,7 +21,6 @@ from treewright import (
     partition,
     pytree_dataclass,
     spec_like,
-    split_key_like,
     stack,
     static,
     summary,
@@ -95,7 +94,6 @@ assert_type(combine(*partition(net, trainable)), Net)
 assert_type(stack([layer, layer]), Layer)
 assert_type(unstack(stack([layer, layer])), list[Layer])
 assert_type(node_at(stack([layer, layer]), 0), Layer)
-assert_type(split_key_like(jax.random.key(0), net), Net)
 assert_type(count(net), int)
 assert_type(nbytes(net), int)
 assert_type(find_aliases(net), list[tuple[str, ...]])
