@@ -15,7 +15,8 @@ from treewright._base.jax_private import Path, jax_trees, path_text
 from treewright._base.text import short_text
 from treewright._core import AnyStatic, buffer, field, flat_form, is_node, static
 from treewright._freeze import FrozenMapping
-from treewright._trees.level import Place, is_none, reject_class, walk
+from treewright._trees.level import is_none, reject_class
+from treewright._trees.places import Place, walk
 from treewright._trees.specs import Where  # noqa: TC001  typing.get_type_hints asks for it
 from treewright._trees.where import chosen_leaves
 from treewright.errors import StaticFieldError

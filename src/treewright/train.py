@@ -23,8 +23,9 @@ from treewright._contents import contents
 from treewright._core import FieldInfo, StaticValue, declared_as, field, info_of, is_node, static
 from treewright._reports import first_lines
 from treewright._trees.devices import placed_with
-from treewright._trees.level import Place, leaf_type_of, note_redefined_classes, reject_classes, strong, walk
+from treewright._trees.level import leaf_type_of, reject_classes, strong
 from treewright._trees.partition import combine, partition
+from treewright._trees.places import Place, note_redefined_classes, walk
 from treewright._trees.specs import trainable
 from treewright.errors import ChildWarning, NodeInitError, missing_extra, warn_user
 from treewright.module import Module

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from treewright import Module, buffer, field, node_at, replace, split_key_like, stack, static, unstack
+from treewright import Module, at, buffer, field, node_at, replace, split_key_like, stack, static, unstack
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def test_unstack_and_node_at_return_the_nodes() -> None:
 
 
 def test_an_ensemble_runs_under_vmap_and_layers_under_scan() -> None:
-    nodes = [jax.tree.map(jnp.asarray, replace(layer, bias=None)) for layer in layers()]
+    nodes = [jax.tree.map(jnp.asarray, at(layer, ".bias").set(None)) for layer in layers()]
     stacked, x = stack(nodes), jnp.ones(2)
 
     ensemble = jax.vmap(lambda layer: layer(x))(stacked)

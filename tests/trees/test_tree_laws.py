@@ -194,7 +194,7 @@ def test_a_spec_has_the_treedef_of_its_tree(tree: Any) -> None:
 @given(trees_and_places())
 def test_a_rule_applies_only_to_leaves_below_its_place(tree_and_place: tuple[Any, Place]) -> None:
     tree, place = tree_and_place
-    assume(not place.is_static)
+    assume(not place.is_static and jax.tree.leaves(place.value))
     spec = spec_like(tree, "other", {place.path: "here"})
     settings = {jax.tree_util.keystr(key): setting for key, setting in jax.tree_util.tree_leaves_with_path(spec)}
 
@@ -204,6 +204,7 @@ def test_a_rule_applies_only_to_leaves_below_its_place(tree_and_place: tuple[Any
 
 @given(trees(), st.data())
 def test_combine_after_partition_is_the_identity(tree: Any, data: st.DataObject) -> None:
+    assume(jax.tree.leaves(tree))
     mask = jax.tree.map(lambda _: data.draw(st.booleans()), tree)
     for where in (mask, trainable, lambda path, leaf: len(path) % 2 == 0):
         first, rest = partition(tree, where)

@@ -21,7 +21,8 @@ from treewright._core import (
     is_node,
     is_node_class,
 )
-from treewright._trees.level import LEAVES, all_entries, level_of, reject_class, with_changes
+from treewright._trees.level import LEAVES, level_of, reject_class
+from treewright._trees.places import all_entries, with_changes
 from treewright.errors import NodeInitError
 from treewright.module import Module
 

@@ -10,7 +10,7 @@ from treewright._base.functions import earlier_class_hint
 from treewright._base.jax_private import DictKey, GetAttrKey, Key, SequenceKey
 from treewright._base.text import class_name, did_you_mean, short_text
 from treewright._reports import first_lines
-from treewright._trees.level import Place, all_entries
+from treewright._trees.places import Place, all_entries
 from treewright.errors import MissingPlaceError
 
 _STEP = re.compile(
