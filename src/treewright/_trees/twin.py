@@ -28,7 +28,7 @@ from treewright.errors import MissingPlaceError
 EMPTY: Any = ()  # one object for all places
 STRUCTURES = (tuple, list, dict)  # may contain several places
 ONE = jax.tree.structure(0)  # the treedef of a single object
-_LONG = 16  # items of a list or tuple that are copied at once
+_LONG = 16  # items of a list or tuple that are copied together
 _NO_RESULT = object()  # the result of a run that raised
 
 
