@@ -15,7 +15,6 @@ import optax
 import pytest
 
 from treewright import Module, static
-from treewright._core.statics import MAX_KEPT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,10 +134,10 @@ def test_the_number_of_kept_statics_is_limited() -> None:
         setting: Any = static()
 
     table = table_of(Counted)
-    for number in range(10 * MAX_KEPT):
+    for number in range(640):
         Counted(number)
 
-    assert number_after_collection(table) == MAX_KEPT
+    assert number_after_collection(table) == 64
 
 
 @pytest.mark.filterwarnings("ignore::treewright.errors.StaticWarning")
