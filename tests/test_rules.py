@@ -1,13 +1,94 @@
-"""Rules: what the package says about mistakes. A rule that fails never replaces the error that it would explain."""
+"""Rules: what the package says about mistakes. Each has a row in `tests/slips`, and none replaces an error."""
 
+import ast
+import inspect
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+import treewright
+from tests.test_slips import TABLES, rows_of
 from treewright import Module, field
+
+PACKAGE = Path(inspect.getfile(treewright)).parent
+# In `sharding`, a rule is for mesh axes.
+FILES = [path for path in PACKAGE.rglob("*.py") if path.stem in {"rules", "mistakes"} or path.parent.name == "rules"]
+
+
+def rules_of(path: Path) -> dict[str, ast.FunctionDef]:
+    """The functions that have the form of a rule: they return the text for a user, or None."""
+    functions = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)]
+    room = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    return {
+        f"{room}.{node.name}": node
+        for node in functions
+        if not node.name.startswith("_")
+        and ast.unparse(node.returns or node) in {"str", "str | None", "Rejection | None"}
+    }
+
+
+# Its row would fail in the garbage collector of a table that has run for long, at the end of the stack.
+WITHOUT_ROW = {"_core.rules.statics.nested_too_deeply"}  # tests/nodes/test_changing_statics.py
+RULES = {name: node for path in FILES if path.stem != "declarations" for name, node in rules_of(path).items()}
+MESSAGES = re.sub(r"\n   (?! )|\n=>", " ", "\n".join(row.message for table in TABLES for row in rows_of(table)))
+
+
+def telling_parts(rule: ast.FunctionDef) -> list[str]:
+    """The parts of its texts that are the same for each program, unless they are too short to tell it from others."""
+    first, *body = rule.body
+    docstring = first.value if isinstance(first, ast.Expr) else None
+    texts = [node for part in (first, *body) for node in ast.walk(part) if isinstance(node, ast.Constant)]
+    return [
+        part.strip()
+        for node in texts
+        if node is not docstring and isinstance(node.value, str)
+        for part in node.value.splitlines()
+        if len(part) > 10
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(RULES.keys() - WITHOUT_ROW))
+def test_each_rule_has_a_row_in_the_tables(name: str) -> None:
+    assert any(part in MESSAGES for part in telling_parts(RULES[name])), telling_parts(RULES[name])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_each_rule_says_why(name: str) -> None:
+    assert ast.get_docstring(RULES[name])
+
+
+MECHANISM = sorted((PACKAGE / "_core").glob("*.py"))
+
+
+def long_texts(path: Path) -> list[str]:
+    """The texts of more than one line in a file, without docstrings."""
+    nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    texts = [
+        node
+        for node in nodes
+        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    ]
+    return [
+        f"{path.name}:{text.lineno} {ast.unparse(text)}"
+        for text in texts
+        if text.end_lineno != text.lineno and id(text) not in docstrings
+    ]
+
+
+def test_the_mechanism_has_no_text_of_more_than_one_line() -> None:
+    assert [text for path in MECHANISM for text in long_texts(path)] == []
+
+
+def test_the_mechanism_can_be_read_in_an_evening() -> None:
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in MECHANISM)
+
+    assert lines <= 3_200, "A finding has two answers: a simpler mechanism, or a rule beside it."
 
 
 class Unreadable:
@@ -74,8 +155,9 @@ class Flags(Module):
 
 
 def test_an_error_of_jax_in_a_method_that_a_constructor_calls_is_explained() -> None:
+    make: Any = Flags
     with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
-        jax.vmap(Flags)(jnp.array([True]), jnp.array([1]))
+        jax.vmap(make)(jnp.array([True]), jnp.array([1]))
     notes = [note for note in caught.value.__notes__ if "static()" in note]
     assert [note.splitlines() for note in notes] == [
         [

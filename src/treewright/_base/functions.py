@@ -110,6 +110,12 @@ def foreign_library(cls: type[Any]) -> str | None:
     return None
 
 
+def is_state_of_nnx(value: Any) -> bool:
+    """Whether a value is a variable of flax.nnx that training must not change: any but a `Param`."""
+    names = {base.__name__ for base in type(value).__mro__} if foreign_library(type(value)) == "nnx" else set[str]()
+    return "Variable" in names and "Param" not in names
+
+
 def native_base(cls: type[Any]) -> type[Any] | None:
     """The first class in the MRO that is written in C, such as `list` or `Exception`; None if there is none."""
     is_native = types.BuiltinFunctionType

@@ -20,10 +20,11 @@ from treewright._base.functions import (
     is_standard_class,
 )
 from treewright._base.jax_private import Path, path_text
-from treewright._base.text import first_names, short_text
+from treewright._base.text import short_text
 from treewright._contents import Part, contents, unwrap_api_boundary
 from treewright._core import By, how_compared, is_node
 from treewright._freeze import FrozenArray
+from treewright._reports import first_names
 from treewright._trees.diff import ABSENT, Difference, DifferenceKind, same_exactly, same_to_jit
 
 _MAX_DEPTH = 8  # levels of a value in its snapshot

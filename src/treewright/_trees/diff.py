@@ -19,10 +19,10 @@ from treewright._base.jax_private import (
     jax_trees,
     path_text,
 )
-from treewright._base.lines import counted, excerpts, first_lines, mesh_text
 from treewright._base.text import LENGTH, cut_text, short_text
 from treewright._contents import Part, contents
 from treewright._core import NoExactKeyError, exact_key, flat_form, info_of, is_node_class, leaves_equal
+from treewright._reports import counted, excerpts, first_lines, mesh_text
 from treewright._trees.level import AuxKey, LeafType, Level, leaf_type_of, level_of, reject_class
 
 _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "value"]

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
-from treewright._base.lines import counted
 from treewright._base.text import cut_text
+from treewright._reports import counted
 from treewright.checkpoint.arrays import digest_of
 from treewright.checkpoint.differences import static_text
 from treewright.checkpoint.file import open_saved

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 import jax
 import numpy as np
 
-from treewright._base.lines import first_lines
 from treewright._base.text import did_you_mean, short_text
+from treewright._reports import first_lines
 from treewright.checkpoint.arrays import UnsupportedLeafError, array_to_save, form_of, is_deleted
 from treewright.checkpoint.differences import Differences, Mismatch, part_advice, raise_mismatches
 from treewright.checkpoint.manifest import ROOT_LEAF, LeafRecord, Manifest, join_name, renamer

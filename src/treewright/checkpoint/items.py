@@ -24,9 +24,9 @@ import tensorstore
 from etils import epath
 from orbax.checkpoint import future
 
-from treewright._base.lines import counted, first_lines
 from treewright._base.text import short_text
 from treewright._processes import process_count, process_index, run_on_all_processes
+from treewright._reports import counted, first_lines
 from treewright.checkpoint.arrays import DTYPES, Layout, Saved, array_to_save, check_width, digest_of, grid_of, verify
 from treewright.checkpoint.file import translate_read_errors
 from treewright.checkpoint.fit import Options

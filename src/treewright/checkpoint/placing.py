@@ -177,7 +177,7 @@ def _leaf_from(array: Any, request: LeafRequest) -> Any:
     """
     # Converting an empty array on several devices gives each of them blocks of its whole shape.
     leaf = _converted(array if array.size else untyped_jax.numpy.zeros(array.shape, array.dtype), request)
-    if request.sharding not in (None, leaf.sharding):
+    if request.sharding is not None and (leaf.sharding != request.sharding or not array.size):
         leaf = untyped_jax.device_put(leaf, request.sharding)
     value = request.value
     if not request.form.ref:

@@ -30,9 +30,9 @@ from typing import (
 
 import orbax.checkpoint as ocp
 
-from treewright._base.lines import first_lines
 from treewright._base.text import cut_text, short_text
 from treewright._processes import process_index, run_on_all_processes
+from treewright._reports import first_lines
 from treewright.checkpoint.arrays import blocks_of
 from treewright.checkpoint.file import StrPath, flush_to_disk
 from treewright.checkpoint.fit import MISSING, LoadOptions, check_options
