@@ -75,7 +75,7 @@ def abstract(leaf: Any) -> Any:
 
 
 def assert_placed_like(found: dict[str, Any], like: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Equal shardings print the same: `P()` and `P(None)` place an array equally, but no program takes them as equal."""
+    """Equal shardings print the same: `P()` and `P(None)` place an array equally, but programs tell them apart."""
 
     def places(tree: dict[str, Any]) -> dict[str, Any]:
         return {name: (x.sharding, repr(x.sharding), x.committed, untyped.typeof(x)) for name, x in tree.items()}
