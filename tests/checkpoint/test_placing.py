@@ -36,7 +36,6 @@ def shardings(axis_types: tuple[AxisType, ...]) -> Iterator[Any]:
         mesh = jax.make_mesh(shape, ("a", "b"), axis_types=(axis_type,) * 2, devices=devices)
         yield from (NamedSharding(mesh, axes) for axes in SPECS)
         yield NamedSharding(mesh, spec("a"), memory_kind="pinned_host")
-        yield NamedSharding(mesh, spec(), memory_kind="unpinned_host")
     yield from (SingleDeviceSharding(jax.devices()[number]) for number in (0, 2))
     yield SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
     yield None
