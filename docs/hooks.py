@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mistakes
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
@@ -28,12 +29,14 @@ LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#]+)(?P<h
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages from outside docs/, and each example's source."""
+    """Add the pages from outside docs/, each example's source, and the pages of every mistake."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     for source, page in PROGRAMS.items():
         code = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=SHOWN.format(name=Path(source).name, code=code)))
+    for page, content in mistakes.pages():
+        files.append(File.generated(config, page, content=content))
     return files
 
 

@@ -25,11 +25,13 @@ FILES_THAT_IMPORT_PRIVATE_MODULES = 14
 
 # Mutable names at module level that are allowed, as "module.name"
 MUTABLE_STATE = {
-    # Caches: code never changes, and neither do shardings and the contents of a JAX version.
+    # Caches: code never changes, and neither do shardings, names of classes and the contents of a JAX version.
     *(
         "_base.functions.code_key",
+        "_base.functions.assigned_by",
         "_base.functions.code_reads",
         "_base.jax_private.private",
+        "_trees.twin._stand_in_class",
         "retrace.jax_private._names_of_settings",
         "retrace.jax_private._outcomes",
         "retrace.jax_private.can_observe_compilations",
@@ -127,7 +129,7 @@ def house_map(folder: Path, width: int) -> str:
         if path.parent not in {above, folder} and not is_package:
             lines.append(f"  {path.parent.relative_to(folder)}/")
         above = path.parent
-        name = f"{path.parent.name}/" if is_package else "  " * min(depth, 1) + path.name
+        name = f"{path.parent.relative_to(folder)}/" if is_package else "  " * min(depth, 1) + path.name
         stub = " (+ .pyi)" if path.with_suffix(".pyi").exists() else ""
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "(no docstring)"
         lines.append(f"  {name + stub:<{width}} {docstring.splitlines()[0]}")

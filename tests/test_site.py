@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.public_names import public_names
+from tests.test_slips import TABLES, rows_of
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
@@ -187,6 +188,9 @@ SEARCHED = {
     "unhashable": "statics",
     "vmap ensemble": "recipes/sweeps",
     "wandb": "recipes/data-and-logs",
+    # Words of a message
+    "would hide an inherited field": "reference/mistakes/classes",
+    "the node would contain itself": "reference/mistakes/classes",
 }
 # The site's own search, which runs in a worker of the browser; here in node. It prints the first page of each query.
 SEARCH = """
@@ -237,3 +241,15 @@ def test_the_site_works_offline(site: Path) -> None:
         inner = [link for link in links if link and not re.match(r"[a-z]+:", link)]
         assert [link for link in inner if not (page.parent / link).is_file()] == [], page  # no folder listing
         assert re.findall(r'<(?:script|link|img)[^>]*?(?:src|href)="https?:[^"]*', text) == [], page
+
+
+def test_every_mistake_is_on_a_page_of_about_sixty_and_its_message_in_the_search(site: Path) -> None:
+    rows = [row for table in TABLES for row in rows_of(table) if row.message]
+    pages = [page.read_text(encoding="utf-8") for page in (site / "reference" / "mistakes").glob("*.html")]
+    counts = [page.count("<h3") for page in pages]
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    searched = html.unescape(" ".join(each["text"] for each in index["docs"] if "mistakes/" in each["location"]))
+
+    assert sum(counts) == len(rows)
+    assert max(counts) <= 66
+    assert [row for row in rows if row.message.removeprefix("=>").splitlines()[0].strip() not in searched] == []

@@ -13,7 +13,7 @@ import numpy as np
 
 from treewright._base.functions import BY_VALUE, FrozenValue, public
 from treewright._base.text import is_node_class, short_text
-from treewright._core import Kind, kind_of, why_it_can_change, with_parts
+from treewright._core import Kind, can_change, kind_of, with_parts
 
 TYPE_CHECKING_WITH_PYREFLY: Literal[False] = False  # pyrefly assumes True, and so does mypy in this file.
 
@@ -100,9 +100,10 @@ def _bytes_of(array: Any) -> bytes:
 class FrozenArray(FrozenValue, np.ndarray[Any, Any]):
     """An immutable numpy array, which can be static. `freeze` creates it.
 
-    It computes like any numpy array and `==` is elementwise; `hash` uses its dtype, shape and bytes. As a static it
-    becomes a constant of the compiled program. Two are the same static if dtype, shape and bytes are equal. Results
-    computed from it are ordinary arrays, which must be frozen before they can be static.
+    It computes like any numpy array. `==` of two frozen arrays is one bool, as for any hashable value: whether dtype,
+    shape and bytes are equal. Then they are also the same static. With anything else `==` is elementwise, and
+    `numpy.equal` always is. As a static it becomes a constant of the compiled program. Results computed from it are
+    ordinary arrays, which must be frozen before they can be static.
 
     Examples:
         >>> import numpy as np
@@ -130,6 +131,15 @@ class FrozenArray(FrozenValue, np.ndarray[Any, Any]):
 
     def __setstate__(self, state: object) -> None:
         raise TypeError("can't set the state of a FrozenArray, which is immutable. Use treewright.freeze(array).")
+
+    def __eq__(self, other: object) -> Any:
+        if not isinstance(other, FrozenArray):
+            return super().__eq__(other)
+        same = (self.dtype, self.shape) == (other.dtype, other.shape) and _bytes_of(self) == _bytes_of(other)
+        return np.bool_(same)  # numpy's, for which `.all()` works too
+
+    def __ne__(self, other: object) -> Any:
+        return np.logical_not(self == other)
 
     def __hash__(self) -> int:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]  # numpy's can change
         return hash((self.dtype, self.shape, _bytes_of(self)))
@@ -225,8 +235,8 @@ def freeze(value: Any) -> Any:
         return with_parts(value, freeze)
     if isinstance(value, Mapping):
         return FrozenMapping({key: freeze(item) for key, item in value.items()})
-    problem = why_it_can_change(value)
-    if problem:
+    problem = can_change(value)
+    if problem is not None:
         raise TypeError(f"freeze can't freeze {problem}")
     return value
 

@@ -10,9 +10,9 @@ from jax.core import Tracer
 
 from treewright._base.functions import public
 from treewright._base.jax_private import Path, current_trace, is_ref, jax_trees, path_text, untyped_jax
-from treewright._base.lines import first_lines
 from treewright._base.text import short_text
 from treewright._contents import unwrap
+from treewright._reports import first_lines
 from treewright._trees.devices import placed_with, sharding_of
 from treewright._trees.diff import differences
 from treewright._trees.level import strong

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import jax
 
 from treewright._base.jax_private import coordination_client, untyped_jax
-from treewright._base.lines import common_prefix, excerpts
+from treewright._reports import common_prefix, excerpts
 from treewright.errors import CheckpointDamagedError, CheckpointError, ProcessMismatchError
 
 TIMEOUT = 60.0  # seconds; JAX terminates a job after 100 s without a heartbeat of a process

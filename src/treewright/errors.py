@@ -147,9 +147,10 @@ class DonatedStateError(RuntimeError):
 
 
 class MissingPlaceError(AttributeError, LookupError):
-    """A function or path leads to a place that the tree does not have.
+    """A path leads to a place that the tree does not have, or a search finds none.
 
-    The message shows how far the path leads and what the tree contains there. Nothing has been changed.
+    The message shows how far the path leads and what the tree contains there. Nothing has been changed. The error of a
+    function of the tree, `lambda net: net.kernal`, stays as it is, with this message as a note.
     """
 
     def __init__(self, message: str) -> None:

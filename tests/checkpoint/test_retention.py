@@ -209,6 +209,19 @@ def test_a_run_that_restarts_earlier_deletes_later_steps_first(tmp_path: Path) -
                 call(30)
 
 
+def test_a_step_that_does_not_exist_is_not_the_latest_one(tmp_path: Path) -> None:
+    manager: Any
+    with CheckpointManager(tmp_path, metric="val_loss", mode="min") as manager:
+        manager.save(1, TREE, metrics={"loss": 1})
+        manager.wait()
+        assert manager.best_step() is None
+        for read in (lambda step: manager.restore(step, like=TREE), manager.metrics, manager.items, manager.manifest):
+            with pytest.raises(
+                CheckpointError, match=r"got None\. best_step\(\) and .* For the latest step, pass no step"
+            ):
+                read(manager.best_step())
+
+
 def test_a_step_must_be_a_non_negative_integer(tmp_path: Path) -> None:
     manager: Any = CheckpointManager(tmp_path)
     for step in (-1, True, 1.0, "1", None, {"x": 1}):
@@ -411,3 +424,19 @@ def test_an_incomplete_folder_listing_is_repeated(tmp_path: Path, monkeypatch: p
     found = manager.restore_latest_valid(like=LIKE)
     assert found is not None
     assert found.step == 1
+
+
+def test_an_unfinished_step_is_deleted_before_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that goes first would let its writer's folder be taken for one whose process has ended."""
+    deleted: list[str] = []
+    monkeypatch.setattr(folder, "_delete", lambda path: deleted.append(path.name))
+    unfinished = [tmp_path / f"{step}{folder._SUFFIX}-0123abcd" for step in (3, 20)]
+    for path in unfinished:
+        path.mkdir()
+        folder.lock_of(path).touch()
+    (tmp_path / "7.thrown-out-0123abcd").mkdir()
+
+    folder.clear(tmp_path)
+
+    assert sorted(deleted[:3]) == sorted([*(path.name for path in unfinished), "7.thrown-out-0123abcd"])
+    assert sorted(deleted[3:]) == sorted(folder.lock_of(path).name for path in unfinished)

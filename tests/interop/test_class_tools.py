@@ -416,7 +416,7 @@ def test_cloudpickle_sends_classes_of_main_and_of_functions(tmp_path: pathlib.Pa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_dill_sends_classes_of_modules_and_rejects_others(folder: pathlib.Path, kind: str) -> None:
+def test_dill_sends_classes_of_modules_and_warns_of_others(folder: pathlib.Path, kind: str) -> None:
     dill = pytest.importorskip("dill")
     cls = net_class(folder, kind)
     node = dill.loads(dill.dumps(cls(2.0)))
@@ -426,11 +426,8 @@ def test_dill_sends_classes_of_modules_and_rejects_others(folder: pathlib.Path, 
         assert "True 8.0 6.0" in sent(folder, kind, "dill")
         return
     cls.__module__ = "__main__"
-    for options in ({}, {"recurse": True}):
-        with pytest.raises(
-            dill.PicklingError, match=r"dill can't pickle the node class Net, .* Use cloudpickle\.dumps"
-        ):
-            dill.dumps(cls(2.0), **options)
+    with pytest.raises(dill.PicklingWarning, match="Cannot locate reference to <class '__main__"):
+        dill.dumps(cls(2.0))
 
 
 # Tests

@@ -477,7 +477,6 @@ QUIET: dict[str, Callable[[], Any]] = {
     "layer of equinox without arrays": lambda: equinox.nn.Dropout(0.5),
     "function of equinox": lambda: equinox.nn.Lambda(jax.nn.relu),
     "object of an installed package": lambda: orbax.StandardCheckpointHandler(),
-    "closure over an array": lambda: capturing(jnp.ones(2)),
     "closure over a frozen value": lambda: capturing(freeze({"a": [1]})),
     "closure over a node": lambda: capturing(Static(1)),
     "object without attributes": Stateless,

@@ -68,9 +68,9 @@ def test_the_error_for_an_unset_field_says_that_no_init_sets_it() -> None:
     class Empty:
         x: Any
 
-    with pytest.raises(UnfinishedNodeError, match="the class has no __init__"):
+    with pytest.raises(UnfinishedNodeError, match="no __init__ has finished it"):
         _ = Empty().x
-    with pytest.raises(UnfinishedNodeError, match=r"Remove init=False, or write an __init__"):
+    with pytest.raises(UnfinishedNodeError, match=r"Assign the fields in __init__"):
         Empty().tree_flatten()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -347,45 +347,6 @@ def notes_of(error: BaseException) -> str:
     return "\n".join(getattr(error, "__notes__", ()))
 
 
-def test_arguments_for_an_init_that_does_not_exist_are_explained() -> None:
-    class Net(Module):
-        w: float
-
-        def __init__(self, w: float) -> None:
-            super().__init__(w)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-
-    class Mixin:
-        def __init__(self, **keywords: Any) -> None:
-            super().__init__(**keywords)
-
-    class Mixed(Mixin, Module):
-        w: float
-
-    with pytest.raises(TypeError, match="takes exactly one argument") as caught:
-        Net(1.0)
-    assert notes_of(caught.value).endswith(f"Assign them in {Net.__qualname__}.__init__: self.w = ...")
-    with pytest.raises(TypeError, match="takes exactly one argument") as caught:
-        Mixed(w=1.0)
-    assert f"{Mixin.__qualname__}.__init__ called super().__init__(...) with arguments" in notes_of(caught.value)
-    assert notes_of(caught.value).endswith(f"Write an __init__ in {Mixed.__qualname__} that assigns them: self.w = ...")
-
-
-def test_the_same_error_of_another_object_is_not_explained() -> None:
-    class Other:
-        def __init__(self, x: float) -> None:
-            super().__init__(x)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-
-    class Net(Module):
-        w: Any
-
-        def __init__(self) -> None:
-            self.w = Other(1.0)
-
-    with pytest.raises(TypeError, match="takes exactly one argument") as caught:
-        Net()
-    assert not notes_of(caught.value)
-
-
 def test_an_inherited_init_is_named_where_it_does_not_fit_the_fields() -> None:
     class Same(Started): ...
 
@@ -464,3 +425,22 @@ def test_a_check_that_fails_for_a_setting_in_place_of_an_array_points_to_spec_li
     with pytest.raises(ValueError, match="is a vector") as caught:
         treewright.replace(system, gravity=jnp.ones(()))
     assert not notes_of(caught.value)
+
+
+class Defaults(Module):
+    child: Any = 1.0
+    made: Any = field(default_factory=lambda: [2.0])
+    kept: Any = treewright.buffer(default=3.0)
+    kind: str = static(default="relu")
+    sizes: tuple[int, ...] = static(default_factory=lambda: (4,))
+    given: int = static(default=0)
+
+    def __init__(self, given: int) -> None:
+        self.given = given
+
+
+def test_fields_of_each_kind_that_a_custom_init_leaves_out_get_their_defaults() -> None:
+    node = Defaults(5)
+
+    assert (node.child, node.made, node.kept, node.kind, node.sizes, node.given) == (1.0, [2.0], 3.0, "relu", (4,), 5)
+    assert Defaults(5).made is not node.made

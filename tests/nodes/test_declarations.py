@@ -1,11 +1,13 @@
 """Declarations: options, specifiers, names, overridden fields, inherited kinds, and `doc=`."""
 
 import abc
+import ast
 import dataclasses
 import functools
 import inspect
 import itertools
 import operator
+import pathlib
 import pydoc
 import re
 import traceback
@@ -17,6 +19,7 @@ import jax.numpy as jnp
 import pytest
 
 from treewright import Module, buffer, field, pytree_dataclass, static
+from treewright._core import FieldInfo, fields
 from treewright.errors import NodeDefinitionError
 
 
@@ -243,7 +246,8 @@ def test_redeclaring_a_static_or_buffer_without_its_specifier_is_rejected(specif
         ({"sharding": ("embed",)}, "sharding=('embed',)"),
         ({"stack": "layers"}, "stack='layers'"),
         ({"compare": False}, "compare=False"),
-        ({"converter": float, "repr": False}, "converter=..., repr=False"),
+        ({"repr": False, "converter": float}, "repr=False, converter=..."),
+        ({"metadata": {"unit": "m"}}, "metadata={'unit': 'm'}"),
     ],
 )
 def test_an_option_of_the_base_is_named_where_a_subclass_would_lose_it(options: dict[str, Any], shown: str) -> None:
@@ -351,3 +355,44 @@ def test_a_class_without_doc_keeps_its_docstring_as_it_is() -> None:
     assert Plain.__doc__ == written
     assert Plain.__doc__ is not None
     assert "Attributes" not in Plain.__doc__
+
+
+def test_a_field_keeps_its_doc_where_a_subclass_declares_it_again() -> None:
+    @pytree_dataclass
+    class Wide(Layer):
+        kernel: Any
+        width: int = static(default=30, doc="How many.")
+        mean: float = buffer(default=1.0)
+
+    assert str(Wide.__doc__).splitlines()[2:] == [
+        "Attributes:",
+        "    kernel: f32[inputs, outputs].",
+        "    width: How many.",
+        "    mean: Of the last batches,",
+        "        weighted.",
+    ]
+
+
+# The table of options
+
+STUB = ast.parse(pathlib.Path(fields.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+OVERLOADS = [
+    (node.name, {argument.arg for argument in node.args.kwonlyargs})
+    for node in ast.walk(STUB)
+    if isinstance(node, ast.FunctionDef) and node.name in {"field", "static", "buffer"}
+]
+
+
+@pytest.mark.parametrize(("specifier", "kind"), [(field, "child"), (static, "static"), (buffer, "buffer")])
+def test_signatures_and_stubs_have_the_options_of_the_table(specifier: Any, kind: Any) -> None:
+    options = {name: option.default for name, option in fields.OPTIONS.items() if kind in option.kinds}
+    overloads = [names for name, names in OVERLOADS if name == specifier.__name__]
+
+    assert {name: each.default for name, each in inspect.signature(specifier).parameters.items()} == options
+    assert set[str]().union(*overloads) == options.keys()
+    # An overload without a default, or without `identity`, has a type of its own.
+    assert all(options.keys() - names <= {"default", "default_factory", "identity"} for names in overloads)
+
+
+def test_the_description_of_a_field_has_the_options_of_the_table() -> None:
+    assert fields.OPTIONS.keys() <= {each.name for each in dataclasses.fields(FieldInfo)}

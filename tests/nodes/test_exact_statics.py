@@ -7,9 +7,11 @@ import datetime as dt
 import enum
 import fractions
 import functools
+import ipaddress
 import itertools
 import pathlib
 import re
+import statistics
 import time
 import types
 import uuid
@@ -283,6 +285,11 @@ SAME: dict[str, Callable[[], Any]] = {
     "parametrised types": lambda: (tuple[int, ...], Literal["a"], Annotated[int, "b"], dict[str, list[int]]),
     "aware datetime": lambda: dt.datetime(2020, 1, 2, 3, tzinfo=dt.timezone(dt.timedelta(hours=1))),
     "time of day": lambda: dt.time(3, 4, tzinfo=dt.UTC),
+    "UUID": lambda: uuid.UUID("0" * 32),
+    "addresses and networks": lambda: (
+        *(ipaddress.ip_address("10.0.0.1"), ipaddress.ip_network("10.0.0.0/8"), ipaddress.ip_interface("10.0.0.1/8")),
+        *(ipaddress.ip_address("::1%a"), ipaddress.ip_network("::/64"), ipaddress.ip_interface("::1/64")),
+    ),
     "FrozenDict of flax": lambda: FROZEN_DICT({"a": 1, "b": {"c": 2.0}}),
     "subclass of partial": lambda: PARTIAL(note, 1),
     "node with children": lambda: Layer(1.5, "a"),
@@ -302,7 +309,7 @@ SAME: dict[str, Callable[[], Any]] = {
 UNLISTED: dict[str, Callable[[], Any]] = {
     "structured dtype": lambda: np.dtype([("a", np.float32), ("b", np.int8)]),
     "dtype with metadata": lambda: np.dtype("float32", metadata={"unit": "m"}),
-    "UUID": lambda: uuid.UUID("0" * 32),
+    "distribution of the standard library": lambda: statistics.NormalDist(0.0, 1.0),
     "NaN of a subclass of float": lambda: Half("nan"),
     "subclass of str": lambda: Name("a"),
     "subclass of a numpy scalar": lambda: NumpyCount(3),
@@ -320,6 +327,8 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "empty ranges": (range(0), range(1, 1)),
     "ranges by their stop": (range(0, 4, 3), range(0, 5, 3)),
     "signs of a np.complex64": (np.complex64(complex(0.0, 1.0)), np.complex64(complex(-0.0, 1.0))),
+    "address and interface": (ipaddress.ip_address("10.0.0.1"), ipaddress.ip_interface("10.0.0.1/32")),
+    "origins of a UUID": (uuid.UUID(int=1), uuid.UUID(int=1, is_safe=uuid.SafeUUID.safe)),
     "byte order": (np.dtype("<f4"), np.dtype(">f4")),
     "functions": (jax.nn.relu, jax.nn.gelu),
     "order of keywords of a partial": (

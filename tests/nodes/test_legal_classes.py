@@ -74,8 +74,11 @@ IDIOMS = {
     "a class method": ("@classmethod\ndef two(cls): return cls(2.0)", "A.two() == a"),
     "a method with jit": ("@jax.jit\ndef twice(self): return 2 * self.x", "float(a.twice()) == 4.0"),
     "a nested function": ("def f(self):\n def g(): return self.x\n return g", "a.f()() == 2.0"),
-    "a private helper named like a hook": ("def _init_(self): return self.x", "a._init_() == 2.0"),
-    "a private check": ("def _check_init_(self): return self.x", "a._check_init_() == 2.0"),
+    "a private helper named like a hook": (
+        "def _init_(self): return self.x\ndef f(self): return self._init_()",
+        "a.f() == 2.0",
+    ),
+    "a private helper with another name": ("def _cell_(self): return self.x", "a._cell_() == 2.0"),
     "a mangled helper that is called": ("def __init(self): return 2\ndef f(self): return self.__init()", "a.f() == 2"),
     "a mangled helper of __post_init__": (
         "n: Any = 0\ndef __post_init__(self): self.__post_init()\ndef __post_init(self): self.n = 2",
@@ -197,11 +200,12 @@ REJECTED = {
             rf"never runs\. Did you mean {hook}\?",
         )
         for name, hook in {
-            **dict.fromkeys(("__inti__", "__intit__", "__initi__", "__ini__", "__init"), "__init__"),
+            **dict.fromkeys(("__inti__", "__intit__", "__initi__", "__ini__", "_init_"), "__init__"),
             **dict.fromkeys(
-                ("__post_inti__", "__postinit__", "__post_int__", "__postinit", "__post__init__"), "__post_init__"
+                ("__post_inti__", "__postinit__", "__post_int__", "_post_init_", "__post__init__"), "__post_init__"
             ),
-            **dict.fromkeys(("__checkinit__", "__check_int__", "__check__init__", "__chek_init__"), "__check_init__"),
+            **dict.fromkeys(("__checkinit__", "__check_int__", "_check_init_", "__chek_init__"), "__check_init__"),
+            **dict.fromkeys(("_call_", "__cal__"), "__call__"),
         }.items()
     },
 }
@@ -272,7 +276,7 @@ def test_an_assignment_in_new_names_new() -> None:
         "  self = super().__new__(cls)\n  self.x = x\n  return self\n"
     )
 
-    with pytest.raises(AttributeError, match=r"A\.__new__ runs before __init__\. Assign fields in __init__\.$"):
+    with pytest.raises(AttributeError, match=r"no __init__ has finished it\. Assign the fields in __init__"):
         names["A"](1.0)
 
 

@@ -295,7 +295,7 @@ class Trainer(Module):
 
 def test_a_method_of_a_traced_node_cannot_be_static() -> None:
     with pytest.raises(
-        StaticFieldError, match=r"Trainer\.schedule is static but reaches a Linear with arrays, through a BoundMethod"
+        StaticFieldError, match=r"Trainer\.schedule is static but reaches a Linear with arrays, through a method"
     ):
         jax.jit(lambda model: Trainer(1.0, model.step).weight)(linear())
 

@@ -88,20 +88,6 @@ def test_other_transformations_accept_a_node_and_its_method(name: str) -> None:
     use(node.__call__)
 
 
-@pytest.mark.parametrize(
-    "hash_it",
-    [
-        lambda node: jax.jit(lambda f, x: x, static_argnums=0)(node, 1.0),
-        lambda node: jax.jit(lambda x, f: x, static_argnames="f")(1.0, f=node),
-        lambda node: {node: 1},
-    ],
-    ids=["static_argnums", "static_argnames", "dict"],
-)
-def test_a_static_argument_is_not_taken_for_a_function(hash_it: Callable[[Any], Any]) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"every child must be hashable\.[\s)]*$"):
-        hash_it(node_for("jit"))
-
-
 def test_the_table_in_the_faq_lists_these_functions() -> None:
     text = (pathlib.Path(__file__).parents[2] / "docs" / "faq.md").read_text()
 

@@ -44,3 +44,16 @@ def test_static_marks_match_their_libraries(name: str, mark: str) -> None:
         pytest.skip(f"{name} has no Static")
 
     assert library.Static[int].__metadata__ == (mark,)
+
+
+def test_strings_without_a_specifier_are_not_evaluated() -> None:
+    calls: list[str] = []
+    namespace = {"probe": lambda *names: calls.append(names), "statics": calls}
+    body = {"__annotations__": {"x": "probe('x')", "y": "Annotated[int, probe()]"}, "__module__": __name__}
+    globals().update(namespace)
+    try:
+        assert type("Net", (Module,), body)(1.0, 2).x == 1.0
+    finally:
+        for name in namespace:
+            del globals()[name]
+    assert not calls

@@ -179,13 +179,13 @@ class Options:
 
 
 CONFIGS: dict[str, tuple[Any, str]] = {
-    "pydantic": (Settings(), r"treewright\.freeze\(config\.model_dump\(\)\)"),
-    "attrs": (Options(), r"treewright\.freeze\(attrs\.asdict\(config\)\), or decorate its class with @attrs\.frozen"),
+    "pydantic": (Settings(), r"a hashable value, such as a tuple, or define __hash__ and __eq__ on its class"),
+    "attrs": (Options(), r"a hashable value, such as a tuple, or define __hash__ and __eq__ on its class"),
     "OmegaConf": (
         omegaconf.OmegaConf.create({"rate": 0.1}),
         r"treewright\.freeze\(config\), or let the field freeze it",
     ),
-    "list of OmegaConf": (omegaconf.OmegaConf.create([1]), r"treewright\.freeze\(OmegaConf\.to_container\(config, "),
+    "list of OmegaConf": (omegaconf.OmegaConf.create([1]), r"a tuple, or let the field freeze it"),
     "Namespace": (argparse.Namespace(rate=0.1), r"treewright\.freeze\(args\), or let the field freeze it"),
     "SimpleNamespace": (types.SimpleNamespace(rate=0.1), r"treewright\.freeze\(config\), or let the field freeze it"),
     "dataclass": (

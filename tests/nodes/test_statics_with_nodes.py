@@ -6,16 +6,18 @@ import dataclasses
 import functools
 import operator
 import re
+import types
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 from tests.conftest import importorskip
-from treewright import Module, Static, TrainState, static
-from treewright.errors import NodeInitError, StaticFieldError
+from treewright import Module, Static, TrainState, freeze, static
+from treewright.errors import NodeInitError, StaticFieldError, StaticWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,8 +141,43 @@ def test_fixes_in_the_errors_get_gradients() -> None:
 
 
 def test_methods_and_closures_without_node_arrays_are_valid_statics() -> None:
-    for value in (Static(2).__bool__, capturing(jnp.ones(2)), operator.itemgetter(0), capturing_deeply(1)):
+    for value in (Static(2).__bool__, capturing(freeze(np.ones(2))), operator.itemgetter(0), capturing_deeply(1)):
         assert Net(value).setting is value
+
+
+def with_default(value: Any) -> Callable[[Any], Any]:
+    def function(x: Any, scale: Any = value) -> Any:
+        return x * scale
+
+    return function
+
+
+class Scale:
+    """A callable without `__qualname__`, as instances have none."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.by
+
+
+def test_a_method_of_a_callable_object_warns_as_the_object_does() -> None:
+    with pytest.warns(
+        StaticWarning, match=r"holds a Scale, <Scale object>, inside a method, <Scale object> of 1\.0, who"
+    ):
+        Net(types.MethodType(Scale(2.0), 1.0))
+
+
+@pytest.mark.parametrize("make", [capturing, with_default, lambda value: functools.partial(capturing(value), 1)])
+def test_a_function_that_captured_an_array_warns_that_no_gradient_reaches_it(make: Callable[[Any], Any]) -> None:
+    class Net(Module):  # a new one, because a class warns once
+        setting: Any = static()
+
+    with pytest.warns(
+        StaticWarning, match=r"holds an array, f32\[2\], inside .*jit compiles it in as a constant: no grad"
+    ):
+        Net(make(jnp.ones(2)))
 
 
 @pytest.mark.parametrize("make", [OwnHash, lambda value: OwnHash((value,))])

@@ -112,6 +112,25 @@ def test_the_command_runs_modules_and_folders_like_python(tmp_path: Path) -> Non
     assert run(*RETRACES, "package", "x", folder=tmp_path).returncode == 0
 
 
+@pytest.mark.parametrize("arguments", [["program.py"], ["-m", "program"]], ids=["script", "module"])
+def test_the_traceback_of_a_program_begins_with_its_own_frames(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("def f():\n    raise KeyError('mine')\nf()\n")
+
+    result = run(*RETRACES, *arguments, folder=tmp_path)
+
+    assert result.returncode == 1
+    lines = result.stderr.partition("Traceback (most recent call last):\n")[2].splitlines()
+    assert lines[0].endswith('program.py", line 3, in <module>')
+    assert "KeyError: 'mine'" in lines
+
+
+def test_a_negative_number_of_retraces_is_refused(tmp_path: Path) -> None:
+    result = run(*RETRACES, "--max-retraces", "-1", "program.py", folder=tmp_path)
+
+    assert result.returncode == 2
+    assert "argument --max-retraces: '-1' is not a number of retraces, such as 0" in result.stderr
+
+
 def test_child_processes_of_the_program_are_unaffected(tmp_path: Path) -> None:
     text = """
 import multiprocessing, os, pickle, sys

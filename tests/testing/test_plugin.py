@@ -192,6 +192,7 @@ def test_a_marker_with_a_misspelt_name_fails(pytester: pytest.Pytester) -> None:
 
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*only='spte' matched nothing: *did you mean step?*"])
+    result.stdout.no_fnmatch_line("*plugin.py*")
 
 
 def test_a_marker_for_one_function_replaces_the_general_one_for_it(pytester: pytest.Pytester) -> None:

@@ -116,6 +116,7 @@ SHARED = Stacked((Weighted(TIED), Weighted(TIED, kind="gelu"), Weighted(TIED, is
         (lambda m, i=1, name="bias": getattr(m.layers[i], name), [".layers[1].bias"]),
         (lambda m: (m.layers[0].bias, m.layers[1].bias)[1], [".layers[1].bias"]),
         (lambda m: m.layers[2].is_first, [".layers[2].is_first"]),
+        (lambda m: jax.tree.leaves(m)[1], [".layers[1].weight"]),
         (lambda m: m.layers[0].bias if m.layers[-1].weight.ndim == 1 else m.layers[0].weight, [".layers[0].bias"]),
     ],
 )
@@ -138,7 +139,6 @@ def path_of(name: str) -> str:
         lambda m: m.spare["b"] if m.layers[0].bias is None else m.layers[0].bias,
         lambda m: [m.spare["a"], m.spare["b"]] if m.spare["a"] is None else [m.spare["b"], m.spare["a"]],
         lambda m: m.layers[0].weight if m.layers[0].weight is m.layers[1].weight else m.layers[1].weight,
-        lambda m: jax.tree.leaves(m)[0],
         lambda m: next(b if a is None else a for a, b in [m.spare.values()]),
     ],
 )
@@ -146,6 +146,16 @@ def test_a_place_that_is_not_certain_is_an_error(where: Any) -> None:
     text = message(SHARED, where)
     assert re.match(r"The where function returned .*, which is at \d+ places of Stacked: \.layers\[0\]\.", text)
     assert text.endswith("Select by path, or with a predicate: lambda path, value: ...")
+
+
+def test_a_missing_place_is_named_if_it_is_certain() -> None:
+    def notes(where: Any) -> list[str]:
+        with pytest.raises(AttributeError, match=r"^'NoneType' object has no attribute 'x'") as caught:
+            at(SHARED, where)
+        return getattr(caught.value, "__notes__", [])
+
+    assert notes(lambda m: m.layers[1].bias.x) == ["Stacked.layers[1].bias (None) has no .x. It has nothing."]
+    assert notes(lambda m: [layer.bias for layer in m.layers][1].x) == []
 
 
 def test_a_missing_key_of_a_defaultdict_is_not_added() -> None:

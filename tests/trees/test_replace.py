@@ -1,5 +1,6 @@
 """`replace`: a changed copy without a constructor call, checked like a new node, sharing the rest."""
 
+import collections
 import copy
 import dataclasses
 import sys
@@ -274,12 +275,50 @@ def test_replace_works_under_transformations() -> None:
     assert carried.kernel.tolist() == [5.0, 5.0]
 
 
-def test_none_in_place_of_a_list_is_a_warning() -> None:
-    class Stack(Module):
-        layers: Any = None
+class Stack(Module):
+    layers: Any = field()
 
-    stack = Stack([1.0])
-    with pytest.warns(ChildWarning, match=r"^replace\(\) stores None in .*Stack\.layers, which is a list\. append\(\)"):
-        assert replace(stack, layers=stack.layers.append(2.0)).layers is None
+
+class MayBeNone(Module):
+    table: dict[str, float] | None = field()
+    layers: Any = None
+
+
+@pytest.mark.parametrize(
+    ("layers", "change"),
+    [
+        ([1.0], lambda layers: layers.append(2.0)),
+        ({"a": 1.0}, lambda layers: layers.update(b=2.0)),
+        ({1.0}, lambda layers: layers.add(2.0)),
+        (collections.deque([1.0]), lambda layers: layers.extend([2.0])),
+        (bytearray(b"a"), lambda layers: layers.append(2)),
+    ],
+    ids=["list", "dict", "set", "deque", "bytearray"],
+)
+def test_none_in_place_of_a_mutable_container_is_a_warning(layers: Any, change: Callable[[Any], Any]) -> None:
+    stack = Stack(layers)
+    kind = type(layers).__name__
+    with pytest.warns(
+        ChildWarning, match=rf"^replace\(\) stores None in Stack\.layers, which is a {kind}\. append\(\)"
+    ):
+        assert replace(stack, layers=change(stack.layers)).layers is None
     assert at(stack, ".layers").set(None).layers is None
-    assert replace(Stack(), layers=None).layers is None
+
+
+def test_none_in_place_of_another_value_is_no_warning() -> None:
+    assert replace(Stack(None), layers=None).layers is None
+    assert replace(Stack((1.0,)), layers=None).layers is None
+    assert replace(MayBeNone({"a": 1.0}, [1.0]), layers=None, table=None) == MayBeNone(None, None)
+
+
+def test_none_for_a_name_that_is_no_field() -> None:
+    class Scaled(Module):
+        x: float
+        scale: dataclasses.InitVar[float | None] = 1.0
+
+        def __post_init__(self, scale: float | None) -> None:
+            self.x = self.x if scale is None else self.x * scale
+
+    assert replace(Scaled(2.0), scale=None).x == 2.0
+    with pytest.raises(TypeError, match=r"Scaled has no field nope\."):
+        replace(Scaled(2.0), nope=None)  # type: ignore[call-arg]

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from treewright._base.functions import FrozenValue, attribute_of
+from treewright._base.functions import FrozenValue, NodeMethod, attribute_of
 from treewright._base.jax_private import is_ref
 
 LENGTH = 80  # maximum characters of a truncated text
@@ -145,6 +145,10 @@ class _Walk:
         try:
             container = self.delimiters_and_items(value)
             return self.plain_text(value) if container is None else self.join(*container, reserved_width)
+        except Exception:  # a user's `items` or `__repr__`, which must not replace the message about it
+            if self.most is None or self.width is not None:
+                raise
+            return f"<{type(value).__qualname__} object>"
         finally:
             self.inside.pop()
 
@@ -212,7 +216,8 @@ class _Walk:
             return repr(value)
         cls: Any = type(value)
         if cls is types.MethodType:
-            return f"{value.__func__.__qualname__} of {self.text(value.__self__)}"
+            function = function_text(value.__func__) or self.text(value.__func__)
+            return f"{function} of {self.text(value.__self__)}"
         if self.most is None:
             text = repr(value)
         elif cls.__repr__ is object.__repr__:  # The address is useless.
@@ -260,7 +265,9 @@ def with_article(name: str) -> str:
 
 
 def class_name(value: Any) -> str:
-    """The name of a value's class; `jax.Array` for JAX's arrays and tracers, whose classes are private."""
+    """The name of a value's class; `jax.Array` for JAX's arrays and tracers, whose classes are private like ours."""
+    if isinstance(value, NodeMethod):
+        return "method"
     return "jax.Array" if isinstance(value, jax.Array) else type(value).__name__
 
 
@@ -289,11 +296,6 @@ def did_you_mean(wrong: str, names: Iterable[str], *, show: Callable[[str], str]
 def with_close_matches(wrong: Iterable[str], names: Collection[str]) -> str:
     """Wrong names, each followed by the closest valid name."""
     return ", ".join([f"{name}{did_you_mean(name, names)}" for name in wrong])
-
-
-def first_names(names: Iterable[str], count: int = 3) -> str:
-    """The first of these names, and dots for the rest."""
-    return ", ".join(_truncated(names, count))
 
 
 def _truncated(texts: Iterable[str], count: int | None) -> list[str]:

@@ -2,21 +2,21 @@
 
 from treewright._base.text import is_node_class
 from treewright._core.comparison import By
+from treewright._core.copies import replace, with_fields
 from treewright._core.definition import make_node_class
-from treewright._core.field_checks import NoExactKeyError, why_it_can_change
 from treewright._core.fields import AnyStatic, FieldKind, StaticValue, buffer, field, static
-from treewright._core.info import FieldInfo, NodeInfo, info_of
+from treewright._core.info import FLAT_FORM_NAME, FieldInfo, NodeInfo, info_of
 from treewright._core.instance import (
-    FLAT_FORM_NAME,
     Unfinished,
     check,
     flat_form,
     from_flat_form,
     is_node,
-    replace,
-    with_fields,
 )
 from treewright._core.keys import exact_key, how_compared
 from treewright._core.kinds import JSON_TYPES, Kind, kind_of, with_parts
 from treewright._core.methods import NODE_METHODS, leaves_equal, replace_method
+from treewright._core.rules import note, reject, warn
+from treewright._core.rules.declarations import declared_as
+from treewright._core.rules.statics import NoExactKeyError, can_change
 from treewright._core.statics import Statics

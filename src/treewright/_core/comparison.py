@@ -30,6 +30,7 @@ from treewright._base.functions import (
     is_generated,
     is_installed,
     is_library,
+    is_standard_class,
     is_written,
     jit_options,
     library_of,
@@ -39,8 +40,15 @@ from treewright._base.functions import (
 )
 from treewright._base.jax_private import numbers_of
 from treewright._base.text import is_node_class, short_text, text_with_class, with_article
-from treewright._core.field_checks import MUTABLE, arrays_reached, comparison_problem, has_arrays, problem_of
 from treewright._core.kinds import DATACLASS, KINDS, NAMEDTUPLE, Kind, fields_of, kind_of
+from treewright._core.mutable import MUTABLE, has_arrays
+from treewright._core.rules.statics import (
+    NoExactKeyError,
+    Rule,
+    reaches_arrays,
+    reaches_unfinished_node,
+    rejected_value,
+)
 
 _MAX_ELEMENTS = 4096  # A library's function that captured a larger array is compared by identity.
 _NAMES = operator.attrgetter("__name__", "__qualname__", "__module__", "__doc__")
@@ -78,8 +86,8 @@ class Comparison:
 _BY_IDENTITY = Comparison("identity")  # a constant
 
 
-def _rejected(problem: Callable[..., Any], value: Any, **options: bool) -> Comparison:
-    return Comparison("identity", problem=functools.partial(problem, value, **options))
+def _rejected(value: Any, rule: Rule = rejected_value) -> Comparison:
+    return Comparison("identity", problem=functools.partial(NoExactKeyError, value, rule))
 
 
 def _changeable(reason: str, parts: Parts = ()) -> Comparison:
@@ -133,7 +141,7 @@ def _of_object(value: Any, holder: Holder) -> Comparison:
     if isinstance(value, MUTABLE) and not is_frozen_dict:
         return _of_mutable(value, holder)
     if has_arrays(value):
-        return _rejected(arrays_reached, value)
+        return _rejected(value, reaches_arrays)
     library = foreign_library(cls)
     if library == "nnx":
         return _of_mutable(value, holder)
@@ -174,9 +182,9 @@ def _by_author(value: Any, holder: Holder) -> Comparison:
     """By class, `hash` and `==` if one of them is custom; otherwise by identity."""
     cls: Any = type(value)
     by_author = has_author(cls)
-    if comparison_problem(value, with_equality=by_author) is not None:
+    if not _can_compare(value, with_equality=by_author):
         if holder in _GIVEN:
-            return _rejected(comparison_problem, value, with_equality=by_author)
+            return _rejected(value)
         return _changeable(f"is {text_with_class(value)}, which can't be compared", _uncompared(value))
     if not by_author:
         return _by_identity(value, holder)
@@ -186,6 +194,15 @@ def _by_author(value: Any, holder: Holder) -> Comparison:
         return Comparison("author", (_class_key(cls), value), (("item", holder, items),))
     parts = _uncompared(value)
     return Comparison("author", (_class_key(cls), value), parts, may_recur=bool(parts))
+
+
+def _can_compare(value: Any, *, with_equality: bool) -> bool:
+    """Whether an object has a hash, and a custom `==` that returns a bool."""
+    try:
+        hash(value)
+        return not with_equality or isinstance(value == value, bool | np.bool_)  # noqa: PLR0124
+    except Exception:  # noqa: BLE001  a user's
+        return False
 
 
 def _uncompared(value: Any) -> Parts:
@@ -213,6 +230,8 @@ def _by_identity(value: Any, holder: Holder) -> Comparison:
     parts = _uncompared(value) if wrapped is None else (("function", "user", (wrapped,)),)
     cls: Any = type(value)
     how = "has no __eq__" if cls.__eq__ is object.__eq__ else "can change"
+    if is_standard_class(cls):
+        how = "is compared by identity"
     return _changeable(f"is {with_article(cls.__qualname__)}, which {how}", parts)
 
 
@@ -227,10 +246,10 @@ def _of_node(node: Any, holder: Holder) -> Comparison:
     """A node by its class, its statics, which are one object for equal values, and its children."""
     form = instance_attributes(node).get("_node")
     if not isinstance(form, tuple):
-        return _rejected(arrays_reached, node, is_built=False)
+        return _rejected(node, reaches_unfinished_node)
     children, statics = form
     if holder not in _GIVEN and has_arrays(node):
-        return _rejected(arrays_reached, node)
+        return _rejected(node, reaches_arrays)
     parts: Parts = (("item", holder, children),)
     if holder != "field":  # The statics may change.
         pairs = zip(statics.values, statics.table.identity, strict=True)
@@ -241,7 +260,7 @@ def _of_node(node: Any, holder: Holder) -> Comparison:
 def _of_mutable(value: Any, holder: Holder) -> Comparison:
     """A list, dict, set or array: by content if a library's function captured it."""
     if holder in _GIVEN:
-        return _rejected(problem_of, value)
+        return _rejected(value)
     if isinstance(value, np.ndarray | jax.Array):
         return _of_array(value, holder)
     reason = f"is a {type(value).__name__}, which can change"
@@ -330,7 +349,7 @@ def _of_method(value: Any, holder: Holder) -> Comparison:
     """By function and instance; a method written in C is compared with its own `==`."""
     instance = value.__self__
     if isinstance(instance, jax.Array):
-        return _rejected(problem_of, instance)
+        return _rejected(instance)
     cls, is_given = type(value), holder in _GIVEN
     if cls in C_METHOD_TYPES:  # A list whose method was passed is meant to change.
         parts: Parts = (("object", "package" if is_given else holder, (instance,)),)

@@ -1,7 +1,4 @@
-"""Field views: the descriptors through which nodes read their fields, and the same after a tool has changed a class.
-
-Tools that decorate or reload a class rebuild the properties and functions that they find in its `__dict__`.
-"""
+"""Field views: the descriptors through which nodes read their fields."""
 
 import dataclasses
 import sys
@@ -9,10 +6,10 @@ import types
 from collections.abc import Callable
 from typing import Any, Never
 
-from treewright._base.text import annotation_text, short_text
 from treewright._core.fields import MISSING
-from treewright._core.info import FieldInfo, NodeInfo, reject_dill
+from treewright._core.info import FieldInfo
 from treewright._core.instance import Unfinished, delete_attribute, raw_form, set_attribute
+from treewright._core.rules import instances as rules
 from treewright._core.statics import StaticTable
 from treewright.errors import FieldOnClassError, NodeDefinitionError, UnfinishedNodeError
 
@@ -35,10 +32,7 @@ class _Hash:
         caller = _caller_in_dataclasses()
         if caller is not None:
             name = getattr(caller.f_locals.get("cls"), "__qualname__", "This class")
-            raise NodeDefinitionError(
-                f"{name} is a node class or has one as base, so it is already a dataclass. Remove @dataclass, or "
-                f"replace it with @pytree_dataclass if this is a subclass of a decorated class."
-            )
+            raise NodeDefinitionError(rules.dataclass_on_node_class(name))
         return None
 
 
@@ -63,7 +57,6 @@ class FieldView(property):
         return self.field.default
 
     def __reduce__(self) -> tuple[Any, ...]:
-        reject_dill(self.table.owner)
         return (field_view, (self.field, self.table))
 
     def __repr__(self) -> str:
@@ -86,15 +79,7 @@ class FieldView(property):
         raise FieldOnClassError(self._problem("has no value"))
 
     def _problem(self, problem: str) -> str:
-        field, cls = self.field, self.table.owner.__name__
-        constant = "..." if field.default is MISSING else short_text(field.default)
-        line = f"{field.name}: ClassVar[{annotation_text(field.type, self.table.owner)}] = {constant}"
-        return (
-            f"{self.table.owner.__qualname__}.{field.name} is a field, so on the class it {problem}: only instances "
-            f"have one. Read it on an instance. For a class constant, declare a ClassVar:\n"
-            f"  {line.replace('[...]', '')}\n"
-            f"For the default: {{field.name: field.default for field in dataclasses.fields({cls})}}[{field.name!r}]"
-        )
+        return rules.field_read_on_class(self.field, self.table.owner, problem)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,17 +92,7 @@ class ArgumentView:
     def __get__(self, node: Any, cls: Any = None) -> Any:
         if node is None or _caller_in_dataclasses() is not None:  # the class, or `dataclasses.replace`
             return self.default
-        raise AttributeError(
-            f"{self.full_name} is an InitVar: an argument of __init__ that instances do not store. Use the parameter "
-            f"of __post_init__, or declare a field."
-        )
-
-
-def as_view(value: Any) -> Any:
-    """The view of a field that a tool replaced by a plain property with the same functions; else the value itself."""
-    if isinstance(value, property) and not isinstance(value, FieldView) and hasattr(value.fget, "reads"):
-        return FieldView(value.fget, value.fset, value.fdel, value.__doc__)
-    return value
+        raise AttributeError(rules.init_var_read(self.full_name))
 
 
 # Beartype recognises the builtin `property` by the name of its class, and rejects every other property.
@@ -184,10 +159,7 @@ def _read_by_name(node: Any, field: FieldInfo) -> Any:
     children, statics = form
     values = dict(zip((*statics.table.children, *statics.table.names), (*children, *statics.values), strict=True))
     if name not in values:
-        raise AttributeError(
-            f"This {type(node).__qualname__} has no field {name}: it belongs to an older definition of the class, "
-            f"with the fields {', '.join(values) or 'none'}. Recreate the object."
-        )
+        raise AttributeError(rules.older_definition(type(node), name, values))
     return values[name]
 
 
@@ -214,15 +186,3 @@ def _fallback(node: Any, name: str, form: Unfinished) -> Any:
         return cls.__getattr__(node, name)
     finally:
         attributes.pop(mark, None)
-
-
-def restore_views(info: NodeInfo) -> None:
-    """Restore the views that a tool replaced by plain properties since the class was defined.
-
-    Any other value that was assigned to a field on the class stays: only a metaclass could observe each assignment.
-    """
-    for field in info.fields:
-        value = vars(info.cls).get(field.name)
-        view = as_view(value)
-        if view is not value:
-            setattr(info.cls, field.name, view)

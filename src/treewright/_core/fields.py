@@ -1,14 +1,13 @@
 """The field specifiers: `field`, `static` and `buffer`. `fields.pyi` has their types for checkers."""
 
-import contextlib
 import copyreg
 import dataclasses
 import functools
+import inspect
 import sys
 import types
-import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from treewright._base.functions import MISSING, public
 from treewright._base.text import short_text
@@ -48,36 +47,74 @@ if sys.version_info < (3, 15):  # Otherwise pickling a class would copy MISSING,
 # How JAX and equinox, flax and simple_pytree, and jax_dataclasses mark a static. Our statics carry all marks, so that
 # these libraries' decorators recognise our fields.
 _STATIC_MARKS = types.MappingProxyType({"static": True, "pytree_node": False, "__jax_dataclasses_static_field__": True})
-_MARKS_IN_ANNOTATIONS = ("__jax_dataclasses_static_field__", "__static__")  # jax_dataclasses.Static, flax.nnx.Static
 _OPTIONS_KEY = "treewright"  # Metadata key for the options that `dataclasses.field` does not have.
-_OPTIONS = ("converter", "sharding", "stack", "local", "doc", "identity")
+_STANDARD = frozenset(inspect.signature(dataclasses.field).parameters)
 
 
-# Specifiers
+# The options of the specifiers
+
+
+class Check(NamedTuple):
+    """A check of an option's value, unless that is the default, and the text for a wrong one."""
+
+    accepts: Callable[[Any], bool]
+    text: str
+
+
+class Option(NamedTuple):
+    """An option. If a subclass declares the field again, it is kept, or must be repeated, or is neither."""
+
+    default: Any = None
+    check: Check | None = None
+    kinds: tuple[FieldKind, ...] = ("child", "static", "buffer")
+    is_kept: bool = False
+    is_repeated: bool = False
+
+
+def _is_sharding(value: Any) -> bool:
+    is_names = isinstance(value, tuple) and all(name is None or (isinstance(name, str) and name) for name in value)
+    return is_names or callable(value)
+
+
+_CHILDREN: tuple[FieldKind, ...] = ("child", "buffer")
+_BOOL = Check(lambda value: type(value) is bool, "True or False")
+_COMPARE = Check(_BOOL.accepts, f"{_BOOL.text}; to compare a static by identity, write identity=True")
+_SHARDING = Check(_is_sharding, 'a tuple with a name or None for each axis of the array, such as ("embed", None)')
+_STACK = Check(
+    lambda value: isinstance(value, str) or callable(value), 'the name of one leading axis, such as "layers"'
+)
+# The signatures below and in `fields.pyi`, and `FieldInfo`, have these options (tests/nodes/test_declarations.py).
+OPTIONS: Mapping[str, Option] = types.MappingProxyType(
+    {
+        "default": Option(MISSING),
+        "default_factory": Option(MISSING),
+        "init": Option(default=True, check=_BOOL, is_repeated=True),
+        "repr": Option(default=True, check=_BOOL, is_repeated=True),
+        "hash": Option(is_repeated=True),
+        "compare": Option(default=True, check=_COMPARE, is_repeated=True),
+        "metadata": Option(is_repeated=True),
+        "kw_only": Option(MISSING),
+        "doc": Option(is_kept=True),
+        "sharding": Option(check=_SHARDING, kinds=_CHILDREN, is_repeated=True),
+        "stack": Option(check=_STACK, kinds=_CHILDREN, is_repeated=True),
+        "local": Option(default=False, check=_BOOL, kinds=("static",), is_repeated=True),
+        "identity": Option(default=False, check=_BOOL, kinds=("static",), is_repeated=True),
+        "converter": Option(check=Check(callable, "a function of one value"), is_repeated=True),
+    }
+)
 
 
 def _specify(kind: FieldKind, arguments: dict[str, Any]) -> Any:
     """A `dataclasses.Field` from the arguments of a specifier; our own options go to its metadata."""
-    if arguments["converter"] is not None and not callable(arguments["converter"]):
-        raise TypeError(f"converter must be a function of one value, got {short_text(arguments['converter'])}.")
-    for name in ("init", "repr", "compare", "local", "identity"):
-        if type(arguments.get(name, False)) is not bool:
-            fix = "; to compare a static by identity, write identity=True" if name == "compare" else ""
-            raise TypeError(f"{name}={short_text(arguments[name])} must be True or False{fix}.")
-    options: dict[str, Any] = {"kind": kind, **{name: arguments.pop(name) for name in _OPTIONS if name in arguments}}
-    names, stack = options.get("sharding"), options.get("stack")
-    is_names = isinstance(names, tuple) and all(name is None or (isinstance(name, str) and name) for name in names)
-    if not (names is None or is_names or callable(names)):
-        raise TypeError(
-            f"sharding={names!r} must be a tuple with a name or None for each axis of the array, such as "
-            f'("embed", None).'
-        )
-    if not (stack is None or isinstance(stack, str) or callable(stack)):
-        raise TypeError(f'stack={stack!r} must be the name of one leading axis, such as "layers".')
+    for name, value in arguments.items():
+        default, check, *_ = OPTIONS[name]
+        if check is not None and value is not default and not check.accepts(value):
+            raise TypeError(f"{name}={short_text(value)} must be {check.text}.")
+    metadata = arguments["metadata"]
     marks: Mapping[str, bool] = _STATIC_MARKS if kind == "static" else {}
-    arguments["metadata"] = {**(arguments["metadata"] or {}), _OPTIONS_KEY: options, **marks}
-    if sys.version_info >= (3, 14):
-        arguments["doc"] = options["doc"]
+    options: dict[str, Any] = {"kind": kind, "metadata": metadata or None}
+    options |= {name: arguments.pop(name) for name in arguments.keys() - _STANDARD}
+    arguments["metadata"] = {**(metadata or {}), _OPTIONS_KEY: options, **marks}
     return dataclasses.field(**arguments)
 
 
@@ -99,56 +136,6 @@ def options_of(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
             if bool(metadata.get(mark, not value)) is value:
                 return {**options, "kind": "static"}
     return options
-
-
-def specifier_in_annotation(annotation: Any, cls: type[Any]) -> str | None:
-    """The specifier in an annotation in the body of `cls`, as in `Annotated[int, static()]`; None without one."""
-    if isinstance(annotation, str):
-        if "=" in annotation.partition("[")[0]:  # `n: "int = static()"`
-            annotation = annotation.partition("=")[2].strip()
-        with contextlib.suppress(Exception):  # a forward reference, or a name imported only for checkers
-            annotation = eval(annotation, vars(sys.modules[cls.__module__]), dict(vars(cls)))  # noqa: S307
-    return specifier_in(annotation)
-
-
-def specifier_in(value: Any) -> str | None:
-    """The name of a specifier, found as a function, its result, or another library's `Static[...]`; None otherwise."""
-    if type(value) is dataclasses.Field:
-        return specifier_name(options_of(value).get("kind", "child"))
-    if isinstance(value, types.FunctionType) and value in _SPECIFIERS:
-        return value.__name__
-    if isinstance(value, str) and value in _MARKS_IN_ANNOTATIONS:
-        return "static"
-    return next(filter(None, map(specifier_in, typing.get_args(value))), None)
-
-
-def specifier_name(kind: str) -> str:
-    """The name of the specifier that declares a field of this kind."""
-    return "field" if kind == "child" else kind
-
-
-def specifier_text(kind: str, arguments: Mapping[str, Any]) -> str:
-    """The call of a specifier as a user writes it: `static(default=3)`, with dots in place of a function."""
-    shown = [f"{name}={'...' if callable(value) else short_text(value)}" for name, value in arguments.items()]
-    return f"{specifier_name(kind)}({', '.join(shown)})"
-
-
-def defaults_of(field: Any) -> dict[str, Any]:
-    """The default or the factory of a field, by the name of the option; empty if it has neither."""
-    options = {name: getattr(field, name) for name in ("default", "default_factory")}
-    return {name: value for name, value in options.items() if value is not MISSING}
-
-
-def options_to_repeat(field: Any) -> dict[str, Any]:
-    """The options of a field's specifier that differ from the default, which a subclass has to repeat."""
-    options = {"converter": None, "sharding": None, "stack": None, "identity": False, "local": False}
-    options |= {"init": True, "repr": True}
-    changed = {name: getattr(field, name) for name, default in options.items() if getattr(field, name) is not default}
-    if not field.equal:
-        changed["compare"] = False
-    if field.hash is not field.equal:
-        changed["hash"] = field.hash
-    return changed
 
 
 def _reject_marks(specifier: Any) -> Any:
@@ -292,4 +279,4 @@ def buffer(
     return _specify("buffer", locals())
 
 
-_SPECIFIERS: tuple[Any, ...] = (field, static, buffer, dataclasses.field)
+SPECIFIERS: tuple[Any, ...] = (field, static, buffer, dataclasses.field)

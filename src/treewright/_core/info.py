@@ -1,14 +1,26 @@
 """`NodeInfo` and `FieldInfo`: the description of a node class and its fields that all other modules read."""
 
 import dataclasses
-import pickle
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
-from treewright._base.functions import is_pickled_by
-from treewright._base.text import text_with_class
 from treewright._core.fields import FieldKind, Sharding, Stack
+from treewright._core.rules import note
+from treewright._core.rules.declarations import call_for_field
 from treewright._core.statics import StaticTable
+
+FLAT_FORM_NAME = "_node"
+
+
+class Draft(NamedTuple):
+    """A class that is becoming a node class: the body that the user wrote, and the inherited attributes."""
+
+    cls: Any
+    options: Mapping[str, bool]
+    is_module: bool
+    annotations: Mapping[str, Any]  # annotations in this class body, without inherited ones
+    body: Mapping[str, Any]
+    inherited: Mapping[str, Any]  # attributes of the bases in MRO order, without calling descriptors
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -21,7 +33,7 @@ class FieldInfo:
     init: bool
     repr: bool
     hash: bool
-    equal: bool
+    compare: bool
     kw_only: bool
     default: Any
     default_factory: Any
@@ -32,6 +44,7 @@ class FieldInfo:
     stack: Stack | None = None
     local: bool = False
     doc: str | None = None
+    metadata: Mapping[Any, Any] | None = None
     is_plain: bool = False  # declared without a specifier
     is_static: bool = False  # stored in `aux_data`
     set_only_in_post_init: bool = False  # neither a parameter nor a default
@@ -45,8 +58,7 @@ class FieldInfo:
         try:
             return getattr(self, function)(*arguments)
         except Exception as error:
-            values = "".join([f", called with {text_with_class(value)}" for value in arguments])
-            error.add_note(f"Raised by the {function} of {cls.__qualname__}.{self.name}{values}.")
+            note([call_for_field], error, f"{function} of {cls.__qualname__}.{self.name}", *arguments)
             raise
 
     def value_in(self, pair: tuple[Any, Any]) -> Any:
@@ -72,23 +84,8 @@ class NodeInfo:
     init_vars: dict[str, Any]  # the default of each, or MISSING
     unfinished: Any  # the value of `_node` until an instance is sealed
     slots: tuple[str, ...]  # slots of bases that are not nodes; their values would be lost
-    restore_class: Callable[["NodeInfo"], None]  # restores the views and methods that a tool replaced
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        reject_dill(self.cls)
-        return object.__reduce_ex__(self, protocol)
-
-
-def reject_dill(cls: type[Any]) -> None:
-    """Raise if dill pickles a class by value, which it does where `pickle` could not import the class.
-
-    Dill needs the attributes of a class before the class, and those of a node class refer to it.
-    """
-    if is_pickled_by("dill"):
-        raise pickle.PicklingError(
-            f"dill can't pickle the node class {cls.__qualname__}, which is defined in __main__ or in a function. Use "
-            f"cloudpickle.dumps(...), or define the class in a module."
-        )
+    restore_class: Callable[["NodeInfo"], None]  # these two repair the class after a tool changed it
+    restore_init: Callable[[type[Any]], None]
 
 
 def info_of(node_or_class: Any) -> NodeInfo:

@@ -35,8 +35,9 @@ from typing_extensions import Format, get_annotations
 
 from treewright._base.text import annotation_text
 from treewright._core.fields import MISSING
-from treewright._core.info import FieldInfo, NodeInfo
-from treewright._core.instance import FLAT_FORM_NAME, assign, check, run_init
+from treewright._core.info import FLAT_FORM_NAME, FieldInfo, NodeInfo
+from treewright._core.instance import assign, check, run_init
+from treewright._core.rules import fields as rules
 from treewright.errors import NodeDefinitionError
 
 _NAMES_MAY_BE_UNKNOWN: Any = {"annotation_format": Format.FORWARDREF} if sys.version_info >= (3, 14) else {}
@@ -53,9 +54,7 @@ def make_init(info: NodeInfo, arguments: Sequence[FieldInfo]) -> Callable[..., N
     helpers: dict[str, Any] = {"__factory__": FACTORY, "__build__": run_init, "__assign__": assign}
     for argument in arguments:
         if not argument.name.isidentifier() or keyword.iskeyword(argument.name):
-            raise NodeDefinitionError(
-                f"{cls.__qualname__} has a field named {argument.name!r}, which is not an identifier. Rename it."
-            )
+            raise NodeDefinitionError(rules.no_identifier(cls, argument.name))
     me = "__self__" if "self" in info.by_name or "self" in info.init_vars else "self"
     header = f"  def __init__({', '.join([me, *_parameters(cls, arguments, helpers)])}):"
     body = "\n    ".join([header, *_body(info, me, helpers)])
@@ -103,10 +102,7 @@ def _parameters(cls: type[Any], arguments: Sequence[FieldInfo], helpers: dict[st
         if parameter != name:
             with_default = name
         elif with_default is not None:
-            raise NodeDefinitionError(
-                f"{cls.__qualname__}: non-default argument {name!r} follows default argument {with_default!r}. Add a "
-                f"default to {name}, or make it keyword-only: field(kw_only=True)."
-            )
+            raise NodeDefinitionError(rules.default_before(cls, name, with_default))
     return [*positional, "*", *by_keyword] if by_keyword else positional
 
 

@@ -1,4 +1,4 @@
-"""Node instances: storage, attribute access, construction, `replace`.
+"""Node instances: storage, attribute access, construction.
 
 An instance stores exactly what `tree_flatten` returns, in one attribute: `_node = (children, statics)`. Until its
 `__init__` returns, `_node` is an `Unfinished` and the values are in the instance's `__dict__`.
@@ -7,35 +7,22 @@ An instance stores exactly what `tree_flatten` returns, in one attribute: `_node
 import dataclasses
 import functools
 import operator
-import traceback
-import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from sys import getrefcount
-from typing import Any, TypeVar
+from typing import Any
 
-from treewright._base.functions import earlier_class_hint, is_cached_property
 from treewright._base.jax_private import jax_trees
-from treewright._base.text import (
-    annotation_text,
-    class_name,
-    did_you_mean,
-    is_node_class,
-    with_article,
-    with_close_matches,
-)
-from treewright._core.field_checks import check_fields
+from treewright._base.text import is_node_class
 from treewright._core.fields import MISSING
-from treewright._core.info import FieldInfo, NodeInfo, info_of
+from treewright._core.info import FLAT_FORM_NAME, FieldInfo, NodeInfo, info_of
 from treewright._core.keys import reaches
+from treewright._core.rules import instances as rules
+from treewright._core.rules import note, reject
+from treewright._core.rules.children import check_fields
 from treewright._core.statics import Statics
-from treewright.errors import ChildWarning, NodeDefinitionError, NodeInitError, UnfinishedNodeError, warn_user
+from treewright.errors import NodeDefinitionError, NodeInitError, UnfinishedNodeError
 
-FLAT_FORM_NAME = "_node"
 FlatForm = tuple[tuple[Any, ...], Statics]
-
-T = TypeVar("T")
-
-_SETTINGS = frozenset({types.NoneType, bool, int, str})  # what a spec holds where its nodes have arrays
 
 _new: Any = object.__new__
 _read = object.__getattribute__
@@ -72,17 +59,8 @@ def raw_form(node: Any) -> FlatForm | Unfinished:
     except AttributeError:
         cls = type(node)
         reject_undecorated(cls)
-        why = f"no __init__ has run. Create it by calling the class: {cls.__qualname__}(...)"
-        if cls.__init__ is object.__init__:
-            why = "the class has no __init__. Remove init=False, or write an __init__"
-        elif _wrap_init_again(cls):
-            why = (
-                "its __init__ was replaced after the class was defined, for example by autoreload, so it did not "
-                f"finish the node. This is repaired now: call {cls.__qualname__}(...) again"
-            )
-        elif cls.__new__ is not _new:
-            why = f"{cls.__qualname__}.__new__ runs before __init__. Assign fields in __init__"
-        return Unfinished(cls, why)
+        info_of(cls).restore_init(cls)
+        return Unfinished(cls, rules.no_init_has_run(cls))
     return form
 
 
@@ -101,6 +79,13 @@ def from_flat_form(cls: type[Any], pair: FlatForm) -> Any:
     return node
 
 
+def begin(info: NodeInfo) -> Any:
+    """An unfinished node, whose fields can be assigned."""
+    node: Any = _new(info.cls)
+    _store(node, FLAT_FORM_NAME, info.unfinished)
+    return node
+
+
 def is_node(value: object) -> bool:
     """Whether a value is an instance of a node class."""
     return is_node_class(type(value))
@@ -108,22 +93,7 @@ def is_node(value: object) -> bool:
 
 def reject_undecorated(cls: type[Any]) -> None:
     """Raise if a subclass of a node class is not a node class itself."""
-    if "__node_info__" in vars(cls):
-        if cls.__dictoffset__:
-            return
-        raise NodeDefinitionError(
-            f"{cls.__qualname__} is a copy of a node class with slots, which have no place for the values of a node. "
-            f"Another decorator made it, such as attrs.define. Remove that decorator."
-        )
-    base = next((base.__qualname__ for base in cls.__mro__ if "__node_info__" in vars(base)), "Module")
-    problem, fix = "not decorated", f"Put @pytree_dataclass above class {cls.__name__}"
-    if hasattr(cls, FLAT_FORM_NAME):  # Module.__init_subclass__ did not run.
-        problem = "not a node class itself"
-        fix = "Call super().__init_subclass__() in every __init_subclass__ of its bases"
-    raise NodeDefinitionError(
-        f"{cls.__qualname__} is a subclass of the node class {base} but {problem}: its own fields would be lost, and "
-        f"JAX would treat its instances as leaves. {fix}."
-    )
+    reject([rules.not_a_node_class], NodeDefinitionError, cls)
 
 
 # Attributes
@@ -136,7 +106,7 @@ def set_attribute(node: Any, name: str, value: Any) -> None:
     except AttributeError:
         form = raw_form(node)
     if isinstance(form, tuple):
-        raise frozen_error(node, name, "assign to")
+        raise dataclasses.FrozenInstanceError(rules.frozen(info_of(type(node)), name, "assign to"))
     # Inlined, because a call for each `self.x = x` is measurable (benchmarks: node, own __init__).
     values = node.__dict__ if type(form) is Unfinished and not form.why else form.values_of(node)
     field: FieldInfo | None = node.__node_fields__.get(name)
@@ -150,23 +120,9 @@ def delete_attribute(node: Any, name: str) -> None:
     """Delete an attribute while the constructor runs; afterwards the node is frozen."""
     form = raw_form(node)
     if isinstance(form, tuple):
-        raise frozen_error(node, name, "delete")
+        raise dataclasses.FrozenInstanceError(rules.frozen(info_of(type(node)), name, "delete"))
     if form.values_of(node).pop(name, MISSING) is MISSING:
         raise UnfinishedNodeError(f"{type(node).__qualname__}.{name} has no value to delete yet.")
-
-
-def frozen_error(node: Any, name: str, verb: str) -> dataclasses.FrozenInstanceError:
-    """The error for assigning or deleting an attribute of a sealed node."""
-    cls, names = type(node), info_of(type(node)).by_name
-    if name not in names:
-        return dataclasses.FrozenInstanceError(
-            f"cannot {verb} {name!r}: {cls.__qualname__} has no field of this name{did_you_mean(name, names)}, and "
-            f"nodes are frozen after __init__."
-        )
-    return dataclasses.FrozenInstanceError(
-        f"cannot {verb} field {name!r} of {with_article(cls.__qualname__)}, it is frozen: use "
-        f"treewright.replace(node, {name}=...) for a changed copy, or assign in `with treewright.edit(node) as draft:`."
-    )
 
 
 # Construction
@@ -182,18 +138,6 @@ def wrap_init(init: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def _wrap_init_again(cls: type[Any]) -> bool:
-    """Wrap an `__init__` that a tool replaced: IPython's autoreload writes new code into our wrapper. False if ours."""
-    owner: Any = next(base for base in cls.__mro__ if "__init__" in vars(base))
-    init: Any = vars(owner)["__init__"]
-    if "__node_info__" not in vars(owner) or not isinstance(init, types.FunctionType) or hasattr(init, "__wrapped__"):
-        return False
-    if "__build__" in init.__code__.co_freevars:  # generated
-        return False
-    owner.__init__ = wrap_init(init)
-    return True
-
-
 def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: Any) -> object:
     """Run an `__init__`; the outermost one seals the node when it returns, or marks it as failed when it raises."""
     info: NodeInfo = node.__node_info__
@@ -202,11 +146,7 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
     except AttributeError:
         form = None
     if isinstance(form, tuple):
-        name = type(node).__qualname__
-        raise dataclasses.FrozenInstanceError(
-            f"{name}.__init__ was called on a finished {name}, but nodes are frozen. Call {name}(...) for a new one, "
-            f"or treewright.replace(node, ...) for a changed copy."
-        )
+        raise dataclasses.FrozenInstanceError(rules.init_on_finished(type(node)))
     if form is not None:
         form.values_of(node)
         return init(node, *args, **kwargs)
@@ -220,40 +160,14 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
         references = 0 if info.has_own_new else getrefcount(node)
         returned = init(node, *args, **kwargs)
         is_referenced = getrefcount(node) > references
-        _seal(node, info, is_referenced=is_referenced)
+        seal(node, info, is_referenced=is_referenced)
     except BaseException as error:
         mark_failed(node, error)
-        _explain_call(node, error)
+        note(rules.CONSTRUCTOR, error, node)
         raise
     if info.checks or info.table.to_check:
         check(node)
     return returned
-
-
-def _explain_call(node: Any, error: BaseException) -> None:
-    """Add a note to Python's error for arguments that an `__init__` does not take."""
-    cls, frames = type(node), [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    writer = cls.__init__.__qualname__
-    is_inherited = writer != f"{cls.__qualname__}.__init__"
-    if type(error) is TypeError and len(frames) == 1 and is_inherited:  # raised by the call itself
-        error.add_note(
-            f"{cls.__qualname__} inherits {writer}, so its fields are not parameters. Type checkers expect them to be, "
-            f"unless you write class {cls.__name__}(..., init=False)."
-        )
-    # Python's error if an `__init__` passed arguments on and no class after it has an `__init__`.
-    if type(error) is not TypeError or not str(error).startswith("object.__init__() takes exactly one argument"):
-        return
-    code, caller = frames[-1].f_code, frames[-1].f_locals
-    if not code.co_varnames or caller.get(code.co_varnames[0]) is not node:  # the `__init__` of another object
-        return
-    name = next(iter(info_of(cls).by_name), "x")
-    fix = f"Assign them in {code.co_qualname}: self.{name} = ..."
-    if is_inherited:
-        fix = f"Write an __init__ in {cls.__qualname__} that assigns them: self.{name} = ..."
-    error.add_note(
-        f"{code.co_qualname} called super().__init__(...) with arguments, but no other class has an __init__, and "
-        f"neither Module nor object assigns fields. {fix}"
-    )
 
 
 def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
@@ -264,7 +178,7 @@ def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None
         run_post_init(node, post_init)
 
 
-def _seal(node: Any, info: NodeInfo, *, is_referenced: bool, before: Statics | None = None) -> None:
+def seal(node: Any, info: NodeInfo, *, is_referenced: bool, before: Statics | None = None) -> None:
     """Check the assigned values and store the flat form; with the statics of `before` if all their values are kept."""
     pending, table = node.__dict__, info.table
     if not info.by_name.keys() <= pending.keys() or len(pending) > len(info.fields) + (FLAT_FORM_NAME in pending):
@@ -273,17 +187,10 @@ def _seal(node: Any, info: NodeInfo, *, is_referenced: bool, before: Statics | N
     if is_referenced:
         for name, child in zip(table.children, children, strict=True):
             if _contains(child, node):
-                raise NodeInitError(
-                    f"{info.cls.__qualname__}.{name} is the node itself, one of its methods, or a function that "
-                    f"captured it, so the node would contain itself. Write a method, and look it up where you call it."
-                )
+                raise NodeInitError(rules.contains_itself(info.cls, name))
     for slot in info.slots:
         if getattr(node, slot, MISSING) is not MISSING:
-            cls = info.cls.__qualname__
-            raise NodeInitError(
-                f"{cls}.{slot} was assigned, but it is a slot of a base class, not a field: flattening would lose it. "
-                f"Declare it in {cls} ({slot}: ...)."
-            )
+            raise NodeInitError(rules.slot_of_base(info.cls, slot))
     values = tuple([pending[name] for name in table.names])
     # Not only faster: keys may have changed since, because optax's cosine schedule assigns to a captured variable.
     is_same = before is not None and all(map(operator.is_, values, before.values))
@@ -308,24 +215,7 @@ def _complete(info: NodeInfo, pending: dict[str, Any]) -> None:
             pending[field.name] = field.convert(field.default, info.cls)
         elif field.name not in pending and field.default_factory is not MISSING:
             pending[field.name] = field.convert(field.call("default_factory", info.cls), info.cls)
-    missing = [name for name in info.by_name if name not in pending]
-    # Values of a cached_property were computed from an unfinished node: drop them.
-    others = pending.keys() - {*info.by_name, FLAT_FORM_NAME}
-    undeclared = [name for name in pending if name in others and not is_cached_property(info.cls, name)]
-    cls = info.cls.__qualname__
-    method = f"{cls}.__post_init__" if info.runs_post_init else info.cls.__init__.__qualname__
-    problems = [f"did not set {', '.join(missing)}"] if missing else []
-    fixes = [f"Set every field in {method.rpartition('.')[2]}."] if missing else []
-    if missing and method.rpartition(".")[0] != cls:
-        method += f", which {cls} inherits,"
-        class_line = f"class {info.cls.__name__}(..., init=False)"
-        fixes = [f"Write an __init__ in {cls}. Or declare defaults and, for type checkers, write {class_line}."]
-    if undeclared:
-        not_fields = "which is not a field" if len(undeclared) == 1 else "which are not fields"
-        problems.append(f"set {with_close_matches(undeclared, info.by_name)}, {not_fields}")
-        fixes.append(f"Declare new fields in the class body ({undeclared[0]}: ...).")
-    if problems:
-        raise NodeInitError(f"{method} {', and '.join(problems)}. {' '.join(fixes)}")
+    reject([rules.incomplete], NodeInitError, info, pending)
 
 
 def check(node: Any, *, is_copy: bool = False) -> None:
@@ -334,27 +224,15 @@ def check(node: Any, *, is_copy: bool = False) -> None:
     try:
         if info.table.to_check:
             info.restore_class(info)
+            info.table.to_check = max(info.table.to_check - 1, 0)
             check_fields(node)
         for own_check in info.checks:
             reject_returned(own_check(node), info.cls, "__check_init__", "Raise an error for an invalid instance")
     except BaseException as error:
         if is_copy:
-            _explain_spec(node, error)
+            note(rules.COPY, error, node)
         mark_failed(node, error)
         raise
-
-
-def _explain_spec(node: Any, error: BaseException) -> None:
-    """Add a note if a changed copy looks like a spec, with one setting in the place of each array."""
-    children, _ = flat_form(node)
-    for field, child in zip(info_of(node).children, children, strict=True):
-        annotation = annotation_text(field.type, type(node))
-        if type(child) in _SETTINGS and "rray" in annotation and not (child is None and "None" in annotation):
-            error.add_note(
-                f"{type(node).__qualname__}.{field.name} = {child!r} is not an array. For a spec, such as in_axes or a "
-                f"mask, use treewright.spec_like(node, ...), which runs no checks."
-            )
-            return
 
 
 def reject_returned(value: object, cls: type[Any], hook: str, instead: str) -> None:
@@ -377,129 +255,3 @@ def mark_failed(node: Any, error: BaseException) -> None:
         message = "..."
     why = f"its __init__ raised {type(error).__name__}({message}), so it has no fields to use"
     _store(node, FLAT_FORM_NAME, Unfinished(type(node), why))
-
-
-# Changed copies
-
-
-def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
-    """A copy with different values in some fields. Converters and checks run, but no constructor."""
-    info, (children, statics) = info_of(node), flat_form(node)
-    if not changes.keys() <= info.by_name.keys():
-        raise _unknown_fields(info, changes, info.by_name)
-    new_children, new_statics = list(children), list(statics.values)
-    for name, value in changes.items():
-        field = info.by_name[name]
-        (new_statics if field.is_static else new_children)[field.index] = field.convert(value, info.cls)
-    if any(map(operator.is_not, new_statics, statics.values)):
-        statics = info.table.intern(tuple(new_statics))
-    copy = from_flat_form(type(node), (tuple(new_children), statics))
-    if changes and info.checks:
-        check(copy, is_copy=True)
-    return copy
-
-
-def with_post_init(node: Any, changes: dict[str, Any]) -> Any:
-    """A copy with different values in some fields, for which `__post_init__` runs again.
-
-    `dataclasses.replace` also runs it, and all spellings of `replace` must agree.
-    """
-    info, pair = info_of(node), flat_form(node)
-    names = {**info.by_name, **info.init_vars}.keys()
-    if not changes.keys() <= names:
-        raise _unknown_fields(info, changes, names)
-    for name, default in info.init_vars.items():
-        if changes.get(name, default) is MISSING:
-            raise TypeError(
-                f"{info.cls.__qualname__}.__post_init__ needs {name}, an InitVar that instances do not store. Pass it: "
-                f"replace(node, {name}=..., ...). treewright.at() and edit() change fields without __post_init__."
-            )
-    variables = [changes.pop(name, default) for name, default in info.init_vars.items()]
-
-    copy = _new(type(node))
-    _store(copy, FLAT_FORM_NAME, info.unfinished)
-    try:
-        _derive(copy, info, pair, changes, variables)
-        _seal(copy, info, is_referenced=True, before=pair[1])
-    except BaseException as error:
-        mark_failed(copy, error)
-        raise
-    if info.checks or info.table.to_check:
-        check(copy)
-    return copy
-
-
-def _derive(copy: Any, info: NodeInfo, pair: FlatForm, changes: Mapping[str, Any], variables: Sequence[Any]) -> None:
-    """Assign the fields of a copy: the old values, the changes, and what `__post_init__` derives from them.
-
-    As in the constructor, a field that only `__post_init__` sets has no value before.
-    """
-    pending: dict[str, Any] = copy.__dict__
-    pending |= {field.name: field.value_in(pair) for field in info.fields if not field.set_only_in_post_init}
-    for name, value in changes.items():
-        set_attribute(copy, name, value)
-    values = {name: pending[name] for name in changes if not info.by_name[name].init}
-    run_post_init(copy, variables)
-    for name, value in values.items():
-        if pending[name] is not value:
-            raise TypeError(
-                f"{info.cls.__qualname__}.{name} is derived: __post_init__ assigned it again, so the value passed "
-                f"to replace() would be lost. Replace the fields that it is derived from, or use treewright.at("
-                f"node, lambda node: node.{name}).set(...) to change only this field, without __post_init__."
-            )
-
-
-def _unknown_fields(info: NodeInfo, changes: Iterable[str], names: Collection[str]) -> TypeError:
-    wrong = [name for name in changes if name not in names]
-    return TypeError(
-        f"{info.cls.__qualname__} has no field {with_close_matches(wrong, names)}. "
-        f"Its fields: {', '.join(names) or 'none'}.{earlier_class_hint(info.cls)}"
-    )
-
-
-def replace(node: T, /, **changes: Any) -> T:
-    """A copy of `node` with some fields replaced; everything else is shared, not copied.
-
-    Converters and `__check_init__` run. If the class has a generated constructor and a `__post_init__`, that runs
-    too and recomputes derived fields, as with `dataclasses.replace`. A custom `__init__` does not run. To change
-    one value without recomputing derived fields, use `treewright.at`. Changing a static changes the treedef, so
-    jitted functions retrace.
-
-    Args:
-        node: An instance of a node class.
-        **changes: New values by field name, including statics and `init=False` fields. Also the `InitVar`s of
-            `__post_init__`, which are required unless they have a default.
-
-    Raises:
-        TypeError: If a name is not a field; the message lists close matches. If `__post_init__` overwrites a
-            passed value, or needs an `InitVar` that was not passed. If `node` is not a node.
-
-    Examples:
-        >>> @pytree_dataclass
-        ... class Layer:
-        ...     kernel: float
-        ...     activation: str = static(default="relu")
-        >>> replace(Layer(1.0), activation="gelu")
-        Layer(kernel=1.0, activation='gelu')
-    """
-    copy: T = replace_fields(node, changes)
-    return copy
-
-
-def replace_fields(node: Any, changes: dict[str, Any]) -> Any:
-    """The function and the method `replace`."""
-    if not is_node(node):
-        raise TypeError(
-            f"replace() needs an instance of a Module or of a class with @pytree_dataclass, "
-            f"got {with_article(class_name(node))}."
-        )
-    for name, value in changes.items():
-        if value is None and type(getattr(node, name, None)) is list:
-            warn_user(
-                f"replace() stores None in {type(node).__qualname__}.{name}, which is a list. append() and other "
-                f"methods that change a list return None. Pass a new list, [*old, new], or store None with "
-                f"treewright.at(node, '.{name}').set(None).",
-                ChildWarning,
-            )
-    make: Any = with_post_init if changes and info_of(node).runs_post_init else with_fields
-    return make(node, changes)

@@ -31,8 +31,8 @@ def exact_key(value: object, doubts: Doubts | None = None) -> Hashable:
     It adds the values that are not compared by value to `doubts`.
 
     Raises:
-        NoExactKeyError: If the value, or one inside it, is mutable, an array, a tracer, or not hashable.
-        ArraysReachedError: If it reaches a node with arrays, also inside a function.
+        NoExactKeyError: If the value, or one inside it, is mutable, an array, a tracer, or not hashable; or if it
+            reaches a node with arrays, also inside a function.
     """
     return _key(value, "field", None, [] if doubts is None else doubts)
 

@@ -10,12 +10,14 @@ import decimal
 import enum
 import fractions
 import functools
+import ipaddress
 import math
 import operator
 import pathlib
 import re
 import types
 import typing
+import uuid
 import zoneinfo
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
@@ -107,6 +109,10 @@ def _mesh_parts(mesh: Any) -> tuple[Any, ...]:
 
 JSON_TYPES = frozenset({str, int, float, bool, types.NoneType})  # JSON keeps their type and value.
 _UNIONS: tuple[Any, ...] = (type(typing.Optional[int]), types.UnionType)  # noqa: UP045  one class from Python 3.14 on
+_ADDRESSES: tuple[Any, ...] = (
+    *(ipaddress.IPv4Address, ipaddress.IPv4Network, ipaddress.IPv4Interface),
+    *(ipaddress.IPv6Address, ipaddress.IPv6Network, ipaddress.IPv6Interface),
+)
 
 # By exact class, because a subclass may have a different meaning.
 KINDS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
@@ -125,6 +131,8 @@ KINDS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
         zoneinfo.ZoneInfo: Kind("ZoneInfo", _zone_parts),
         decimal.Decimal: _by_text(decimal.Decimal),
         fractions.Fraction: Kind("Fraction", fractions.Fraction.as_integer_ratio),
+        uuid.UUID: Kind("UUID", lambda value: (value.int,) if value.is_safe is uuid.SafeUUID.unknown else None),
+        **{cls: _by_text(cls) for cls in _ADDRESSES},
         re.Pattern: Kind("Pattern", lambda value: (value.pattern, value.flags)),
         types.GenericAlias: Kind(
             "GenericAlias", lambda alias: None if alias.__unpacked__ else (alias.__origin__, *alias.__args__)

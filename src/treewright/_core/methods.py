@@ -1,12 +1,8 @@
-"""Methods of every node, such as `==`, `copy` and `tree_flatten`; and a Module's bound methods, which are pytrees."""
+"""Methods of every node, such as `==`, `copy` and `tree_flatten`."""
 
 import copy as copying
 import functools
-import inspect
-import sys
-import types
-import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Any
 
@@ -14,24 +10,22 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._base.functions import NodeMethod
-from treewright._base.jax_private import GetAttrKey, Path, jax_trees, numbers_of, path_text
-from treewright._base.text import array_text, is_node_class, node_repr, short_text, text, with_article
-from treewright._core.field_checks import MAX_CHECKED_NODES, NoExactKeyError, add_static_hint
-from treewright._core.field_views import restore_views
-from treewright._core.info import FieldInfo, NodeInfo, info_of
+from treewright._base.jax_private import Path, jax_trees, numbers_of, path_text
+from treewright._base.text import is_node_class, node_repr
+from treewright._core.copies import replace_fields
+from treewright._core.info import FLAT_FORM_NAME, FieldInfo, info_of
 from treewright._core.instance import (
-    FLAT_FORM_NAME,
     delete_attribute,
     flat_form,
     from_flat_form,
     is_node,
-    replace_fields,
     set_attribute,
 )
 from treewright._core.keys import compared_by_itself, exact_key
 from treewright._core.pydantic import pydantic_schema
-from treewright._core.registration import register_with_jax
+from treewright._core.rules import instances as rules
+from treewright._core.rules.files import pickle_of_other_fields
+from treewright._core.rules.statics import NoExactKeyError
 from treewright._core.statics import Statics
 from treewright.errors import TracedComparisonError
 
@@ -43,10 +37,7 @@ def tree_unflatten(cls: type[Any], aux_data: object, children: Iterable[Any]) ->
     """Rebuild a node from the second result of tree_flatten and any children, without a constructor or check."""
     values, names = tuple(children), info_of(cls).table.children
     if not isinstance(aux_data, Statics) or aux_data.table is not info_of(cls).table:
-        raise TypeError(
-            f"{cls.__qualname__}.tree_unflatten needs the aux_data of {with_article(cls.__qualname__)}, got "
-            f"{short_text(aux_data)}. Pass the aux_data that tree_flatten() of an instance returns."
-        )
+        raise TypeError(rules.wrong_aux_data(cls, aux_data))
     if len(values) != len(names):
         raise ValueError(f"{cls.__qualname__} has {len(names)} children, {', '.join(names)}, got {len(values)}.")
     return from_flat_form(cls, (values, aux_data))
@@ -67,9 +58,9 @@ def equal(self: Any, other: object) -> Any:
     info, (children, statics), (others, other_statics) = info_of(self), flat_form(self), flat_form(other)
     if statics is not other_statics:
         pairs = zip(info.statics, statics.keys, other_statics.keys, strict=True)
-        if any(field.equal and key != other_key for field, key, other_key in pairs):
+        if any(field.compare and key != other_key for field, key, other_key in pairs):
             return False
-    compared = [field for field in info.children if field.equal and children[field.index] is not others[field.index]]
+    compared = [field for field in info.children if field.compare and children[field.index] is not others[field.index]]
     left, right = ([side[field.index] for field in compared] for side in (children, others))
     leaves, treedef = jax_trees.tree_flatten(left, is_leaf=_compares_itself)
     other_leaves, other_treedef = jax_trees.tree_flatten(right, is_leaf=_compares_itself)
@@ -88,7 +79,7 @@ def equal(self: Any, other: object) -> Any:
 def _compares_itself(value: Any) -> bool:
     """Whether a value is a node with a custom `==`, or with fields that `==` ignores."""
     cls: Any = type(value)
-    return is_node_class(cls) and (cls.__eq__ is not equal or not all(field.equal for field in info_of(cls).fields))
+    return is_node_class(cls) and (cls.__eq__ is not equal or not all(field.compare for field in info_of(cls).fields))
 
 
 def _path_text(path: Path, fields: list[FieldInfo], cls: type[Any]) -> str:
@@ -111,10 +102,7 @@ def leaves_equal(left: Any, right: Any, place: Callable[[], str]) -> bool:
     if not both or left.shape != right.shape or left.dtype != right.dtype:
         return False
     if any(isinstance(leaf, Tracer) for leaf in (left, right)):
-        raise TracedComparisonError(
-            f"{place()} is traced, so == has no value to compare and can't return a bool. Compare outside jit, or "
-            f"compare the arrays themselves with jnp.array_equal."
-        )
+        raise TracedComparisonError(rules.traced_comparison(place()))
     a, b = numbers_of(left), numbers_of(right)
     if a.dtype == object:
         return all(leaves_equal(x, y, place) for x, y in zip(a.flat, b.flat, strict=True))
@@ -158,26 +146,8 @@ def _unhashable(node: Any, children: tuple[Any, ...], fields: list[FieldInfo]) -
         try:
             hash(_hashed_as(leaf))
         except TypeError:
-            array = array_text(leaf)
-            kind = with_article(type(leaf).__name__) if array is None else f"an array, {array}"
-            hint = (
-                " To pass it as a function to jit, checkpoint, scan, fori_loop, while_loop, cond, switch or a "
-                "callback, pass its method: node.__call__."
-            )
-            return TypeError(
-                f"unhashable type {cls.__qualname__!r}: {_path_text(path, fields, cls)} is {kind}. A traced argument "
-                f"of a jitted function needs no hash; a static argument or dict key does, and then every child must be "
-                f"hashable.{hint if callable(node) and _is_hashed_by_jax() else ''}"
-            )
+            return TypeError(rules.unhashable_child(node, _path_text(path, fields, cls), leaf))
     return None
-
-
-def _is_hashed_by_jax() -> bool:
-    """Whether JAX's Python code hashes a node, which it takes for a function. It hashes static arguments in C."""
-    frame: types.FrameType | None = sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__") in {__name__, weakref.__name__, functools.__name__}:
-        frame = frame.f_back
-    return frame is not None and str(frame.f_globals.get("__name__")).startswith("jax.")
 
 
 # Copies and pickles
@@ -211,13 +181,10 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
     info: Any = getattr(type(self), "__node_info__", None)
     table = statics.table if info is None else info.table
     if info is not None and table.to_check:
-        restore_class(info)  # cloudpickle restores methods as functions
+        info.restore_class(info)  # cloudpickle restores methods as functions
     if statics.table is not table or {*children} != {*table.children}:
-        raise TypeError(
-            f"The pickle contains the fields {', '.join((*children, *statics.table.names)) or 'none'} of "
-            f"{type(self).__qualname__}, which now has {', '.join((*table.children, *table.names)) or 'none'}. It was "
-            f"written by a different version of the class. Load it with that version, or recreate the object."
-        )
+        written, names = (*children, *statics.table.names), (*table.children, *table.names)
+        raise TypeError(pickle_of_other_fields(type(self), written, names))
     _store(self, FLAT_FORM_NAME, (tuple([children[name] for name in table.children]), statics))
 
 
@@ -247,143 +214,3 @@ for _name, _method in {**NODE_METHODS, "replace": replace_method}.items():
     _function: Any = getattr(_method, "__func__", _method)
     _function.__name__ = _name  # `help` prints it. `__qualname__` remains the name under which pickles find it.
     _function.__no_type_check__ = True  # `==` recognises our functions, so beartype must not wrap them.
-
-
-# Methods of a Module
-
-
-def _forward(name: str) -> Any:
-    """An attribute of a method that is its function's attribute."""
-    return property(lambda method: getattr(method.function, name))
-
-
-_FUNCTION_ATTRIBUTES = (
-    *("__code__", "__closure__", "__defaults__", "__kwdefaults__", "__globals__", "__builtins__", "__annotations__"),
-    *("__annotate__", "__type_params__", "__dict__", "__doc__", "__wrapped__", "__isabstractmethod__"),
-)
-
-
-class ModuleMethod:
-    """The descriptor of a `Module`'s method: returns the function on the class, a `BoundMethod` on an instance.
-
-    Otherwise it is a proxy of the function, also for `isinstance`, because tools that change the methods of a class
-    look for functions in its `__dict__`: beartype and typeguard replace them, IPython's autoreload assigns `__code__`.
-    """
-
-    function: Callable[..., Any]
-    __class__ = property(lambda method: type(method.function))  # pyright: ignore[reportIncompatibleMethodOverride]
-    # `__getattr__` instead would slow down `__get__`.
-    locals().update({name: _forward(name) for name in _FUNCTION_ATTRIBUTES})
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        _store(self, "function", function)  # `__setattr__` assigns to the function.
-        for name in ("__module__", "__name__", "__qualname__"):  # pydoc and doctest read them
-            _store(self, name, getattr(function, name, None))
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is None:
-            return self.function
-        return BoundMethod(self.function, instance)
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        try:
-            setattr(self.function, name, value)
-        except ValueError as error:  # Code with other captured variables: autoreload would write into our memory.
-            raise NotImplementedError(str(error)) from error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (ModuleMethod, (self.function,))
-
-
-class BoundMethod(NodeMethod):
-    """A method of one instance. It is a pytree: the instance is its child, the function its `aux_data`.
-
-    Two methods are equal if their functions and instances are. Instances compare as exactly as statics, or by identity
-    if they contain arrays.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, function: Callable[..., Any], instance: Any) -> None:
-        self.__func__ = function
-        self.__self__ = instance
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True  # IPython and pytest hide the frame.
-        try:
-            return self.__func__(self.__self__, *args, **kwargs)
-        except TypeError as error:
-            add_static_hint(error, self.__self__)
-            raise
-
-    def __getattr__(self, name: str) -> Any:
-        # Like types.MethodType: __name__, __doc__ and the attributes of a jitted function come from the function.
-        return getattr(self.__func__, name)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(types.MethodType(self.__func__, self.__self__))
-
-    @property
-    def __doc__(self) -> str | None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.__func__.__doc__
-
-    def _identity(self) -> Hashable:
-        # `==` on the instances is too coarse: jit would share one program between 0.0 and -0.0.
-        try:
-            return exact_key(self)
-        except NoExactKeyError:
-            return self.__func__, id(self.__self__)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, BoundMethod) and self._identity() == other._identity())
-
-    def __hash__(self) -> int:
-        return hash(self._identity())
-
-    def __repr__(self) -> str:
-        return f"<method {self.__func__.__qualname__} of {text(self.__self__)}>"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (BoundMethod, (self.__func__, self.__self__))
-
-
-def restore_class(info: NodeInfo) -> None:
-    """Before the first node, restore the views and methods that a tool replaced by plain properties or functions.
-
-    Tools such as beartype do so when the class statement ends. Without a metaclass, nothing runs then. When autoreload
-    changes a class, its next node is the first with the new `NodeInfo`.
-    """
-    if info.table.to_check < MAX_CHECKED_NODES:
-        return
-    restore_views(info)
-    for base in info.cls.__mro__:
-        if "__node_info__" in vars(base):
-            wrap_methods(base)
-
-
-def wrap_methods(cls: type[Any]) -> None:
-    """Wrap the methods of a Module, jitted or not, so that bound methods are pytrees."""
-    if not hasattr(cls, FLAT_FORM_NAME):  # a decorated class
-        return
-    for name, value in list(vars(cls).items()):
-        is_special = name.startswith("__") and name.endswith("__") and name != "__call__"
-        if is_special or name in NODE_METHODS or type(value) is ModuleMethod:
-            continue
-        method: Any = value
-        is_wrapper = callable(value) and isinstance(getattr(value, "__wrapped__", None), types.FunctionType)
-        is_descriptor = hasattr(type(value), "__get__") and not isinstance(value, staticmethod | classmethod)
-        if isinstance(value, types.FunctionType) or (is_wrapper and is_descriptor):
-            setattr(cls, name, ModuleMethod(method))
-
-
-_SELF_KEY: Any = GetAttrKey("__self__")
-register_with_jax(
-    BoundMethod,
-    lambda method: (((_SELF_KEY, method.__self__),), method.__func__),
-    lambda function, children: BoundMethod(function, *children),
-    lambda method: ((method.__self__,), method.__func__),
-)

@@ -4,34 +4,32 @@ It is the `aux_data` of the node. `jit` compares it on every call. Because equal
 Python code.
 """
 
+import collections
 import dataclasses
 import enum
-import functools
 import itertools
 import operator
-import pickle
-import pkgutil
 import threading
-import types
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Self
 
-from treewright._base.functions import CONSTANTS, import_path, is_pickled_by
+import numpy as np
+
+from treewright._base.functions import CONSTANTS, import_path, library_of
 from treewright._base.jax_private import GetAttrKey
-from treewright._base.text import short_text, text
+from treewright._base.text import text
 from treewright._core.comparison import Holder, Unchanged
-from treewright._core.field_checks import (
-    MAX_CHECKED_NODES,
-    NoExactKeyError,
-    can_change_in_place,
-    doubt_text,
-    nested_too_deeply,
-    rejection,
-)
 from treewright._core.keys import Doubts, compared_by_itself, exact_key, identity_key, watched_below
-from treewright._core.kinds import kind_of, partial_parts, with_parts
-from treewright.errors import StaticWarning, warn_user
+from treewright._core.mutable import is_doubtful
+from treewright._core.pickles import portable
+from treewright._core.rules import warn
+from treewright._core.rules.statics import CHANGING, NoExactKeyError, nested_too_deeply, static_field_error
+from treewright.errors import StaticWarning
+
+MAX_KEPT = 64  # statics of one class that are kept without a node
+_MAX_LENGTH = 1000  # of a string or tuple in them
+MAX_CHECKED_NODES = 64  # Checking all nodes of a class makes those with 8 children 20 % slower to create.
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -68,7 +66,7 @@ class Statics:
 
     def __reduce__(self) -> tuple[Any, ...]:
         cls, names = self.table.owner.__qualname__, self.table.names
-        values = [_portable(value, f"{cls}.{name}") for name, value in zip(names, self.values, strict=True)]
+        values = [portable(value, f"{cls}.{name}") for name, value in zip(names, self.values, strict=True)]
         return (interned, (self.table, names, tuple(values)))
 
 
@@ -97,7 +95,11 @@ class StaticTable:
 
     `in_use` finds them by their keys. `by_value` finds most of them without computing a key: its own keys are
     `(*types, *values)`, for combinations in which type and `==` are exact. The generated `__init__` reads it directly.
-    `by_id` finds objects that came twice, unless their keys may change.
+    `by_id` finds objects that came twice, unless their keys may change, and constants.
+
+    Without an equal node, a node would build the key of its statics again, in ten times as long (benchmarks: node). So
+    the last statics that contain only constants are kept alive; those with an object of the user's live as long as
+    their nodes.
     """
 
     owner: type[Any]
@@ -112,6 +114,7 @@ class StaticTable:
         self.by_value: dict[Hashable, weakref.ref[Statics]] = {}
         self.by_id: dict[Hashable, weakref.ref[Statics]] = {}
         self.in_use: dict[_Entry, _Entry] = {}
+        self._kept: collections.deque[Statics] = collections.deque(maxlen=MAX_KEPT)
         self._doubted: weakref.WeakSet[type[Any]] = weakref.WeakSet()  # classes of values with a warning
         # Reentrant, because the garbage collector or a user's `__eq__` may run while it is locked.
         self._lock = threading.RLock()
@@ -141,8 +144,14 @@ class StaticTable:
             while statics is None:  # Another thread may free equal statics at this moment.
                 statics = self.in_use.setdefault(entry, entry)()
             if statics is new:
+                is_constant = all(map(_is_constant, values))
                 if all(map(_can_find_by_value, values, keys)):
                     self._remember(self.by_value, (*map(type, values), *values), statics)
+                elif is_constant:
+                    statics.watched = ()
+                    self._remember(self.by_id, tuple(map(id, values)), statics)
+                if is_constant:
+                    self._kept.append(statics)
             elif statics.watched is None and all(map(operator.is_, values, statics.values)):
                 watched = list(map(watched_below, values, keys))
                 statics.watched = tuple(itertools.chain(*filter(None, watched)))
@@ -171,17 +180,17 @@ class StaticTable:
             except NoExactKeyError as problem:
                 problems[name] = problem
             except RecursionError:
-                problems[name] = nested_too_deeply(value)
+                problems[name] = NoExactKeyError(value, nested_too_deeply)
             while doubts and not problems:
                 self._doubt(name, value, *doubts.pop())
         if problems:
-            raise rejection(self.owner, dict(zip(self.names, values, strict=True)), problems)
+            raise static_field_error(self.owner, dict(zip(self.names, values, strict=True)), problems)
         return tuple(keys)
 
     def _doubt(self, name: str, value: Any, changing: Any, holder: Holder) -> None:
         """Warn about a mutable object that may be meant as a constant, once for each class."""
-        if type(changing) not in self._doubted and can_change_in_place(changing, holder):
-            warn_user(doubt_text(self.owner, name, value, changing), StaticWarning)
+        if type(changing) not in self._doubted and is_doubtful(changing, holder):
+            warn(CHANGING, StaticWarning, self.owner, name, value, changing)
             self._doubted.add(type(changing))  # not if the warning was an error, which must come again
 
     def _remember(self, table: dict[Hashable, weakref.ref[Statics]], key: Hashable, statics: Statics) -> None:
@@ -208,7 +217,17 @@ def _can_find_by_value(value: Any, key: Any) -> bool:
     return is_exact and callable(value) and import_path(value) is not None
 
 
-# Pickles. Functions that `pickle` rejects, such as jitted and numpy functions, are replaced by their import paths
+def _is_constant(value: Any) -> bool:
+    """Whether a value is small, can't change and holds nothing of the user's: a number, or a library's function."""
+    cls = type(value)
+    if cls is str or cls is bytes:
+        return len(value) <= _MAX_LENGTH
+    if cls is tuple:
+        return len(value) <= _MAX_LENGTH and all(map(_is_constant, value))
+    return cls in CONSTANTS or (isinstance(value, np.dtype) and value.isbuiltin == 1) or library_of(value) != ""
+
+
+# Pickles
 
 
 def table_of(
@@ -226,41 +245,3 @@ def interned(table: StaticTable, names: tuple[str, ...], values: tuple[Any, ...]
     """The statics of a class with these values, by name."""
     by_name = dict(zip(names, values, strict=True))
     return table.intern_by_key(tuple(by_name[name] for name in table.names))
-
-
-class Recipe:
-    """Replaces a value in a pickle: the call that returns the value when the pickle is read."""
-
-    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self.call = (function, arguments)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.call
-
-
-def _portable(value: Any, full_name: str) -> Any:
-    """A copy of a value in which recipes replace the functions that `pickle` rejects.
-
-    Raises:
-        PicklingError: If it contains a function without an import path, and the pickler finds functions by name.
-    """
-    cls = type(value)
-    if cls is functools.partial:  # A partial can't be built with a recipe as its function.
-        parts = partial_parts(value)
-        return value if parts is None else Recipe(_partial_of, *[_portable(part, full_name) for part in parts])
-    if kind_of(cls) is not None:
-        return with_parts(value, lambda part: _portable(part, full_name))
-    path = import_path(value) if callable(value) else None
-    if path is not None:
-        plain = isinstance(value, type | types.FunctionType) or path[0] == "__main__"
-        return value if plain else Recipe(pkgutil.resolve_name, ":".join(path))
-    if isinstance(value, types.FunctionType) and not is_pickled_by("cloudpickle", "dill"):
-        raise pickle.PicklingError(
-            f"{full_name} holds {short_text(value)}, a function that pickle can't find by its name. Use "
-            f"cloudpickle.dumps(...) instead of pickle.dumps(...)."
-        )
-    return value
-
-
-def _partial_of(function: Any, args: tuple[Any, ...], keywords: tuple[Any, ...]) -> functools.partial[Any]:
-    return functools.partial(function, *args, **dict(keywords))

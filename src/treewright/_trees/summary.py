@@ -10,10 +10,11 @@ from jax.core import Tracer
 
 from treewright._base.functions import attribute_of
 from treewright._base.jax_private import Path, path_text, typeof
-from treewright._base.lines import counted, table
-from treewright._base.text import array_text, class_name, cut_text, first_names, short_text, text
+from treewright._base.text import array_text, class_name, cut_text, short_text, text
 from treewright._core import flat_form, is_node
-from treewright._trees.level import child_of, reject_classes
+from treewright._reports import counted, first_names, table
+from treewright._trees.level import reject_classes
+from treewright._trees.places import child_of
 from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of, itemsize_of
 
 _MAX_LENGTH = 40  # characters of a static or another value that is not an array

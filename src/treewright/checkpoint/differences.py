@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
-from treewright._base.lines import excerpts, first_lines
-from treewright._base.text import cut_text, first_names
+from treewright._base.text import cut_text
 from treewright._json import OF_CLASS, encoded_text
+from treewright._reports import excerpts, first_lines, first_names
 from treewright._trees.diff import ABSENT
 from treewright.checkpoint.arrays import ARRAYS, NARROWED, NUMBERS, ON_HOST, Form, jax_dtype, keeps_kind
 from treewright.checkpoint.manifest import LeafRecord, Manifest, NodeRecord, join_name, renamer

@@ -30,9 +30,9 @@ from typing import (
 
 import orbax.checkpoint as ocp
 
-from treewright._base.lines import first_lines
 from treewright._base.text import cut_text, short_text
 from treewright._processes import process_index, run_on_all_processes
+from treewright._reports import first_lines
 from treewright.checkpoint.arrays import blocks_of
 from treewright.checkpoint.file import StrPath, flush_to_disk
 from treewright.checkpoint.fit import MISSING, LoadOptions, check_options
@@ -447,11 +447,11 @@ class CheckpointManager:
         number: int | None = self._run_on_all("ranking steps", best, on_first=True)
         return number
 
-    def metrics(self, step: SupportsIndex | None = None) -> dict[str, float]:
+    def metrics(self, step: SupportsIndex = MISSING) -> dict[str, float]:
         """The metrics of a step."""
         return dict(self.manifest(step).metrics)
 
-    def items(self, step: SupportsIndex | None = None, *, process: int | None = None) -> dict[str, Any]:
+    def items(self, step: SupportsIndex = MISSING, *, process: int | None = None) -> dict[str, Any]:
         """The items of this process, or of `process`, in a step.
 
         A run that resumes with a different number of processes reads the items of each, `range(manifest.processes)`,
@@ -462,10 +462,9 @@ class CheckpointManager:
             CheckpointDamagedError: If they can't be read.
         """
         index = process_index() if process is None else process
-        items: dict[str, Any] = self._read(self._resolve_step(step), "the items", lambda f: items_of_step(f, index))
-        return items
+        return dict(self._read(self._resolve_step(step), "the items", lambda folder: items_of_step(folder, index)))
 
-    def manifest(self, step: SupportsIndex | None = None) -> Manifest:
+    def manifest(self, step: SupportsIndex = MISSING) -> Manifest:
         """The manifest of a step, after waiting for the pending save. Reads no array.
 
         Raises:
@@ -483,27 +482,27 @@ class CheckpointManager:
                 raise
             raise CheckpointError(f"Step {step} in {self.directory} was deleted while it was read.") from error
 
-    def _resolve_step(self, step: SupportsIndex | None, fix_of_tree: str = "") -> int:
+    def _resolve_step(self, step: Any, fix_of_tree: str = "") -> int:
         """The number of an existing step, by default the latest, after waiting for the pending save."""
         self._wait_and_raise()
         steps = self.all_steps()
-        number = _step_number(step, fix_of_tree) if step is not None else max(steps, default=-1)
+        number = _step_number(step, fix_of_tree) if step is not MISSING else max(steps, default=-1)
         if number in steps:
             return number
         empty = "has no steps" if self.directory.is_dir() else "does not exist"
         has = f"has only the steps {_shown(steps)}" if steps else empty
-        so = "." if step is None else f", so there is no step {number}."
-        foreign = foreign_folders(self.directory)
-        note = f" Not steps, because they contain none of a step's files: {_shown(foreign)}." if foreign else ""
-        raise CheckpointError(f"{self.directory} {has}{so}{note}")
+        so = "." if step is MISSING else f", so there is no step {number}."
+        if foreign := foreign_folders(self.directory):
+            so += f" Not steps, because they contain none of a step's files: {_shown(foreign)}."
+        raise CheckpointError(f"{self.directory} {has}{so}")
 
     # Restoring
 
     @overload
-    def restore(self, step: SupportsIndex | None = ..., *, like: T, **options: Unpack[LoadOptions]) -> T: ...
+    def restore(self, step: SupportsIndex = ..., *, like: T, **options: Unpack[LoadOptions]) -> T: ...
     @overload
-    def restore(self, step: SupportsIndex | None = ..., **options: Unpack[LoadOptions]) -> Any: ...
-    def restore(self, step: SupportsIndex | None = None, *, like: Any = MISSING, **options: Any) -> Any:
+    def restore(self, step: SupportsIndex = ..., **options: Unpack[LoadOptions]) -> Any: ...
+    def restore(self, step: SupportsIndex = MISSING, *, like: Any = MISSING, **options: Any) -> Any:
         """The tree of a step, with the structure, statics and shardings of `like`.
 
         Waits for the pending save. Each process reads its own blocks, and verifies each saved block that is entirely
@@ -587,12 +586,13 @@ getattr(threading, "_register_atexit", atexit.register)(_finish_all)  # before t
 
 def _step_number(step: Any, fix_of_tree: str = "") -> int:
     number = -1
-    if not isinstance(step, bool):
-        with contextlib.suppress(TypeError):
-            number = operator.index(step)
+    with contextlib.suppress(TypeError):
+        number = -1 if isinstance(step, bool) else operator.index(step)
     if number < 0:
-        fix = "" if isinstance(step, SupportsIndex | float | str) else f" {fix_of_tree}".rstrip()
-        raise CheckpointError(f"A step must be a non-negative integer, got {short_text(step)}.{fix}")
+        fix = fix_of_tree if not isinstance(step, SupportsIndex | float | str) else ""
+        if step is None:
+            fix = "best_step() and latest_step() return None if there is none. For the latest step, pass no step."
+        raise CheckpointError(f"A step must be a non-negative integer, got {short_text(step)}. {fix}".rstrip())
     return number
 
 

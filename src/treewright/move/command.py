@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treewright._base.lines import counted
+from treewright._reports import counted
 from treewright.errors import missing_extra
 from treewright.move.libraries import PAGES
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treewright._base.lines import counted, first_lines, table
+from treewright._reports import counted, first_lines, table
 
 if TYPE_CHECKING:
     from treewright.retrace.jax_private import Event
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--json", type=_file, metavar="FILE", help="write the report and a timeline as JSON")
     limit = "exit with status 3 if there are more retraces and recompiles, and the program succeeds"
-    parser.add_argument("--max-retraces", type=int, metavar="N", help=limit)
+    parser.add_argument("--max-retraces", type=_limit, metavar="N", help=limit)
     parser.add_argument("-m", dest="is_module", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -58,11 +58,22 @@ def main(arguments: list[str]) -> int:
     except SystemExit as end:
         if end.code not in {None, 0}:
             raise
+    except Exception as error:  # noqa: BLE001  the program's, which Python prints with the frames that run it
+        frames = _of_program(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(frames), frames)
+        return 1
     retraces = recorder.count()
     if options.max_retraces is None or retraces <= options.max_retraces:
         return 0
     sys.stderr.write(f"{counted(retraces, 'retrace')}, but --max-retraces allows {options.max_retraces}\n")
     return _TOO_MANY
+
+
+def _limit(text: str) -> int:
+    """A number of retraces."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of retraces, such as 0")
+    return int(text)
 
 
 def _file(text: str) -> Path:
@@ -97,6 +108,17 @@ def _run(program: list[str], *, is_module: bool) -> None:
         code = compile(source.read(), file, "exec", dont_inherit=True)
     sys.modules["__main__"] = module  # not restored: threads and pickles of the program use it
     exec(code, vars(module))  # noqa: S102  the user's program
+
+
+def _of_program(frames: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback from the program's first frame on."""
+    while frames is not None and frames.tb_frame.f_globals.get("__name__") in {
+        __name__,
+        "runpy",
+        "importlib._bootstrap",
+    }:
+        frames = frames.tb_next
+    return frames
 
 
 def _after_import_of_jax(begin: Callable[[], object]) -> None:

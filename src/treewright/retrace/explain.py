@@ -19,8 +19,10 @@ from treewright.retrace.jax_private import (
     can_read_calls,
     definition_of,
     frames_up_to_user,
+    goes_through,
     is_running,
     jit_call,
+    outermost_jitted,
 )
 from treewright.retrace.report import (
     ReportedEvent,
@@ -121,12 +123,16 @@ class _BlockOrDecorator:
         return function
 
     def _track(self, function: Any) -> None:
-        """Track a function for its lifetime."""
-        inner = weakref.ref(unwrap(function))
-        code = None if is_jitted(function) else getattr(unwrap(function), "__code__", None)
-        tracker = self._start(lambda call: unwrap(call.function) is inner() or is_running(code))
-        tracker.decorated = inner
-        weakref.finalize(unwrap(function), tracker.stop, stacklevel=1).atexit = False
+        """Track the calls through a jitted function, or of a function that is not jitted, as long as it exists."""
+        tracked, inner = outermost_jitted(function), unwrap(function)
+        reference = weakref.ref(tracked)
+        if tracked is inner:
+            code = getattr(inner, "__code__", None)
+            tracker = self._start(lambda call: unwrap(call.function) is reference() or is_running(code))
+        else:
+            tracker = self._start(lambda call: goes_through(call, reference()))
+        tracker.decorated = reference
+        weakref.finalize(tracked, tracker.stop, stacklevel=1).atexit = False
 
     def __enter__(self) -> None:
         self._created_at = None
@@ -148,7 +154,7 @@ class _BlockOrDecorator:
         if tracker.violations:
             note = "(The error was raised inside the block, but caught there or in a different thread.)"
             raise TooManyTracesError(f"{tracker.violations[0]}\n{note}")
-        if not isinstance(only, str) or only in tracker.traced:
+        if not isinstance(only, str) or only in tracker.traced or not tracker.traced:
             return
         hint, traced = did_you_mean(only, tracker.traced), ", ".join(sorted(tracker.traced)) or "none"
         text = (
@@ -215,7 +221,19 @@ class explain_retraces(_BlockOrDecorator):  # noqa: N801  it is used like a func
         x (shape): float32[3] -> float32[4]; axis 0: 3 -> 4
     """
 
-    def __init__(self, *, on_report: Callable[[RetraceReport], object] | None = None, only: Only = None) -> None:
+    def __init__(
+        self,
+        _misplaced: None = None,
+        /,
+        *,
+        on_report: Callable[[RetraceReport], object] | None = None,
+        only: Only = None,
+    ) -> None:
+        if _misplaced is not None:
+            raise TypeError(
+                f"explain_retraces takes no positional argument, got {short_text(_misplaced)}. Write "
+                f"@explain_retraces() above the function, or `with explain_retraces():` around the calls."
+            )
         if not (on_report is None or callable(on_report)):
             raise TypeError(f"on_report= must be a function of a RetraceReport, got {short_text(on_report)}.")
         super().__init__(only, on_report=on_report or _write_to_log)
@@ -229,9 +247,10 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
     was compiled before the block needs no trace in it, so `max_traces(0)` allows no new one. If an error is caught
     within the block, or raised in a different thread, it is raised again at the end of the block.
 
-    As a decorator, above or below `jit`, it counts the traces of that function as long as it exists. On a function that
-    is not jitted, such as a test, it counts the traces of each jitted function that it calls. Each use has its own
-    limit: `loop(max_traces(1)(step), state)`, written twice, allows one trace for each loop.
+    As a decorator above `jit`, it counts the traces of calls through that jitted function as long as it exists: jitting
+    and limiting the function again, for each trial of a sweep, begins a new count. Below `jit`, or on a function that
+    is not jitted, such as a test, it counts the traces of that function and of each jitted function that it calls. Each
+    `loop` of the function counts apart. Used again on the same object, it sets the limit anew.
 
     Args:
         limit: The maximum number of traces of each function.
@@ -241,8 +260,8 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
 
     Raises:
         TooManyTracesError: From the call that exceeds the limit; the message is the report.
-        ValueError: If a limit is negative; and at the end of a block, if no function with the name `only` was traced in
-            it, and `limit` is not 0.
+        ValueError: If a limit is negative; and at the end of a block, if other functions were traced in it, but none
+            with the name `only`, and `limit` is not 0.
         RuntimeError: If traces can't be counted in this version of JAX; from the first compilation, if compilations
             can't be counted and `recompiles` is set.
 
@@ -271,12 +290,12 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
         super().__init__(only, limit=limit, recompiles=recompiles)
 
     def _track(self, function: Any) -> None:
-        limited = (each for each in OBSERVER.owners(RetraceTracker) if each.has_limits)
-        used = next((each for each in limited if each.decorated() is unwrap(function)), None)
-        if used is None:
-            super()._track(function)
-        else:
-            used.allow(**self._options)  # JAX has one cache for both uses of the function, so they are counted together
+        tracked = outermost_jitted(function)
+        for tracker in OBSERVER.owners(RetraceTracker):
+            if tracker.has_limits and tracker.decorated is not None and tracker.decorated() is tracked:
+                tracker.limit(self._options["limit"], self._options["recompiles"])  # it is the same use
+                return
+        super()._track(function)
 
     def _start(self, concerns: Callable[[Call], bool] | None) -> RetraceTracker:
         if not can_read_calls():

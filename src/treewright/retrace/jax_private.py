@@ -19,7 +19,7 @@ import jax
 import jax.monitoring
 import numpy as np
 
-from treewright._base.jax_private import options_of, options_record, private, untyped_jax
+from treewright._base.jax_private import is_jitted, options_of, options_record, private, untyped_jax
 from treewright._contents import unwrap
 
 T = TypeVar("T")
@@ -43,6 +43,7 @@ BATCH_FRAME = "_pjit_batcher"
 # The variable in the frame of `pmap`, and the options on which a trace depends. Without it, calls of `pmap` are not
 # observed.
 PMAP = "infer_params"
+OF_PMAP = " of pmap"  # the end of the names that reports give to these options
 PMAP_SETTINGS = ("axis_name", "in_axes", "out_axes", "devices", "axis_size")
 
 # The modules in which equinox and flax call `jit` for the user. Without them, or their local variables, reports show
@@ -85,6 +86,8 @@ class Call:
     in_transformation: bool = False  # True inside `grad` or `vmap`, which trace without an event
     batch: tuple[int, ...] = ()  # the sizes of the axes that `vmap` maps over, innermost first
     is_for_program: bool = True  # False in `eval_shape` and the like, which compile nothing
+    # What the call went through: JAX's record of the jitted function, or the wrapper of equinox or flax.
+    entries: tuple[Any, ...] = ()
     # The entries of the function in jit's cache: one for each program, but two if it was also called with numpy arrays.
     count_cached: Callable[[], int] = lambda: 0
 
@@ -98,6 +101,22 @@ def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any], 
     compared = {name: options[kept] for name, kept in _COMPARED_OPTIONS.items() if kept in options}
     compared["jitted"] = jitted
     return Call(function, tuple(args), kwargs, compared, frozenset(statics))
+
+
+def outermost_jitted(function: Any) -> Any:
+    """The outermost jitted function that a wrapper or method calls; without one, the innermost function."""
+    each = function
+    while each is not None:
+        if is_jitted(each) or type(each).__module__.startswith((EQUINOX_JIT, FLAX_NNX)):
+            return each
+        each = getattr(each, "__func__", getattr(each, "__wrapped__", getattr(each, "func", None)))
+    return unwrap(function)
+
+
+def goes_through(call: Call, function: Any) -> bool:
+    """Whether a call goes through this jitted function, not only to the function that it jits."""
+    entry = getattr(function, "_jit_info", function)
+    return any(each is entry for each in call.entries)
 
 
 def definition_of(function: Any) -> tuple[str, Any]:
@@ -165,8 +184,11 @@ def _call_of_jax(frame: types.FrameType) -> Call | None:
     function, args, kwargs = names["fun"], names["args"], names["kwargs"]
     inner = options_of(function)  # a jitted function may be jitted again, as in make_jaxpr
     if inner is not None:
-        return jit_call(function.__wrapped__, args, kwargs, inner, jitted="twice")
+        call = jit_call(function.__wrapped__, args, kwargs, inner, jitted="twice")
+        call.entries = info, function._jit_info
+        return call
     call = jit_call(function, args, kwargs, options)
+    call.entries = (info,)
     call.outcome = _outcome(function, names) if is_trace else "unknown"
     call.count_cached = functools.partial(_cached, frame.f_globals.get(JIT_WRAPPER), function, info)
     return call
@@ -239,9 +261,12 @@ def _user_call(call: Call, frames: list[types.FrameType]) -> Call:
         if module == EQUINOX_JIT and "jit_wrapper" in names:
             wrapper = names["jit_wrapper"]
             is_tree = wrapper.__wrapped__ is not wrapper.__wrapped__  # equinox rebuilds it on each access
-            return Call(wrapper if is_tree else wrapper.__wrapped__, args, kwargs, fixed_numbers=True)
+            function = wrapper if is_tree else wrapper.__wrapped__
+            return Call(function, args, kwargs, fixed_numbers=True, entries=(wrapper,))
         if module.startswith(FLAX_NNX) and hasattr(names.get("self"), "fun"):
-            return dataclasses.replace(call, function=names["self"].fun, args=args, kwargs=kwargs)
+            return dataclasses.replace(
+                call, function=names["self"].fun, args=args, kwargs=kwargs, entries=(names["self"],)
+            )
     return call
 
 
@@ -253,7 +278,7 @@ def _pmapped(infer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ca
         return None
     # Some versions of JAX name an axis without a name by an address.
     named = [name for name in PMAP_SETTINGS if name in cells and not str(cells[name]).startswith("<axis 0x")]
-    settings = {f"{name} of pmap": cells[name] for name in named}
+    settings = {f"{name}{OF_PMAP}": cells[name] for name in named}
     statics = {"static_argnums": cells.get("static_broadcasted_tuple", ())}
     # The devices of the arrays do not count, because pmap moves the arrays.
     return dataclasses.replace(jit_call(function, args, kwargs, statics), live=False, settings=settings)

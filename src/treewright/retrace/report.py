@@ -13,14 +13,23 @@ from jax.core import Tracer
 
 from treewright._base.functions import public
 from treewright._base.jax_private import DictKey, Key, Path, SequenceKey, is_key_dtype, is_ref_type
-from treewright._base.lines import first_lines, mesh_text
-from treewright._base.text import Verbatim, first_names, short_text
+from treewright._base.text import Verbatim, short_text
 from treewright._contents import Part
 from treewright._loop import FlatTree, loop
+from treewright._reports import first_lines, first_names, mesh_text
 from treewright._trees.causes import Cause, Snapshot, alike, cause_of, class_of, is_same_object, same, snapshot
-from treewright._trees.diff import ABSENT, Comparator, Difference, DifferenceKind, differences, shown, static_difference
+from treewright._trees.diff import (
+    ABSENT,
+    Comparator,
+    Difference,
+    DifferenceKind,
+    describe_apart,
+    differences,
+    shown,
+    static_difference,
+)
 from treewright._trees.level import LeafType, Level, leaf_type_of, level_of
-from treewright.retrace.jax_private import FLAX_NODES, UNNAMED_SETTINGS, Call, trace_settings
+from treewright.retrace.jax_private import FLAX_NODES, OF_PMAP, UNNAMED_SETTINGS, Call, trace_settings
 
 _MAX_DEPTH = 200  # levels of a tree in its snapshot; Python's stack ends at a few hundred
 _MAX_DEVICES = 8  # device ids in the text of a placement
@@ -209,7 +218,7 @@ def call_differences(old: Signature, new: Signature, *, reasons: bool = True) ->
     if any(difference.kind in {"added", "removed"} for difference in differences):  # flax repeats them in a static
         differences = [difference for difference in differences if str(difference.path[-1]) != FLAX_NODES]
     if old.settings is not new.settings:
-        settings = list(_by_name("setting", old.settings, new.settings))
+        settings = list(_setting_differences(old.settings, new.settings))
         named = [difference for difference in settings if difference.path != (UNNAMED_SETTINGS,)]
         # The unnamed settings include the named ones: they are redundant if not more of them changed.
         unnamed = zip(*(each.settings.get(UNNAMED_SETTINGS, ()) for each in (old, new)), strict=True)
@@ -267,17 +276,43 @@ def _by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any
     for name in dict.fromkeys((*old, *new)):
         a, b = old.get(name, ABSENT), new.get(name, ABSENT)
         if a is not b and not same(a, b):
-            old_value, new_value = (_setting(a), _setting(b)) if kind == "setting" else (snapshot(a), snapshot(b))
+            old_value, new_value = _settings(a, b) if kind == "setting" else (snapshot(a), snapshot(b))
             yield static_difference((name,), old_value, new_value, _WITHOUT_REASONS, kind)
+
+
+def _setting_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
+    """The differences of settings. Those of `pmap`, if only one of the calls went through it, are one."""
+    under = ["pmap" if any(name.endswith(OF_PMAP) for name in each) else "jit" for each in (old, new)]
+    if under[0] == under[1]:
+        yield from _by_name("setting", old, new)
+        return
+    reason = Cause("other transformations", "")
+    yield Difference(("the transformation",), Verbatim(under[0]), Verbatim(under[1]), "setting", reason)
+    common = [{name: value for name, value in each.items() if not name.endswith(OF_PMAP)} for each in (old, new)]
+    yield from _by_name("setting", *common)
+
+
+def _settings(old: Any, new: Any) -> tuple[Any, Any]:
+    """Two settings as reports show them: a mesh by its axes, and also by its devices if the axes are equal."""
+    sides = _setting(old), _setting(new)
+    if not all(isinstance(side, Verbatim) for side in sides) or sides[0].content != sides[1].content:
+        return sides
+    details = describe_apart(_innermost_mesh(old), _innermost_mesh(new)) or ["", ""]
+    left, right = [Verbatim(f"{side.content} {detail}".rstrip()) for side, detail in zip(sides, details, strict=True)]
+    return left, right
 
 
 def _setting(value: Any) -> Any:
     """A setting as reports show it: a mesh, or the stack of meshes from `with mesh:`, by its axes."""
-    mesh = next(reversed(value), None) if type(value) is tuple else value
+    mesh = _innermost_mesh(value)
     if value == () or isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
         return Verbatim(mesh_text(mesh))
     axes = getattr(value, "axis_sizes", None)  # named axes, from vmap and pmap
     return snapshot(value if axes is None else dict(axes))
+
+
+def _innermost_mesh(value: Any) -> Any:
+    return next(reversed(value), None) if type(value) is tuple else value
 
 
 def without_placement(differences: list[Difference]) -> list[Difference]:
@@ -375,12 +410,21 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:,.0f} s"
 
 
-def too_many(limit: int, report: RetraceReport, uses: int = 1) -> str:
-    """The error message for one trace, or one compilation without a trace, above the limit of all uses."""
+def too_many(limit: int, report: RetraceReport) -> str:
+    """The error message for one trace, or one compilation without a trace, above the limit."""
     done = "recompiled" if report.event == "recompile" else "traced"
     times = {0: "", 1: " twice"}.get(limit, f" {limit + 1} times")
-    allowed = f"the limit is {limit}" if uses == 1 else f"the limit is {limit} for {uses} uses of max_traces"
-    return f"{report.function} was {done}{times}; {allowed}:\n{report}"
+    return f"{report.function} was {done}{times}; the limit is {limit}:\n{report}"
+
+
+def is_of_loop(function: Any) -> bool:
+    """Whether this is the function that a `loop` jits."""
+    code = getattr(function, "__code__", None)
+    return (
+        code is not None
+        and code.co_filename == loop.__init__.__code__.co_filename
+        and code.co_qualname.startswith("loop.")
+    )
 
 
 def difference_lines(differences: Collection[Difference]) -> list[str]:

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import jax
 
-from treewright._contents import unwrap
 from treewright._trees.causes import cause_of, snapshot
 from treewright._trees.diff import Difference
 from treewright.errors import RetraceWarning, TooManyTracesError
@@ -27,6 +26,7 @@ from treewright.retrace.report import (
     RetraceReport,
     Signature,
     call_differences,
+    is_of_loop,
     signature_of,
     too_many,
     without_placement,
@@ -64,7 +64,6 @@ class PastCall:
     signature: Signature
     number: int  # the number of its trace
     is_compiled: bool = False
-    is_reported: bool = False  # as a trace
     limit_error: str = ""  # the error message if the trace exceeded the limit
 
 
@@ -199,22 +198,22 @@ class RetraceTracker:
         self.violations: list[str] = []
         self.traced: set[str] = set()  # the names of all traced functions, tracked or not
         self._on_report, self._concerns = on_report, concerns
-        self.decorated: Callable[[], object] = lambda: None  # the function that it tracks as a decorator
-        self._limits: list[Mapping[str, Any]] = []  # of each use
-        self.allow(limit, recompiles)
+        self.decorated: weakref.ref[Any] | None = None  # the function that it tracks as a decorator
+        self.limit(limit, recompiles)
         self._lock = threading.RLock()
         self._histories: dict[Any, CallHistory] = {}
+        self._loops: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = weakref.WeakKeyDictionary()
         self._pending: dict[int, _CurrentCall] = {}  # per thread, the call that is not compiled yet
         self._events: set[str] = set()  # the kinds of events so far, "transformation" and "unread"
-
-    def allow(self, limit: int | None, recompiles: int | None) -> None:
-        """Add the limits of one use."""
-        self._limits.append({"trace": limit, "count": limit, "recompile": recompiles})
 
     @property
     def has_limits(self) -> bool:
         """Whether a trace or recompile can raise."""
-        return any(limits["trace"] is not None for limits in self._limits)
+        return self._limits["trace"] is not None
+
+    def limit(self, traces: int | None, recompiles: int | None) -> None:
+        """Set the limits."""
+        self._limits: Mapping[str, int | None] = {"trace": traces, "count": traces, "recompile": recompiles}
 
     def start(self, *, stacklevel: int) -> None:
         """Begin tracking, and warn about calls that can't be observed in this version of JAX."""
@@ -240,8 +239,7 @@ class RetraceTracker:
         call = event.call
         self._events |= {event.kind, "unread"} if call is None and event.kind == "compile" else {event.kind}
         # Not earlier, because the test starts JAX's backends: `jax.distributed.initialize` must come before it.
-        counts_recompiles = any(limits["recompile"] is not None for limits in self._limits)
-        if event.kind != "trace" and counts_recompiles and not can_observe_compilations():
+        if event.kind != "trace" and self._limits["recompile"] is not None and not can_observe_compilations():
             raise RuntimeError(CANT_COUNT)
         if event.kind == "lower" and event.thread in self._pending:
             self._pending[event.thread].add(event)
@@ -373,7 +371,7 @@ class RetraceTracker:
         """Count a trace or recompile and prepare its report; raise if it is above the limit."""
         count = self._next(current.history, kind)
         report = _recorded(event, kind, current, unseen)
-        error = self._limit_error(kind, count, report) or self._limit_error_of_loop(kind, report, current)
+        error = self._limit_error(kind, self._own_count(current.reference(), kind) or count, report)
         if kind == "trace" and current.recorded is not None:
             current.recorded.limit_error = error
         self._raise_above_limit(error)
@@ -391,22 +389,22 @@ class RetraceTracker:
             self.violations.append(error)
             raise TooManyTracesError(error)
 
-    def _limits_of(self, kind: str) -> list[int]:
-        """The limits of all uses that limit this kind."""
-        return [limits[kind] for limits in self._limits if limits[kind] is not None]
-
     def _limit_error(self, kind: str, count: int, report: RetraceReport) -> str:
-        """The error for a trace or recompile above the limit of all uses together; else empty."""
-        limits = self._limits_of(kind)
-        return too_many(sum(limits), report, len(limits)) if limits and count > sum(limits) else ""
+        """The error for a trace or recompile above the limit; else empty."""
+        limit = self._limits[kind]
+        return too_many(limit, report) if limit is not None and count > limit else ""
 
-    def _limit_error_of_loop(self, kind: str, report: RetraceReport, current: _CurrentCall) -> str:
-        """The error for a trace above the limit of one loop of several, whose traces can be told apart; else empty."""
-        limits, function = self._limits_of(kind), current.reference()
-        if len(limits) < 2 or kind != "trace" or unwrap(function) is function:
-            return ""
-        own = sum(past.is_reported and past.reference() is function for past in current.history.calls)
-        return too_many(max(limits), report) if own > max(limits) else ""
+    def _own_count(self, function: Any, kind: str) -> int:
+        """The number of this trace or recompile of a loop, whose programs are its own; 0 if that does not count.
+
+        A block counts all loops of one step together, so it finds a loop that is created again for each epoch.
+        """
+        if self.decorated is None or not is_of_loop(function):
+            return 0
+        with self._lock:
+            counts = self._loops.setdefault(function, collections.Counter())
+            counts[kind] += 1
+            return counts[kind]
 
     def _send(self, current: _CurrentCall | None) -> None:
         """Send the report of a finished call, unless it was the first of its function."""
@@ -428,7 +426,6 @@ def _recorded(event: Event, kind: Literal["trace", "recompile"], current: _Curre
     past.is_compiled = event.kind == "compile" and not unseen
     number = history.counts["compile"] if is_recompile else past.number
     differences = tuple(current.differences if is_recompile else current.of_trace)
-    past.is_reported = kind == "trace"
     before = 0 if unseen else current.before
     return RetraceReport(
         history.name, kind, number, differences, compared_with, event.seconds, event.caller, unseen, before

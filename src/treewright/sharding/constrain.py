@@ -7,12 +7,13 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-from treewright._base.jax_private import mesh_of_old_context, part_of_jit_key, untyped_jax
-from treewright._base.lines import mesh_text
-from treewright._base.text import short_text, text
+from treewright._base.jax_private import part_of_jit_key, untyped_jax
+from treewright._base.text import text
+from treewright._core import warn
 from treewright._freeze import freeze
 from treewright._trees.level import reject_classes
 from treewright.errors import ShardingError, ShardingWarning, warn_user
+from treewright.sharding import mistakes
 from treewright.sharding.specs import (
     MeshRules,
     OnMisfit,
@@ -62,10 +63,7 @@ def constrain(x: jax.Array, *names: Name, rules: Rules | None = None) -> jax.Arr
         4
     """
     if not hasattr(x, "shape"):
-        raise TypeError(
-            f"constrain needs one array, got {short_text(x)}. For a tree, call constrain_tree, which uses the names of "
-            f"its fields."
-        )
+        raise TypeError(mistakes.not_one_array(x))
     return _split(x, _spec(f"constrain({text(x)})", names, x.shape, rules))
 
 
@@ -202,12 +200,7 @@ def out_sharding(*names: Name, rules: Rules | None = None) -> PartitionSpec | No
 
 def _mesh() -> Any:
     mesh: Any = jax.sharding.get_abstract_mesh()
-    if mesh.empty and mesh_of_old_context() is not None:
-        warn_user(
-            f"`with mesh:` sets {mesh_text(mesh_of_old_context())}, but has no effect on constrain, constrain_tree and "
-            f"out_sharding, so nothing is split. Write `with jax.set_mesh(mesh):`.",
-            ShardingWarning,
-        )
+    warn([mistakes.old_mesh_context], ShardingWarning, mesh)
     return mesh
 
 
@@ -224,10 +217,7 @@ def _usable_axes() -> dict[str, int]:
 def _spec(caller: str, names: tuple[Name, ...], shape: tuple[int, ...], rules: Rules | None) -> PartitionSpec:
     wrong = [name for name in names if not is_name(name)]
     if wrong:
-        raise TypeError(
-            f"{caller}: {wrong[0]!r} is not a name. Pass a name, a tuple of mesh axes, or None for "
-            f'each axis, such as "data", None.'
-        )
+        raise TypeError(mistakes.no_name(caller, wrong[0]))
     rules = _RULES.value[0] if rules is None else rules
     mesh_axes: Any = {name: name for name in names if name is not None}
     fit = MeshRules(mesh_axes if rules is None else rules, _usable_axes()).fit((), names, shape)
@@ -235,13 +225,8 @@ def _spec(caller: str, names: tuple[Name, ...], shape: tuple[int, ...], rules: R
     if problems:
         raise ShardingError(f"{caller} with the names {names}: {'; '.join(problems)}.")
     absent = {*axes_in(names)}.difference(_mesh().axis_names) if rules is None else set[str]()
-    if absent and _mesh().size > 1:
-        warn_user(
-            f"{caller}: without rules, names are mesh axes, but {mesh_text(_mesh())} does not have "
-            f"{', '.join(sorted(absent))}, so nothing is split over it. Call it inside "
-            f"`with use_rules({{{min(absent)!r}: ...}}):`, or add such an axis of length 1 to the mesh.",
-            ShardingWarning,
-        )
+    if absent:
+        warn([mistakes.names_without_rules], ShardingWarning, caller, _mesh(), absent)
     return fit.spec
 
 
@@ -253,10 +238,7 @@ def _split(x: T, spec: PartitionSpec) -> T:
         except ValueError as error:
             if "only AbstractMesh exists" not in str(error):
                 raise
-            raise ShardingError(
-                f"The current mesh, {mesh_text(_mesh())}, is abstract, without devices for arrays. Trace the function "
-                f"under it, as jax.eval_shape does, or set a mesh of devices: jax.set_mesh(jax.make_mesh(...))."
-            ) from error
+            raise ShardingError(mistakes.constraint_without_devices(_mesh())) from error
     if AxisType.Auto in kinds:
         x = _constrained(x, _part(spec, AxisType.Auto))
     return x

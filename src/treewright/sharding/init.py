@@ -9,13 +9,13 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from treewright._base.jax_private import jax_trees, path_text, untyped_jax
-from treewright._base.lines import mesh_text
-from treewright._base.text import short_text, with_article
+from treewright._base.text import short_text
 from treewright._core import is_node
 from treewright._json import portable_text
 from treewright._processes import TIMEOUT, compare, process_count
 from treewright._trees.level import leaf_type_of
 from treewright.errors import ShardingError
+from treewright.sharding import mistakes
 from treewright.sharding.processes import tree_texts
 from treewright.sharding.specs import AnyMesh, MeshRules, OnMisfit, Rules, fitted_leaves, sizes_of
 
@@ -70,10 +70,7 @@ def sharded_init(
     """
     any_mesh: Any = mesh
     if isinstance(any_mesh, AbstractMesh):
-        raise TypeError(
-            f"sharded_init creates arrays, but {mesh_text(mesh)} is abstract, without devices to store them. Call "
-            f"abstract_state to plan for it, or pass a mesh of devices: mesh=jax.make_mesh(...)."
-        )
+        raise TypeError(mistakes.init_without_devices(mesh))
     _reject_call("sharded_init", fn)
     plan = _plan(fn, (args, kwargs), mesh, rules, on_misfit)
     auto = _with_auto_axes(mesh)
@@ -128,19 +125,11 @@ def abstract_state(
 
 def _reject_call(caller: str, fn: object) -> None:
     if is_node(fn) and jax.tree.leaves(fn) and not hasattr(fn, "__func__"):
-        name = with_article(type(fn).__qualname__)
-        raise TypeError(
-            f"{caller} needs the function that creates a tree, but got {name}. To split existing arrays: "
-            f"jax.device_put(tree, shardings(tree, mesh, rules))."
-        )
+        raise TypeError(mistakes.tree_in_place_of_function(caller, fn))
     try:
         jax.sharding.get_mesh()
     except ValueError as error:
-        raise ShardingError(
-            f"{caller} sets a mesh, so it can't be called inside jit, grad, vmap or eval_shape. Call it outside. "
-            f"Inside, call the function itself, and pass the shardings of the result to jit: "
-            f"out_shardings=shardings(...)."
-        ) from error
+        raise ShardingError(mistakes.inside_transformation(caller)) from error
 
 
 class _Plan(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from treewright._base.jax_private import path_text
-from treewright._base.lines import counted, table
 from treewright._base.text import text
+from treewright._reports import counted, table
 from treewright._trees.level import reject_classes
 from treewright._trees.sizes import bytes_in
 from treewright.sharding.specs import (
@@ -19,11 +19,10 @@ from treewright.sharding.specs import (
     Rules,
     StackNames,
     axes_in,
-    axes_text,
     fitted_leaves,
-    folded,
     sizes_of,
 )
+from treewright.sharding.text import axes_text, folded
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 

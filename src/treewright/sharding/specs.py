@@ -5,20 +5,21 @@ import difflib
 import functools
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from treewright._base.jax_private import GetAttrKey, Path, jax_trees, path_text
-from treewright._base.lines import counted, first_lines
-from treewright._base.text import did_you_mean, text, with_article
-from treewright._core import FieldInfo, flat_form, info_of, is_node
-from treewright._processes import ranges_text
+from treewright._base.text import did_you_mean
+from treewright._core import FieldInfo, flat_form, info_of, is_node, reject, warn
+from treewright._reports import counted
 from treewright._trees.level import reject_classes
 from treewright._trees.specs import spec_like
-from treewright.errors import ShardingError, ShardingWarning, warn_user
+from treewright.errors import ShardingError, ShardingWarning
+from treewright.sharding import mistakes
+from treewright.sharding.text import ROOT
 
 T = TypeVar("T")
 MeshAxes: TypeAlias = str | tuple[str, ...] | None
@@ -31,8 +32,6 @@ OnMisfit: TypeAlias = Misfit | Mapping[str, Misfit]
 StackNames: TypeAlias = str | tuple[str, ...]
 
 partition_spec: Callable[..., PartitionSpec] = PartitionSpec  # its constructor has no annotations
-ROOT = "the tree"
-_INDEX = re.compile(r"\[(\d+)\]")
 _NUMBER = re.compile(r"\d+")
 
 
@@ -62,9 +61,7 @@ class MeshRules:
 
     def __init__(self, rules: Mapping[Any, Any], sizes: Mapping[str, int] | None) -> None:
         if not isinstance(rules, Mapping):
-            raise TypeError(
-                f'rules= must be a mapping from names to mesh axes, such as {{"mlp": "tensor"}}, got {rules!r}.'
-            )
+            raise TypeError(mistakes.rules_are_no_mapping(rules))
         self._axes = {name: _axes_of(name, rule) for name, rule in rules.items()}
         self.sizes: Mapping[str, int] = sizes or {}
         self._present = {
@@ -75,14 +72,9 @@ class MeshRules:
         named = {axis for axes in self._axes.values() for axis in axes}
         self.absent: tuple[str, ...] = tuple(sorted(named - self.sizes.keys()))  # axes that the mesh lacks
         self.all_absent: bool = bool(named) and len(named) == len(self.absent)
-        guesses = {axis: _almost(axis, self.sizes) for axis in self.absent}
-        misspelt = [f"{axis!r} (did you mean {close!r}?)" for axis, close in guesses.items() if close]
-        if misspelt:
-            raise ShardingError(
-                f"Unknown mesh ax{'es' if len(misspelt) > 1 else 'is'} {', '.join(misspelt)}: the mesh has "
-                f"{axes_text(self.sizes)}. Axes that a mesh lacks are dropped, which would leave arrays whole on every "
-                f"device. If it is an axis of a different mesh, choose a less similar name."
-            )
+        self.guesses: dict[str, str | None] = {axis: _almost(axis, self.sizes) for axis in self.absent}
+        self.devices: int = math.prod(self.sizes.values())
+        reject([mistakes.misspelt_axes], ShardingError, self)
         self.fit: Callable[[tuple[str, ...], tuple[Hashable, ...] | None, tuple[int, ...]], Fit]
         self.fit = functools.cache(self._fit)  # equal layers have equal arguments
 
@@ -152,10 +144,7 @@ def is_name(name: object) -> bool:
 def _axes_of(name: Any, rule: Any) -> tuple[str, ...]:
     axes = () if rule is None else (rule,) if isinstance(rule, str) else rule
     if not is_name(rule):
-        raise TypeError(
-            f"The rule for {name!r} is {rule!r}, but must be a mesh axis, a tuple of mesh axes, or None for an axis "
-            f"that is not split."
-        )
+        raise TypeError(mistakes.wrong_rule(name, rule))
     return tuple(axes)
 
 
@@ -171,6 +160,12 @@ class DeclaredLeaf:
     stacks: tuple[str, ...]
     names: Names | None
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a live, abstract or traced array; the empty shape for any other leaf."""
+        shape = getattr(self.value, "shape", ())
+        return tuple(shape) if isinstance(shape, tuple) else ()  # `shape` may be a method
+
 
 def declared_leaves(
     tree: Any, path: Path = (), stacks: tuple[str, ...] = (), names: Names | None = None
@@ -179,11 +174,7 @@ def declared_leaves(
     if is_node(tree):
         children, _ = flat_form(tree)
         if names is not None and jax.tree.leaves(tree):
-            name = type(tree).__qualname__
-            raise ShardingError(
-                f"{path_text(path) or ROOT} is {with_article(name)}, but its field declares sharding={names!r}, which "
-                f"would be ignored: names are for arrays. Declare them on the fields of {name}, and remove them here."
-            )
+            raise ShardingError(mistakes.names_of_node(path, tree, names))
         for field, child in zip(info_of(tree).children, children, strict=True):
             own_names, stack = _declared(field, tree, path)
             below = (*path, GetAttrKey(field.name))
@@ -213,12 +204,6 @@ def _declared(field: FieldInfo, node: Any, path: Path) -> tuple[Names | None, st
     return names, stack
 
 
-def _shape_of(leaf: Any) -> tuple[int, ...]:
-    """The shape of a live, abstract or traced array; the empty shape for any other leaf."""
-    shape = getattr(leaf, "shape", ())
-    return tuple(shape) if isinstance(shape, tuple) else ()  # `shape` may be a method
-
-
 def fitted_leaves(
     tree: object, rules: MeshRules, on_misfit: OnMisfit, stack: StackNames = (), *, whole: bool = False
 ) -> list[tuple[DeclaredLeaf, Fit]]:
@@ -230,29 +215,17 @@ def fitted_leaves(
     if not (isinstance(stacks, tuple) and all(isinstance(name, str) for name in stacks)):
         raise TypeError(f'stack= must be a name or a tuple of names, such as stack="layers", got {stack!r}.')
     leaves = [*declared_leaves(tree, stacks=stacks)]
-    fitted = [(leaf, rules.fit(leaf.stacks, leaf.names, _shape_of(leaf.value))) for leaf in leaves]
+    fitted = [(leaf, rules.fit(leaf.stacks, leaf.names, leaf.shape)) for leaf in leaves]
     wrong = [
         (leaf, fit)
         for (leaf, fit), setting in zip(fitted, _settings(tree, on_misfit, len(leaves)), strict=True)
         if fit.unknown or (fit.misfits and (setting == "error" or (setting == "replicate_rank" and not fit.wrong_rank)))
     ]
     if wrong:
-        raise ShardingError(_message(wrong, len(fitted)))
-    if whole and rules.none_used:
+        raise ShardingError(mistakes.rules_that_do_not_fit(wrong, len(fitted)))
+    if whole:
         known = {name for leaf in leaves for name in (*leaf.stacks, *(leaf.names or ())) if name}
-        warn_user(
-            f"No field of the tree has a name that the rules split ({', '.join(map(repr, rules.unused))}), so every "
-            f"device stores whole arrays. The names in the tree are {', '.join(sorted(known)) or 'none'}. Name the "
-            f"axes of its fields: kernel: jax.Array = field(sharding=({rules.unused[0]!r}, ...)).",
-            ShardingWarning,
-        )
-    if whole and rules.all_absent and math.prod(rules.sizes.values()) > 1:
-        warn_user(
-            f"The mesh has none of the axes in the rules ({', '.join(rules.absent)}), so every device stores whole "
-            f"arrays. The mesh has {axes_text(rules.sizes)}. Use its axes in the rules, or None for an array axis "
-            f"that is not split.",
-            ShardingWarning,
-        )
+        warn(mistakes.WHOLE, ShardingWarning, rules, known)
     return fitted
 
 
@@ -261,47 +234,10 @@ def _settings(tree: object, on_misfit: OnMisfit, count: int) -> list[Misfit]:
     settings: list[Any] = [*on_misfit.values()] if isinstance(on_misfit, Mapping) else [on_misfit]
     for setting in settings:
         if setting not in get_args(Misfit):
-            raise ValueError(
-                f'on_misfit= must be "error", "replicate" or "replicate_rank", or a mapping from places in the tree to '
-                f"these, got {setting!r}."
-            )
+            raise ValueError(mistakes.wrong_setting(setting))
     if isinstance(on_misfit, Mapping):
         return jax.tree.leaves(spec_like(tree, "error", on_misfit))
     return settings * count
-
-
-def _message(wrong: list[tuple[DeclaredLeaf, Fit]], count: int) -> str:
-    shown: list[str] = []
-    rows = [(path_text(leaf.path), (text(leaf.value), fit.unknown or fit.misfits)) for leaf, fit in wrong]
-    for path, members in folded(rows):
-        array, problems = rows[members[0]][1]
-        shown.append(f"{path or ROOT}, {array}: {'; '.join(dict.fromkeys(problems))}")
-    lines = [
-        f"The rules don't fit {len(wrong)} of {count} leaves:",
-        *(f"  {line}" for line in first_lines(shown)),
-    ]
-    if any(fit.unknown for _, fit in wrong):
-        lines.append("Add a rule for each name; None is the rule for an axis that is not split.")
-        return "\n".join(lines)
-    if all(fit.wrong_rank and len(_shape_of(leaf.value)) > len(leaf.names or ()) for leaf, fit in wrong):
-        lines.append('If this is part of a stack, name its leading axes, as in stack="layers".')
-    setting = "replicate_rank" if all(fit.wrong_rank for _, fit in wrong) else "replicate"
-    lines.append(f'With on_misfit="{setting}", such an axis or array is whole on every device.')
-    return "\n".join(lines)
-
-
-def folded(rows: Sequence[tuple[str, Hashable]]) -> list[tuple[str, list[int]]]:
-    """Rows of path and content, with one row for equal layers, `.layers[0-79].kernel`, and their indices."""
-    groups: dict[tuple[str, Hashable], list[int]] = {}
-    for number, (path, content) in enumerate(rows):
-        groups.setdefault((_INDEX.sub("[]", path), content), []).append(number)
-    folds: list[tuple[str, list[int]]] = []
-    for (pattern, _), members in groups.items():
-        columns = zip(*(map(int, _INDEX.findall(rows[number][0])) for number in members), strict=True)
-        ranges = [f"[{ranges_text(sorted({*column}))}]" for column in columns]
-        first, *others = pattern.split("[]")
-        folds.append((first + "".join(map("".join, zip(ranges, others, strict=True))), members))
-    return folds
 
 
 def partition_specs(
@@ -387,11 +323,6 @@ def shardings(tree: T, mesh: AnyMesh, rules: Rules, *, on_misfit: OnMisfit = "er
 def axes_in(entries: Iterable[Any]) -> list[str]:
     """The mesh axes in a `PartitionSpec`, or in names that are mesh axes."""
     return [axis for entry in entries for axis in ((entry,) if isinstance(entry, str) else entry or ())]
-
-
-def axes_text(sizes: Mapping[str, int]) -> str:
-    """`data 2, tensor 4`."""
-    return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
 
 def sizes_of(mesh: object) -> Mapping[str, int]:

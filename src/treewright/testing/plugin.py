@@ -58,10 +58,16 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     nodes = [node for node, _ in marks]
     marks.sort(key=lambda pair: (nodes.index(pair[0]), pair[1].kwargs.get("only") is None))
     try:
-        with nested([_as_limit(max_traces, mark) for _, mark in marks]):
-            return (yield)
+        with nested([_as_limit(max_traces, mark) for _, mark in marks]) as blocks:
+            result = yield
+            passed = blocks.pop_all()
     except TooManyTracesError as error:
         raise pytest.fail.Exception(str(error), pytrace=False) from None
+    try:
+        passed.close()
+    except (TooManyTracesError, ValueError) as error:  # ValueError: `only` is the name of no function
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
+    return result
 
 
 def _as_limit(max_traces: "type[limit_class]", mark: pytest.Mark) -> "limit_class":

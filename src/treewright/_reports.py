@@ -1,6 +1,7 @@
 """Parts of reports: tables, truncated lists, counts, common prefixes, excerpts, meshes."""
 
-from collections.abc import Callable, Collection, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 
@@ -22,6 +23,12 @@ def first_lines(lines: Sequence[str], count: int = 20, *, more: str = "more") ->
     """The first lines of a list, and the number of the remaining lines."""
     left = len(lines) - count
     return list(lines) if left <= 0 else [*lines[:count], f"and {left:,} {more}"]
+
+
+def first_names(names: Iterable[str], count: int = 3) -> str:
+    """The first of these names, and dots for the rest."""
+    first = [*itertools.islice(names, count + 1)]
+    return ", ".join([*first[:count], *("..." for _ in first[count:])])
 
 
 def counted(count: int, one: str, many: str = "") -> str:

@@ -1,0 +1,67 @@
+"""The pages of every mistake, from the tables of `tests/slips`: wrong program, whole message, right program."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1] / "tests"
+FOLDER = "reference/mistakes"
+ABOUT = 60  # entries of a page; a table with more continues on another one, at a heading
+INDEX = """# Every mistake
+
+Each program on these pages is a mistake, with the whole message and, where the message has a line to write, the right
+program. The tests of the package run them all. Search this site for any words of a message.
+
+To turn off a warning, filter its category and the start of its message:
+`warnings.filterwarnings("ignore", category=treewright.errors.ChildWarning, message=r"Net\\.name ")`.
+
+"""
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """The place of each page in the site, and its Markdown; the index comes last."""
+    links = []
+    for table in sorted((TESTS / "slips").glob("*.txt")):
+        for number, groups in enumerate(_pages_of(table), 1):
+            suffix = "" if number == 1 else f"-{number}"
+            title = f"Mistakes: {table.stem}" + ("" if number == 1 else f" ({number})")
+            headings = ", ".join(heading.rstrip(".") for heading, _ in groups)
+            entries = [text for heading, rows in groups for text in (f"## {heading.rstrip('.')}\n", *map(_entry, rows))]
+            yield f"{FOLDER}/{table.stem}{suffix}.md", "\n".join([f"---\nhide: [toc]\n---\n\n# {title}\n", *entries])
+            links.append(f"- [{title}]({table.stem}{suffix}.md): {headings}")
+    prelude = (TESTS / "test_slips.py").read_text(encoding="utf-8").partition('PRELUDE = """')[2].partition('"""')[0]
+    yield f"{FOLDER}/index.md", "\n".join([INDEX, *links, "\nAll programs begin with:\n", _fenced(prelude, "python")])
+
+
+Group = tuple[str, list[str]]
+
+
+def _pages_of(table: Path) -> list[list[Group]]:
+    """The headings of a table with their rows, page by page."""
+    groups: list[Group] = []
+    for block in table.read_text(encoding="utf-8").strip().split("\n\n"):
+        if "\n=>" in block:
+            groups[-1][1].append(block)
+        else:
+            groups.append((block.removeprefix("# "), []))
+    pages: list[list[Group]] = [[]]
+    for heading, rows in groups:
+        if pages[-1] and sum(len(each) for _, each in pages[-1]) + len(rows) > ABOUT:
+            pages.append([])
+        pages[-1].append((heading, rows))
+    return pages
+
+
+def _entry(row: str) -> str:
+    """A mistake under the first words of its message."""
+    slip, _, fixed = row.partition("\nfixed:\n")
+    code, _, wrapped = slip.partition("\n=>")
+    message = re.sub(r"\n   (?! )", " ", wrapped).replace("\n=>", "\n").replace("\n ", "\n").strip()
+    first = re.sub(r"[`\s]+", " ", message.splitlines()[0])
+    heading = first if len(first) <= ABOUT else first[:ABOUT].rpartition(" ")[0] + " ..."
+    parts = [f"### `{heading}`\n", _fenced(code, "python"), _fenced(message, "text")]
+    return "\n".join([*parts, "Instead:\n", _fenced(fixed, "python")] if fixed else parts)
+
+
+def _fenced(text: str, language: str) -> str:
+    return f"```{language}\n{text.strip()}\n```\n"

@@ -1,0 +1,139 @@
+"""Children that are probably mistakes: leaves that jit, grad and vmap reject, and field markers as values."""
+
+import collections.abc
+import dataclasses
+import enum
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from treewright._base.functions import foreign_library, is_state_of_nnx
+from treewright._base.jax_private import jax_trees
+from treewright._base.text import function_text, is_node_class, text_with_class
+from treewright._core.rules import reject
+from treewright._core.rules.declarations import as_static, declaration, reject_field_on_class
+from treewright.errors import ChildWarning, NodeInitError, warn_user
+
+if TYPE_CHECKING:
+    from treewright._core.info import FieldInfo
+
+_COMMON = frozenset({type(None), np.ndarray, bool, int, float, complex})
+_CONTAINERS = frozenset({tuple, list, dict})
+_SETTINGS = (str, bytes, enum.Enum, type, np.dtype)
+# Iterables such as `map` and `dict.values()`, which JAX treats as leaves.
+_ITERABLES = (collections.abc.Iterator, collections.abc.Set, collections.abc.MappingView, range)
+
+
+def check_fields(node: Any) -> None:
+    """Warn about children of a new node that are invalid leaves, unless declared with `field()`.
+
+    Raises:
+        NodeInitError: If the value of a field is a field marker, such as `static()`.
+    """
+    info, (children, statics) = node.__node_info__, object.__getattribute__(node, "_node")
+    for field, value in zip((*info.children, *info.statics), (*children, *statics.values), strict=True):
+        if type(value) in _COMMON or isinstance(value, jax.Array):
+            continue
+        reject_field_on_class(value)
+        reject([marker_as_value], NodeInitError, info.cls, field, value)
+        if field.is_plain and field.name not in info.table.warned:
+            problem = next(filter(None, (rule(info.cls, field, value) for rule in CHILD)), None)
+            if problem is not None:
+                warn_user(problem, ChildWarning)
+                info.table.warned.add(field.name)  # not if the warning was an error, which must come again
+
+
+def marker_as_value(cls: type[Any], field: "FieldInfo", value: Any) -> str | None:
+    """`self.width = static()` would store the marker."""
+    if not isinstance(value, dataclasses.Field):
+        return None
+    return (
+        f"{cls.__qualname__}.{field.name} was assigned a field marker, such as static(), which would be its value. "
+        f"Declare the field in the class body, and assign its value in __init__:\n"
+        f"  {declaration(field.name, field.type, cls, 'static()')}"
+    )
+
+
+def layer_of_other_library(cls: type[Any], field: "FieldInfo", value: Any) -> str | None:
+    """A layer, wherever it sits, may have leaves that are not arrays, or state that jit would lose."""
+    layer = next(filter(_needs_adopt, _layers_in(value)), None)
+    if layer is None:
+        return None
+    fix = (
+        f"Wrap the layer with adopt, which makes its arrays children and its settings statics:\n"
+        f"  {field.name} = treewright.adopt(...)"
+    )
+    if any(map(is_state_of_nnx, jax.tree.leaves(layer, is_leaf=is_state_of_nnx))):
+        fix += "\nThen layer.call_and_update(...) returns the layer with its new state."
+        return (
+            f"{cls.__qualname__}.{field.name} is a child but holds {text_with_class(layer)}, whose state changes when "
+            f"it is called. A node is immutable, so under jit each change would be lost.\n{fix}"
+        )
+    return _unlikely_leaf(cls, field, layer, fix)
+
+
+def _layers_in(value: Any) -> list[Any]:
+    """The layers of other libraries in a value and its containers, but not in other nodes, which were checked."""
+    library = foreign_library(type(value))
+    if library is not None or type(value) not in _CONTAINERS:
+        return [value] if library else []
+
+    def is_layer(part: Any) -> bool:
+        return foreign_library(type(part)) is not None
+
+    leaves = jax.tree.leaves(value, is_leaf=lambda part: is_layer(part) or is_node_class(type(part)))
+    return list(filter(is_layer, leaves))
+
+
+def _needs_adopt(layer: Any) -> bool:
+    """Whether a layer has leaves that are not arrays, is itself a leaf, or has state of flax.nnx."""
+    leaves = jax.tree.leaves(layer, is_leaf=is_state_of_nnx)
+    return any(leaf is layer or is_state_of_nnx(leaf) or not hasattr(leaf, "dtype") for leaf in leaves)
+
+
+def iterable_as_leaf(cls: type[Any], field: "FieldInfo", value: Any) -> str | None:
+    """JAX treats a `map`, a set or the values of a dict as one leaf."""
+    if not (isinstance(value, _ITERABLES) and _is_leaf(value)):
+        return None
+    return _unlikely_leaf(cls, field, value, f"Pass a tuple: {field.name} = tuple(...).")
+
+
+def setting_as_child(cls: type[Any], field: "FieldInfo", value: Any) -> str | None:
+    """A string, a function or a config as a child is a leaf that jit, grad and vmap reject."""
+    is_dataclass = dataclasses.is_dataclass(type(value))
+    if not ((isinstance(value, _SETTINGS) or callable(value) or is_dataclass) and _is_leaf(value)):
+        return None
+    fix = f"If it is a setting, make it static:\n  {as_static(field, cls)}\n"
+    if is_dataclass:
+        fix += f"If it contains arrays, decorate {type(value).__qualname__} with @pytree_dataclass.\n"
+    return _unlikely_leaf(cls, field, value, f"{fix}To keep it as a leaf anyway, declare it with field().")
+
+
+CHILD = (layer_of_other_library, iterable_as_leaf, setting_as_child)  # the first text is the warning
+
+
+def _is_leaf(value: Any) -> bool:
+    """Whether a value is a leaf, but not an array or a layer."""
+    cls = type(value)
+    is_array = hasattr(cls, "dtype") or hasattr(cls, "__jax_array__")
+    return not is_array and foreign_library(cls) is None and jax.tree_util.all_leaves([value])
+
+
+def _unlikely_leaf(cls: type[Any], field: "FieldInfo", value: Any, fix: str) -> str:
+    function = function_text(value)
+    description = text_with_class(value) if function is None else f"the function {function}"
+    return (
+        f"{cls.__qualname__}.{field.name} is a child but holds {description}. jit, grad and vmap accept only arrays "
+        f"and numbers as leaves.\n{fix}"
+    )
+
+
+def has_jax_arrays(value: Any) -> bool:
+    """Whether a value has arrays of JAX among its leaves, or is a layer of flax.nnx, which keeps them in variables."""
+    try:
+        return foreign_library(type(value)) == "nnx" or any(
+            isinstance(leaf, jax.Array) for leaf in jax_trees.tree_leaves(value)
+        )
+    except Exception:  # noqa: BLE001  a dict that JAX can't sort, or a user's flatten function
+        return False

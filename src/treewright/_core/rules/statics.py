@@ -1,0 +1,308 @@
+"""Statics that were rejected, or that can change: what they are, what would go wrong, and the value to pass instead."""
+
+import argparse
+import collections.abc
+import dataclasses
+import types
+from collections.abc import Callable, Mapping, MutableSequence, MutableSet
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from treewright._base.functions import METHOD_TYPES, foreign_library, has_author
+from treewright._base.text import short_text, text, text_with_class, with_article
+from treewright._core.mutable import GENERATORS, MUTABLE, is_assignable
+from treewright._core.rules.declarations import reject_field_on_class
+from treewright.errors import StaticFieldError
+
+_AS_CONSTANTS = "Its arrays would be constants of the compiled program, without gradients or updates."
+_IN_PLACE = "a change in place would give stale results"
+_IDENTITY = "static(identity=True)"
+_PLAIN_ARRAYS = (np.ndarray, np.memmap)  # `freeze` rejects others of numpy, such as masked arrays
+_OWN_HASH = (
+    "a hashable value, such as a tuple, or define __hash__ and __eq__ on its class (@dataclass(frozen=True) does)"
+)
+# What `freeze` returns for a mutable value.
+_FROZEN: Mapping[type[Any], str] = types.MappingProxyType(
+    {
+        bytearray: "bytes",
+        types.SimpleNamespace: "treewright.freeze(config)",
+        argparse.Namespace: "treewright.freeze(args)",
+        np.ndarray: "treewright.freeze(table), for a constant table",
+        MutableSequence: "a tuple",
+        MutableSet: "a frozenset",
+        dict: "treewright.freeze(the_dict)",
+        Mapping: "treewright.freeze(config)",
+    }
+)
+
+
+class Rejection(NamedTuple):
+    """The parts of the message about a value that can't be static."""
+
+    description: str
+    consequence: str
+    instead: str = ""  # the value to pass instead; empty if there is none
+    can_freeze: bool = False  # whether `freeze` returns that value
+    can_be_child: bool = True
+
+
+Rule = Callable[[Any], Rejection | None]
+
+
+@dataclasses.dataclass(eq=False)
+class NoExactKeyError(TypeError):
+    """A value that can't be static, and the rule that says why."""
+
+    value: Any
+    rule: Rule
+
+
+# Values that can't be static
+
+
+def tracer(value: Any) -> Rejection | None:
+    """It would be used after its trace has ended."""
+    if not isinstance(value, Tracer):
+        return None
+    return Rejection(f"a tracer, {text(value)}", "A tracer is valid only during its trace, but a static outlives it.")
+
+
+def ref(value: Any) -> Rejection | None:
+    """It belongs to the program, not to the tree."""
+    if type(value) is not jax.Ref:
+        return None
+    consequence = "A ref changes in place, but jit would treat it as part of the program, not of the tree."
+    return Rejection(f"a ref, {text(value)}", consequence)
+
+
+def generator(value: Any) -> Rejection | None:
+    """A random generator, an iterator, an open file or a layer of nnx changes when it is used."""
+    if not isinstance(value, GENERATORS) and foreign_library(type(value)) != "nnx":
+        return None
+    consequence = "It changes when it is used, but a compiled program keeps the state that it had during the trace."
+    return Rejection(text_with_class(value), consequence, _IDENTITY, can_be_child=False)
+
+
+def array(value: Any) -> Rejection | None:
+    """Its `==` is no bool, and numpy's arrays change in place."""
+    if not isinstance(value, np.ndarray | jax.Array):
+        return None
+    instead, can_freeze = _instead_of(value)
+    consequence = f"jit compares statics with ==, which returns an array, and {_IN_PLACE}."
+    return Rejection(f"an array, {text(value)}", consequence, "" if instead is _OWN_HASH else instead, can_freeze)
+
+
+def mutable(value: Any) -> Rejection | None:
+    """A list that was changed in place would still be the same static: the program is stale."""
+    if not isinstance(value, MUTABLE):
+        return None
+    consequence = f"jit compares statics and never copies them, so {_IN_PLACE}."
+    return Rejection(text_with_class(value), consequence, *_instead_of(value))
+
+
+def bad_equality(value: Any) -> Rejection | None:
+    """An `==` that raises, or that returns an array, fails in jitted functions of other instances."""
+    try:
+        hash(value)
+    except Exception:  # noqa: BLE001  a user's
+        return None
+    try:
+        answer = value == value  # noqa: PLR0124
+        if isinstance(answer, bool | np.bool_):
+            return None
+        result = f"returns {short_text(answer)}, not a bool"
+    except Exception as error:  # noqa: BLE001  a user's
+        result = f"raises {type(error).__name__}: {error}"
+    consequence = f"{type(value).__qualname__}.__eq__ {result}, so jit can't tell whether it compiled for this value."
+    return Rejection(text_with_class(value), consequence, _OWN_HASH)
+
+
+def unhashable(value: Any) -> Rejection | None:
+    """The author of its class says that no hash agrees with its `==`."""
+    consequence = "It is not hashable, so jit can't tell whether it compiled for this value."
+    return Rejection(text_with_class(value), consequence, *_instead_of(value))
+
+
+def rejected_value(value: Any) -> Rejection:
+    """The first of these rules that applies; the last one always does."""
+    rules: tuple[Rule, ...] = (tracer, ref, generator, array, mutable, bad_equality, unhashable)
+    return next(filter(None, (rule(value) for rule in rules)))
+
+
+def reaches_arrays(node: Any) -> Rejection | None:
+    """Training would never change them."""
+    return Rejection(f"{with_article(type(node).__qualname__)} with arrays", _AS_CONSTANTS)
+
+
+def reaches_unfinished_node(node: Any) -> Rejection | None:
+    """A node would be a part of its own statics, with the arrays that it will have."""
+    description = f"{with_article(type(node).__qualname__)} that is being built"
+    return Rejection(description, _AS_CONSTANTS, can_be_child=False)
+
+
+def nested_too_deeply(value: Any) -> Rejection | None:
+    """Python's stack ends before the value does."""
+    description = f"{with_article(type(value).__qualname__)} that is nested too deeply"
+    return Rejection(description, "Its parts are compared one inside the other, up to a few hundred.")
+
+
+_REACHED: tuple[Rule, ...] = (reaches_arrays, reaches_unfinished_node)
+
+
+def _instead_of(value: Any) -> tuple[str, bool]:
+    """The value to pass instead, and whether `freeze` returns it."""
+    cls: Any = type(value)
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        return "treewright.freeze(array.tolist()), for a constant table", False
+    if isinstance(value, collections.abc.MappingView):
+        return "a tuple", False
+    if isinstance(value, np.ndarray) and cls.__module__.partition(".")[0] == "numpy" and cls not in _PLAIN_ARRAYS:
+        return "treewright.freeze(...) of its parts, for a constant table", False
+    frozen = [instead for kind, instead in _FROZEN.items() if isinstance(value, kind)]
+    if frozen:
+        return frozen[0], True
+    if cls.__hash__ is None and dataclasses.is_dataclass(cls):
+        instead = "treewright.freeze(dataclasses.asdict(config)), or decorate its class with @dataclass(frozen=True)"
+        return instead, False
+    return _OWN_HASH, False
+
+
+# The error of a new node
+
+
+def static_field_error(
+    cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, NoExactKeyError]
+) -> StaticFieldError:
+    """The error for the static fields of a new node that have a problem: the first in full, the others by name."""
+    (name, problem), *others = problems.items()
+    reject_field_on_class(problem.value)
+    rejection = _rejection_of(problem)
+    lines = [
+        f"{cls.__qualname__}.{name} is static but {_found(values[name], problem, rejection)}.",
+        rejection.consequence,
+        *(_fixes(cls, name, values[name], problem) or ["Store it outside the node, and pass it as an argument."]),
+    ]
+    if others:
+        lines.append(f"Other static fields of {cls.__qualname__} that must change:")
+        lines += [f"  {other}: {_rejection_of(each).description}" for other, each in others]
+    return StaticFieldError("\n".join(lines))
+
+
+def _rejection_of(problem: NoExactKeyError) -> Rejection:
+    return problem.rule(problem.value) or Rejection(text_with_class(problem.value), "")
+
+
+def _found(value: Any, problem: NoExactKeyError, rejection: Rejection) -> str:
+    """The value with the problem, and the value of the static field that contains it."""
+    if problem.value is value:
+        return f"holds {rejection.description}"
+    if problem.rule in _REACHED:
+        return f"reaches {rejection.description}, through {text_with_class(value)}"
+    return f"holds {rejection.description}, inside {text_with_class(value)}"
+
+
+def _fixes(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> list[str]:
+    """The fixes; empty if there is none."""
+    rejection, is_own = _rejection_of(problem), _is_ours(cls)
+    can_be_child, declared = rejection.can_be_child, f"  {name}: ... = static("
+    if problem.rule in _REACHED and problem.value is not value:
+        fixes, can_be_child = [_instead_of_reaching(value, rejection)], can_be_child and isinstance(value, METHOD_TYPES)
+    elif rejection.instead is _IDENTITY:
+        fixes = [f"Pass the values that it returns as arguments. Or, to keep this object:\n{declared}identity=True)"]
+    elif rejection.can_freeze and not is_own and (problem.value is value or isinstance(value, tuple | frozenset)):
+        fixes = [f"Pass {rejection.instead}, or let the field freeze it:\n{declared}converter=treewright.freeze)"]
+    else:
+        fixes = [f"Pass {rejection.instead}."] if rejection.instead else []
+    if can_be_child and not is_own:
+        fixes.append(f"{'Or make' if fixes else 'Make'} {name} a child: remove static().")
+    return fixes
+
+
+def _is_ours(cls: type[Any]) -> bool:
+    """Whether a class is one of this package, whose fields a user can't declare differently."""
+    return cls.__module__.partition(".")[0] == "treewright"
+
+
+def _instead_of_reaching(value: Any, rejection: Rejection) -> str:
+    """The value to pass instead of a method or function that reaches a node."""
+    if isinstance(value, METHOD_TYPES):
+        return f"Pass {value.__func__.__qualname__}, and pass the node as its first argument."
+    if rejection.can_be_child:
+        return "Pass the node as an argument."
+    return "Write a method, and look it up where you call it."
+
+
+# Values that can change
+
+
+def captured_container(owner: type[Any], name: str, value: Any, changing: Any) -> str | None:
+    """A list that a function captured is compared by identity, so its changes cause no retrace."""
+    if not isinstance(changing, MUTABLE) or isinstance(changing, jax.Array):
+        return None
+    return (
+        f"{_holds(owner, name, value, changing)}, which can change in place. jit compares it by identity: it ignores "
+        f"later changes.\n"
+        f"{_advice(rejected_value(changing), 'If it is constant, use')}.{_if_meant(owner, name)}"
+    )
+
+
+def captured_array(owner: type[Any], name: str, value: Any, changing: Any) -> str | None:
+    """An array that a function captured looks like a parameter, but `jit` compiles it into the program."""
+    if not isinstance(changing, jax.Array):
+        return None
+    inside = "" if changing is value else f", inside {text_with_class(value)}"
+    return (
+        f"{owner.__qualname__}.{name} is static and holds {rejected_value(changing).description}{inside}. jit compiles "
+        f"it in as a constant: no gradient reaches it, and no update.\n"
+        f"If it is a parameter, make it a child. If it is a constant table, use treewright.freeze(numpy.asarray(...))."
+    )
+
+
+def assignable_object(owner: type[Any], name: str, value: Any, changing: Any) -> str | None:
+    """An object is compared by identity, so an assignment to its attributes causes no retrace."""
+    if isinstance(changing, MUTABLE):
+        return None
+    cls = type(changing).__name__
+    return (
+        f"{_holds(owner, name, value, changing)}, whose attributes can be assigned. jit ignores later assignments, and "
+        f"{'may retrace' if has_author(type(changing)) else 'retraces'} for a different {cls}.\n"
+        f"If it contains settings, freeze its class:\n  @dataclass(frozen=True)\n  class {cls}: ..."
+        f"{_if_meant(owner, name)}"
+    )
+
+
+CHANGING = (captured_container, captured_array, assignable_object)  # at most one of them warns
+
+
+def can_change(value: Any) -> str | None:
+    """`freeze` would return a value that is no constant."""
+    cls: Any = type(value)
+    if isinstance(value, MUTABLE) or cls.__hash__ is None or foreign_library(cls) == "nnx":
+        rejection = rejected_value(value)
+        return f"{rejection.description}. {_advice(rejection, 'Use')}."
+    if has_author(cls) or not is_assignable(value):
+        return None
+    return (
+        f"{text_with_class(value)}, whose attributes can be assigned. Decorate its class with "
+        f"@dataclasses.dataclass(frozen=True), or freeze its attributes: treewright.freeze(vars(...))."
+    )
+
+
+def _holds(owner: type[Any], name: str, value: Any, changing: Any) -> str:
+    inside = "" if changing is value else f", inside {text_with_class(value)}"
+    return f"{owner.__qualname__}.{name} is static and holds {text_with_class(changing)}{inside}"
+
+
+def _if_meant(owner: type[Any], name: str) -> str:
+    """The declaration of a static that is meant to change."""
+    declared = f"\nIf it is meant to change, declare:\n  {name}: ... = static(identity=True)"
+    return "" if _is_ours(owner) else declared
+
+
+def _advice(rejection: Rejection, use: str) -> str:
+    """The value to use instead of one that can change."""
+    is_generator = rejection.instead is _IDENTITY
+    return "Pass the values that it returns as arguments" if is_generator else f"{use} {rejection.instead}"

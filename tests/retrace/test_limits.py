@@ -1,0 +1,198 @@
+"""`max_traces` as a decorator: each use has its own limit. A trace counts for the use through which it is called."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import treewright
+from treewright import loop, max_traces
+from treewright.errors import TooManyTracesError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Use = Any  # a function of one array
+
+
+def new_function() -> Any:
+    def double(x: Any) -> Any:
+        return 2 * x
+
+    return double
+
+
+def is_allowed(use: Use, length: int) -> bool:
+    """Call with an array of this length; False if that is one trace too many."""
+    try:
+        use(jnp.ones(length))
+    except TooManyTracesError:
+        return False
+    return True
+
+
+def nnx_jit(function: Any) -> Any:
+    from flax import nnx
+
+    return nnx.jit(function)
+
+
+def as_method(function: Any, jit: Callable[[Any], Any]) -> Use:
+    class Model:
+        step = max_traces(1)(jit(function))
+
+    return Model.step
+
+
+def through_a_decorator(function: Any) -> Use:
+    """A decorator of the user's own, between the limit and `jit`."""
+    jitted = jax.jit(function)
+
+    @functools.wraps(jitted)
+    def logged(x: Any) -> Any:
+        return jitted(x)
+
+    return max_traces(1)(logged)
+
+
+ABOVE: dict[str, Callable[[Any], Use]] = {
+    "jit": lambda function: max_traces(1)(jax.jit(function)),
+    "jit with options": lambda function: max_traces(1)(jax.jit(function, donate_argnums=0)),
+    "filter_jit": lambda function: max_traces(1)(eqx.filter_jit(function)),
+    "nnx.jit": lambda function: max_traces(1)(nnx_jit(function)),
+    "attribute of a class": lambda function: as_method(function, jax.jit),
+    "decorator around jit": through_a_decorator,
+    "jit of jit": lambda function: jax.jit(max_traces(1)(jax.jit(function))),
+    "under grad": lambda function: jax.grad(max_traces(1)(jax.jit(lambda x: function(x).sum()))),
+    "also explained": lambda function: max_traces(1)(treewright.explain_retraces()(jax.jit(function))),
+    "loop": lambda function: loop(max_traces(1)(lambda state, x: (state + function(x).sum(), None)), jnp.zeros(())),
+}
+
+
+@pytest.mark.parametrize("make", ABOVE.values(), ids=ABOVE)
+def test_a_second_use_neither_lends_nor_takes_a_limit(make: Callable[[Any], Use]) -> None:
+    function = new_function()
+    first, second = make(function), make(function)
+
+    assert [is_allowed(first, length) for length in (1, 2)] == [True, False]
+    assert [is_allowed(second, length) for length in (3, 3, 4)] == [True, True, False]
+
+
+@pytest.mark.parametrize("make", ABOVE.values(), ids=ABOVE)
+def test_the_limit_of_the_last_trial_of_a_sweep_is_its_own(make: Callable[[Any], Use]) -> None:
+    function = new_function()
+    for length in range(1, 6):
+        assert is_allowed(make(function), length)
+    gc.collect()
+
+    last = make(function)
+    assert [is_allowed(last, length) for length in (6, 7, 8)] == [True, False, False]
+
+
+@pytest.mark.parametrize("make", [ABOVE["jit"], ABOVE["filter_jit"], ABOVE["decorator around jit"]])
+def test_calls_that_do_not_go_through_the_use_do_not_count(make: Callable[[Any], Use]) -> None:
+    function = new_function()
+    limited, free = make(function), jax.jit(function)
+
+    assert all(is_allowed(free, length) for length in (1, 2, 3))
+    assert [is_allowed(limited, length) for length in (4, 5)] == [True, False]
+
+
+def test_a_shared_trace_counts_for_no_second_use() -> None:
+    function = new_function()
+    first, second = (max_traces(1)(jax.jit(function)) for _ in range(2))
+
+    assert is_allowed(first, 1)
+    assert is_allowed(second, 1)  # JAX has one cache for both
+    assert [is_allowed(second, length) for length in (2, 3)] == [True, False]
+
+
+def test_below_jit_all_that_jit_the_function_count() -> None:
+    function = new_function()
+    first, second = (jax.jit(max_traces(1)(function)) for _ in range(2))
+
+    assert [is_allowed(first, 1), is_allowed(second, 1), is_allowed(second, 2)] == [True, True, False]
+
+
+def test_the_same_line_run_again_keeps_one_limit() -> None:
+    jitted = jax.jit(new_function())
+    uses = [max_traces(1)(jitted) for _ in range(3)]  # a cell of a notebook
+
+    assert all(use is jitted for use in uses)
+    assert [is_allowed(uses[0], length) for length in (1, 2)] == [True, False]
+
+
+def test_a_use_again_on_the_same_object_sets_the_limit() -> None:
+    jitted = max_traces(1)(jax.jit(new_function()))
+    assert is_allowed(jitted, 1)
+    max_traces(3)(jitted)
+
+    assert [is_allowed(jitted, length) for length in (2, 3, 4)] == [True, True, False]
+
+
+def test_limits_count_all_threads() -> None:
+    use, answers = max_traces(2)(jax.jit(new_function())), list[bool]()
+    threads = [threading.Thread(target=lambda n=n: answers.append(is_allowed(use, n))) for n in range(1, 5)]
+    for thread in threads:
+        thread.start()
+        thread.join()
+
+    assert answers == [True, True, False, False]
+
+
+# ruff: noqa: PT012  the block is what raises
+
+
+def test_a_block_counts_what_runs_in_it_for_all_uses() -> None:
+    function = new_function()
+    with pytest.raises(TooManyTracesError, match=r"double was traced twice; the limit is 1"), max_traces(1):
+        for length in (1, 2):
+            max_traces(1)(jax.jit(function))(jnp.ones(length))
+
+
+def test_a_decorated_test_counts_each_function_that_it_calls() -> None:
+    @max_traces(1)
+    def check(*lengths: int) -> None:
+        one, other = jax.jit(lambda x: x + 1), jax.jit(lambda x: x + 2)
+        for length in lengths:
+            one(jnp.ones(length))
+            other(jnp.ones(length))
+
+    check(1)
+    with pytest.raises(TooManyTracesError, match=r"<lambda> was traced twice; the limit is 1"):
+        check(2)
+
+
+def test_a_limit_of_recompiles_is_the_uses_own() -> None:
+    function = new_function()
+    uses = [max_traces(9, recompiles=0)(jax.jit(function)) for _ in range(2)]
+    uses[0](jnp.ones(2))
+    with pytest.raises(TooManyTracesError, match=r"double was recompiled; the limit is 0"):
+        uses[0](jax.device_put(jnp.ones(2), jax.devices()[-1]))
+
+
+def test_explain_retraces_as_a_decorator_without_parentheses_shows_the_line() -> None:
+    wrong: Any = treewright.explain_retraces
+    with pytest.raises(
+        TypeError, match=r"explain_retraces takes no positional argument, got .*double\. Write @explain"
+    ):
+        wrong(new_function())
+
+
+def test_pmap_beside_jit_is_another_transformation() -> None:
+    reports: list[str] = []
+    function = new_function()
+    with treewright.explain_retraces(on_report=lambda report: reports.append(str(report))):
+        jax.jit(function)(jnp.ones((1, 3)))
+        jax.pmap(function)(jnp.ones((1, 3)))
+
+    [report] = reports
+    assert "the transformation (setting): jit -> pmap" in report
+    assert "ABSENT" not in report

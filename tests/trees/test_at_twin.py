@@ -1,0 +1,384 @@
+"""`at` with functions that look at more than values: types, identity, sizes, `jax.tree`, and a class's own protocols.
+
+Every leaf of the trees below is at many places, so only the way that a function takes tells which one it means.
+"""
+
+# pyright: reportFunctionMemberAccess=false, reportIndexIssue=false, reportUnusedVariable=false
+# ruff: noqa: RUF005, RUF015, FURB192, B009, PLC3002  the rows are what users write
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import itertools
+import operator
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import importorskip
+from treewright import Module, at, count, nbytes, static
+from treewright.errors import MissingPlaceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Where = Any  # a function of a tree
+
+
+class Layer(Module):
+    w: Any
+    b: Any = None
+    name: str = static(default="layer")
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.w
+
+    @property
+    def last(self) -> Any:
+        return self.w if self.b is None else self.b
+
+    @functools.cached_property
+    def cached(self) -> Any:
+        return self.b
+
+
+class Conv(Layer):
+    pass
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+class Net(Module):
+    layers: Any
+    head: Any = None
+    table: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        return self.layers[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+
+TIED = jnp.ones(2)
+# Every `b` is None; every `w` but one is the same array.
+NET = Net(
+    (Layer(TIED, name="first"), Layer(jnp.ones(9)), Conv(TIED)),
+    Layer(TIED, name="head"),
+    {"a": None, "b": Pair(None, TIED), "c": [None, None]},
+)
+LONG = Net([Layer(TIED) for _ in range(40)], Layer(TIED))
+
+
+def paths(tree: Any, where: Where) -> list[str]:
+    """The places in the `repr` of a selection."""
+    return [name.lstrip("Net") for name in repr(at(tree, where)).removeprefix("<at ").removesuffix(">").split(", ")]
+
+
+# They mislead a recorder that only imitates a tree.
+HOSTILE: list[tuple[Where, list[str]]] = [
+    (lambda m: max(m.layers, key=count).b, [".layers[1].b"]),
+    (lambda m: max(m.layers, key=nbytes).b, [".layers[1].b"]),
+    (lambda m: min(reversed(m.layers), key=count).b, [".layers[2].b"]),
+    (lambda m: next(x.b for x in m.layers if type(x) is not Layer), [".layers[2].b"]),
+    (lambda m: [x.b for x in m.layers if type(x) is Layer], [".layers[0].b", ".layers[1].b"]),
+    (lambda m: next(x.b for x in m.layers if type(x).__name__ == "Conv"), [".layers[2].b"]),
+    (lambda m: {type(x): x for x in m.layers}[Conv].b, [".layers[2].b"]),
+    (lambda m: next(x.b for x in m.layers if x is not m.layers[0]), [".layers[1].b"]),
+    (lambda m: next(x.b for x in m.layers if x == m.layers[2]), [".layers[2].b"]),
+    (lambda m: m.layers[m.layers.index(m.layers[2])].b, [".layers[2].b"]),
+    (lambda m: m.head.b if callable(m.head) else m.layers[0].b, [".head.b"]),
+    (lambda m: m.layers[0].b if callable(m.layers) else m.head.b, [".head.b"]),
+    (lambda m: m.head.b if len(jax.tree.leaves(m.head)) == 1 else m.layers[0].b, [".head.b"]),
+    (lambda m: jax.tree.leaves(m.layers)[2], [".layers[2].w"]),
+    (lambda m: jax.tree.leaves(m, is_leaf=lambda x: x is None)[1], [".layers[0].b"]),
+    (lambda m: [x.b for x in jax.tree.leaves(m, is_leaf=callable) if callable(x)][3], [".head.b"]),
+    (lambda m: dict(zip("abc", m.layers, strict=True))["c"].b, [".layers[2].b"]),
+    (lambda m: operator.attrgetter("layers")(m)[-1].b, [".layers[2].b"]),
+    (lambda m: (m.layers if isinstance(m.layers, tuple) else m.table["c"])[1].b, [".layers[1].b"]),
+    (lambda m: m.table["c"][1] if type(m.table["c"]) is list else m.table["c"][0], [".table['c'][1]"]),
+    (lambda m: m.table["b"].left if type(m.table["b"]) is Pair else m.table["a"], [".table['b'].left"]),
+    (lambda m: m.layers[int(jnp.argmax(jnp.array([x.w.size for x in m.layers])))].b, [".layers[1].b"]),
+    (lambda m: next(x for x in m.layers if x.name == "first").b, [".layers[0].b"]),
+    (lambda m: sorted(m.layers, key=lambda x: type(x).__qualname__)[0].b, [".layers[2].b"]),
+    (lambda m: next(x.b for x in m.layers if hash(type(x)) == hash(Conv)), [".layers[2].b"]),
+    (lambda m: m.head.b if np.shape(m.head.w) == (2,) else m.layers[0].b, [".head.b"]),
+    (lambda m: next(x.b for x in m.layers if repr(x).startswith("Conv")), [".layers[2].b"]),
+]
+
+
+@pytest.mark.parametrize(("where", "expected"), HOSTILE)
+def test_a_function_that_looks_at_types_sizes_or_identity_selects_what_it_read(
+    where: Where, expected: list[str]
+) -> None:
+    assert paths(NET, where) == expected
+
+
+# A stand-in for None is not None, so these are misled by it; that is noticed.
+NOT_CERTAIN: list[Where] = [
+    lambda m: m.layers[len(jax.tree.leaves(m.layers)) - 1].b,
+    lambda m: jax.tree.leaves(m, is_leaf=lambda x: type(x) is Conv)[2].b,
+    lambda m: next(v for k, v in reversed(m.table.items()) if v is None),
+]
+
+
+@pytest.mark.parametrize("where", NOT_CERTAIN)
+def test_a_function_whose_place_is_not_certain_is_an_error_that_lists_the_places(where: Where) -> None:
+    with pytest.raises(
+        ValueError, match=r"^The where function returned None, which is at 8 places of Net: .*Select by"
+    ):
+        at(NET, where)
+
+
+IDIOMS: list[tuple[Where, list[str]]] = [
+    (lambda m: m.head.w, [".head.w"]),
+    (lambda m: m.head.b, [".head.b"]),
+    (lambda m: m.head.name, [".head.name"]),
+    (lambda m: m.head, [".head"]),
+    (lambda m: m.layers, [".layers"]),
+    (lambda m: m.table["a"], [".table['a']"]),
+    (lambda m: m.table.get("a"), [".table['a']"]),
+    (lambda m: m.table["b"].right, [".table['b'].right"]),
+    (lambda m: m.table["b"][0], [".table['b'].left"]),
+    (lambda m: m[0].b, [".layers[0].b"]),
+    (lambda m: m[-1].b, [".layers[2].b"]),
+    (lambda m: list(m)[1].b, [".layers[1].b"]),
+    (lambda m: [x.b for x in m], [f".layers[{i}].b" for i in range(3)]),
+    (lambda m: m.layers[len(m) - 1].b, [".layers[2].b"]),
+    (lambda m: m.head.last, [".head.w"]),
+    (lambda m: m.head.cached, [".head.b"]),
+    (lambda m: (m.layers + (m.head,))[3].b, [".head.b"]),
+    (lambda m: (*m.layers, m.head)[3].b, [".head.b"]),
+    (lambda m: [*m.layers, m.head][-1].w, [".head.w"]),
+    (lambda m: (m.layers * 2)[4].b, [".layers[1].b"]),
+    (lambda m: m.layers[1:][0].b, [".layers[1].b"]),
+    (lambda m: m.layers[::-1][0].b, [".layers[2].b"]),
+    (lambda m: [x.b for x in m.layers[1:]], [".layers[1].b", ".layers[2].b"]),
+    (lambda m: list(reversed(m.layers))[0].b, [".layers[2].b"]),
+    (lambda m: m.table.copy()["a"], [".table['a']"]),
+    (lambda m: (m.table | {})["a"], [".table['a']"]),
+    (lambda m: {**m.table}["b"].left, [".table['b'].left"]),
+    (lambda m: list(m.table.values())[0], [".table['a']"]),
+    (lambda m: [v for k, v in m.table.items() if k == "a"], [".table['a']"]),
+    (lambda m: m.table["b"]._replace(right=0).left, [".table['b'].left"]),
+    (lambda m: [x.w for x in m.layers if x.b is None], [f".layers[{i}].w" for i in range(3)]),
+    (lambda m: [x.w for x in m.layers if isinstance(x, Conv)], [".layers[2].w"]),
+    (lambda m: [x.w for x in m.layers if x.w.ndim == 1 and x.w.size == 9], [".layers[1].w"]),
+    (lambda m: tuple(x.b for i, x in enumerate(m.layers) if i % 2 == 0), [".layers[0].b", ".layers[2].b"]),
+    (lambda m: {"one": m.head.b, "two": m.layers[0].b}, [".head.b", ".layers[0].b"]),
+    (lambda m: [m.head.b, [m.layers[0].b]], [".head.b", ".layers[0].b"]),
+    (lambda m: getattr(m, "head").b, [".head.b"]),
+    (lambda m: functools.reduce(getattr, ["head", "b"], m), [".head.b"]),
+    (lambda m: dict(enumerate(m.layers))[1].b, [".layers[1].b"]),
+    (lambda m: next(itertools.islice(m.layers, 1, None)).b, [".layers[1].b"]),
+    (lambda m: list(map(operator.attrgetter("b"), m.layers))[2], [".layers[2].b"]),
+    (lambda m: list(filter(lambda x: x.w.size == 9, m.layers))[0].b, [".layers[1].b"]),
+    (lambda m: next(x for x in m.layers if x.w.shape == (9,)).b, [".layers[1].b"]),
+    (lambda m: m.head.b if m.head.b is None else m.head.w, [".head.b"]),
+    (lambda m: m.head.b or m.head.w, [".head.w"]),
+    (lambda m: (lambda a, b: (b, a))(m.head.b, m.layers[0].b), [".layers[0].b", ".head.b"]),
+    (lambda m: [x.name for x in m.layers], [f".layers[{i}].name" for i in range(3)]),
+    (lambda m: m.layers[0].name if m.layers[0].name == "first" else m.head.name, [".layers[0].name"]),
+]
+
+
+@pytest.mark.parametrize(("where", "expected"), IDIOMS)
+def test_an_ordinary_function_selects_what_it_read(where: Where, expected: list[str]) -> None:
+    assert paths(NET, where) == expected
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (lambda m: m.layers[30].b, [".layers[30].b"]),
+        (lambda m: m.layers[-1].w, [".layers[39].w"]),
+        (lambda m: m.layers[10:12][1].b, [".layers[11].b"]),
+        (lambda m: [x.b for x in m.layers][20], [".layers[20].b"]),
+        (lambda m: [*reversed(m.layers)][0].b, [".layers[39].b"]),
+        (lambda m: (m.layers + [m.head])[40].b, [".head.b"]),
+        (lambda m: jax.tree.leaves(m.layers)[25], [".layers[25].w"]),
+        (lambda m: [x for i, x in enumerate(m.layers) if i == 7][0].b, [".layers[7].b"]),
+        (lambda m: m.layers[m.layers.index(m.layers[0])].b, [".layers[0].b"]),
+        (lambda m: m.head.b if type(m.layers).__name__ == "list" else m.layers[0].b, [".head.b"]),
+    ],
+)
+def test_items_of_a_long_list_are_read_one_by_one_and_keep_their_places(where: Where, expected: list[str]) -> None:
+    assert paths(LONG, where) == expected
+
+
+def test_some_of_these_functions_select_other_places_in_equinox() -> None:
+    """In `tree_at` the functions see leaves without values: a column to compare with, not a fault."""
+    equinox = importorskip("equinox")
+    right = 0
+    for where, expected in HOSTILE:
+        try:
+            changed = equinox.tree_at(where, NET, replace_fn=lambda _: "here", is_leaf=lambda value: value is None)
+        except Exception:  # noqa: BLE001  its checks
+            continue
+        leaves = jax.tree_util.tree_leaves_with_path(changed)
+        found = [jax.tree_util.keystr(path) for path, leaf in leaves if isinstance(leaf, str)]
+        right += found == expected
+    assert 0 < right < len(HOSTILE)
+
+
+# The user's own errors
+
+
+class NotFoundError(LookupError):
+    pass
+
+
+def fail(error: Exception) -> Any:
+    raise error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("width 2 is wrong"), NotFoundError("none"), IndexError("mine"), RuntimeError("no"), TypeError("mine")],
+)
+def test_an_error_of_the_function_itself_keeps_its_class_text_and_traceback(error: Exception) -> None:
+    def where(m: Any) -> Any:
+        return m.layers[0].b if m.layers[0].w.sum() + m.layers[0].w[0] == 0 else fail(error)
+
+    with pytest.raises(type(error)) as caught:
+        at(NET, where)
+    assert caught.value is error
+    assert caught.traceback[-1].name == "fail"
+    assert not any("has no" in note or "is a leaf" in note for note in getattr(error, "__notes__", ()))
+
+
+@pytest.mark.parametrize(
+    ("where", "kind", "note"),
+    [
+        (lambda m: m.layres, AttributeError, r"Net has no \.layres \(did you mean \.layers\?\)\. It has "),
+        (lambda m: m.layers[7], IndexError, r"Net\.layers \(tuple\) has no \[7\]\. It has \[0\] to \[2\]\."),
+        (lambda m: m.layers[int(m.layers[0].w.sum()) + 5], IndexError, r"Net\.layers \(tuple\) has no \[7\]"),
+        (lambda m: m.table["z"], KeyError, r"Net\.table \(dict\) has no \['z'\]"),
+        (lambda m: m.head.b.x, AttributeError, r"Net\.head\.b \(None\) has no \.x\. It has nothing\."),
+        (lambda m: m.head.w.kernel, AttributeError, r"Net\.head\.w is a leaf, f32\[2\], without a place \.kernel"),
+        (lambda m: m.layers["a"], TypeError, r"Net\.layers \(tuple\) has no \['a'\]"),
+    ],
+)
+def test_a_note_names_the_place_that_is_missing(where: Where, kind: type[Exception], note: str) -> None:
+    with pytest.raises(kind, match=note) as caught:
+        at(NET, where)
+    assert not isinstance(caught.value, MissingPlaceError)
+
+
+def test_an_error_of_jax_about_tracers_gets_no_note() -> None:
+    def step(net: Any) -> Any:
+        return at(net, lambda m: m.layers[0].b if m.head.w.sum() > 0 else m.head.b).set(1.0)
+
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        jax.jit(step)(NET)
+    assert not any("leaf" in note or "where function" in note for note in getattr(caught.value, "__notes__", ()))
+
+
+def test_no_stand_in_is_printed_or_named_in_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    def where(m: Any) -> Any:
+        print(m.head, type(m.head.b))  # noqa: T201
+        return m.head.b if jnp.shape(m.head.w) == (2,) else m.layers[0].b
+
+    with warnings.catch_warnings(action="error"):
+        assert paths(NET, where) == [".head.b"]
+    assert "treewright" not in capsys.readouterr().out.lower()
+
+
+def test_reading_adds_nothing_to_a_defaultdict() -> None:
+    table: Any = collections.defaultdict(list, a=1)
+
+    with pytest.raises(MissingPlaceError, match=r"has no \['b'\]"):
+        at({"t": table}, lambda m: m["t"]["b"])
+    assert dict(table) == {"a": 1}
+
+
+# Generated trees
+
+
+def trees(leaf: Callable[[], Any]) -> st.SearchStrategy[Callable[[], Any]]:
+    """Makers of trees of the classes above; each leaf is a call of `leaf`."""
+    layers = st.sampled_from([Layer, Conv]).map(lambda cls: lambda: cls(leaf(), leaf()))
+
+    def wrap(inner: Any) -> Any:
+        many = st.lists(inner, min_size=1, max_size=3)
+        return st.one_of(
+            many.map(lambda makers: lambda: tuple(make() for make in makers)),
+            many.map(lambda makers: lambda: [make() for make in makers]),
+            many.map(lambda makers: lambda: {name: make() for name, make in zip("abc", makers, strict=False)}),
+            inner.map(lambda make: lambda: Net(make(), leaf())),
+        )
+
+    return st.recursive(layers, wrap, max_leaves=6)
+
+
+def chosen(tree: Any, way: str, cls: type[Any], index: int) -> Any:
+    """One layer of a tree, chosen by its class, size, name or position."""
+    found = jax.tree.leaves(tree, is_leaf=lambda value: isinstance(value, Layer))
+    layers = [value for value in found if isinstance(value, Layer)]
+    if way == "type":
+        return next((each for each in layers if type(each) is cls), layers[-1])
+    if way == "count":
+        return max(reversed(layers), key=count)
+    if way == "name":
+        return min(layers, key=lambda each: type(each).__name__)
+    return layers[index % len(layers)]
+
+
+def selected(tree: Any, where: Where) -> str | None:
+    """The places as text; None if the error says that they are not certain."""
+    with contextlib.suppress(ValueError):
+        return repr(at(tree, where))
+    with pytest.raises(ValueError, match=r"Select by path, or with a predicate"):
+        at(tree, where)
+    return None
+
+
+WAYS = st.tuples(st.sampled_from(["type", "name", "position"]), st.sampled_from([Layer, Conv]), st.integers(0, 5))
+FIELDS = st.sampled_from(["w", "b"])
+
+
+@given(st.data(), WAYS, FIELDS)
+def test_with_one_array_everywhere_a_function_selects_what_it_selects_among_distinct_arrays(
+    data: st.DataObject, way: tuple[str, type[Any], int], field: str
+) -> None:
+    leaves = [lambda: jnp.ones(2)]
+    make = data.draw(trees(lambda: leaves[0]()))
+    if data.draw(st.booleans()):
+        way = ("count", *way[1:])
+    distinct = make()
+    leaves[0] = lambda: TIED
+
+    def where(tree: Any) -> Any:
+        return getattr(chosen(tree, *way), field)
+
+    assert selected(make(), where) in {repr(at(distinct, where)), None}
+
+
+@given(st.data(), WAYS, FIELDS)
+def test_with_none_everywhere_a_function_selects_what_it_read(
+    data: st.DataObject, way: tuple[str, type[Any], int], field: str
+) -> None:
+    leaves: list[Callable[[], Any]] = [lambda: None]
+    make = data.draw(trees(lambda: leaves[0]()))
+    tree = make()
+    numbers = itertools.count()
+    leaves[0] = lambda: f"leaf {next(numbers)}"
+    marked = make()
+
+    def where(tree: Any) -> Any:
+        return getattr(chosen(tree, *way), field)
+
+    assert selected(tree, where) in {repr(at(marked, where)), None}
