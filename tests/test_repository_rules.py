@@ -28,6 +28,7 @@ MUTABLE_STATE = {
     # Caches: code never changes, and neither do shardings, names of classes and the contents of a JAX version.
     *(
         "_base.functions.code_key",
+        "_base.functions.assigned_by",
         "_base.functions.code_reads",
         "_base.jax_private.private",
         "_trees.twin._stand_in_class",

@@ -18,7 +18,16 @@ from treewright._contents import Part
 from treewright._loop import FlatTree, loop
 from treewright._reports import first_lines, first_names, mesh_text
 from treewright._trees.causes import Cause, Snapshot, alike, cause_of, class_of, is_same_object, same, snapshot
-from treewright._trees.diff import ABSENT, Comparator, Difference, DifferenceKind, differences, shown, static_difference
+from treewright._trees.diff import (
+    ABSENT,
+    Comparator,
+    Difference,
+    DifferenceKind,
+    describe_apart,
+    differences,
+    shown,
+    static_difference,
+)
 from treewright._trees.level import LeafType, Level, leaf_type_of, level_of
 from treewright.retrace.jax_private import FLAX_NODES, OF_PMAP, UNNAMED_SETTINGS, Call, trace_settings
 
@@ -267,7 +276,7 @@ def _by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any
     for name in dict.fromkeys((*old, *new)):
         a, b = old.get(name, ABSENT), new.get(name, ABSENT)
         if a is not b and not same(a, b):
-            old_value, new_value = (_setting(a), _setting(b)) if kind == "setting" else (snapshot(a), snapshot(b))
+            old_value, new_value = _settings(a, b) if kind == "setting" else (snapshot(a), snapshot(b))
             yield static_difference((name,), old_value, new_value, _WITHOUT_REASONS, kind)
 
 
@@ -283,13 +292,27 @@ def _setting_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iter
     yield from _by_name("setting", *common)
 
 
+def _settings(old: Any, new: Any) -> tuple[Any, Any]:
+    """Two settings as reports show them: a mesh by its axes, and also by its devices if the axes are equal."""
+    sides = _setting(old), _setting(new)
+    if not all(isinstance(side, Verbatim) for side in sides) or sides[0].content != sides[1].content:
+        return sides
+    details = describe_apart(_innermost_mesh(old), _innermost_mesh(new)) or ["", ""]
+    left, right = [Verbatim(f"{side.content} {detail}".rstrip()) for side, detail in zip(sides, details, strict=True)]
+    return left, right
+
+
 def _setting(value: Any) -> Any:
     """A setting as reports show it: a mesh, or the stack of meshes from `with mesh:`, by its axes."""
-    mesh = next(reversed(value), None) if type(value) is tuple else value
+    mesh = _innermost_mesh(value)
     if value == () or isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
         return Verbatim(mesh_text(mesh))
     axes = getattr(value, "axis_sizes", None)  # named axes, from vmap and pmap
     return snapshot(value if axes is None else dict(axes))
+
+
+def _innermost_mesh(value: Any) -> Any:
+    return next(reversed(value), None) if type(value) is tuple else value
 
 
 def without_placement(differences: list[Difference]) -> list[Difference]:
