@@ -506,7 +506,8 @@ def test_apply_rejects_a_function_without_a_return() -> None:
 def test_a_list_is_one_value_for_the_only_place_of_a_pattern() -> None:
     """Of two places it could be one value for each, so it is an error."""
     assert at({"a": 1, "b": {"c": 2}}, "['b'][*]").set([7]) == {"a": 1, "b": {"c": [7]}}
-    assert at([1, 2], "[*]").set([7]) == [[7], [7]]
+    tree: Any = [1, 2]
+    assert at(tree, "[*]").set([7]) == [[7], [7]]
     assert at([1, [2]], "[*]").set([7, 8]) == [[7, 8], [7, 8]]
     with pytest.raises(ValueError, match=r"^set\(\) would put the list of 2 into each of the 2 places\."):
         at([1, 2], "[*]").set([7, 8])

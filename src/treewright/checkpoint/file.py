@@ -22,10 +22,11 @@ import numpy as np
 from treewright._base.text import cut_text, short_text
 from treewright._processes import process_count
 from treewright.checkpoint.arrays import DTYPES, Saved, array_to_save, digest_of, verify
-from treewright.checkpoint.fit import MISSING, LeafRequest, LoadOptions, check_options
+from treewright.checkpoint.fit import MISSING, LoadOptions, check_options
 from treewright.checkpoint.host import copied_to_host
 from treewright.checkpoint.loading import Read, load_tree
 from treewright.checkpoint.manifest import DIGEST, MAX_BYTES, TEXT, LeafRecord, Manifest, from_metadata
+from treewright.checkpoint.placing import LeafRequest
 from treewright.checkpoint.tree import parts_to_save
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
