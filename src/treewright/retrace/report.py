@@ -18,16 +18,8 @@ from treewright._contents import Part
 from treewright._loop import FlatTree, loop
 from treewright._reports import first_lines, first_names, mesh_text
 from treewright._trees.causes import Cause, Snapshot, alike, cause_of, class_of, is_same_object, same, snapshot
-from treewright._trees.diff import (
-    ABSENT,
-    Comparator,
-    Difference,
-    DifferenceKind,
-    describe_apart,
-    differences,
-    shown,
-    static_difference,
-)
+from treewright._trees.diff import Comparator, differences, static_difference
+from treewright._trees.difference import ABSENT, Difference, DifferenceKind, describe_apart, shown
 from treewright._trees.level import LeafType, Level, leaf_type_of, level_of
 from treewright.retrace.jax_private import FLAX_NODES, OF_PMAP, UNNAMED_SETTINGS, Call, trace_settings
 
