@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from treewright import Module, at, count, pytree_dataclass, split_key_like, static
+from treewright import Module, at, count, pytree_dataclass, static
 from treewright.typed import tree_map
 
 T = TypeVar("T")
@@ -109,7 +110,9 @@ def with_noise(tree: T, key: jax.Array, scale: float) -> T:
     def noisy(leaf: jax.Array, key: jax.Array) -> jax.Array:
         return leaf + scale * jax.random.normal(key, leaf.shape, leaf.dtype)
 
-    return tree_map(noisy, tree, split_key_like(key, tree))
+    any_tree: Any = tree  # optax's types have no classes of your own
+    keys: Any = optax.tree.split_key_like(key, any_tree)
+    return tree_map(noisy, tree, keys)
 
 
 @jax.jit

@@ -35,6 +35,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 FENCED = re.compile(
     r'^```(?P<language>\w*)(?: title="(?P<title>[^"\n]+)")?\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL
 )
+INCLUDED = re.compile(r'^--8<-- "(?P<file>[^":]+\.py)"$', re.MULTILINE)
 INLINE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\]\((?P<target>[^)#]+)?(?:#(?P<heading>[^)]+))?\)")
 LANGUAGES = {"python", "sh", "text"}
@@ -50,6 +51,12 @@ class Block:
     line: int
     title: str | None
     directly_above: str  # the text between this block and the one before
+
+
+def text_of(path: Path) -> str:
+    """A page, with the programs that it includes."""
+    text = path.read_text(encoding="utf-8")
+    return INCLUDED.sub(lambda match: (ROOT / match["file"]).read_text(encoding="utf-8").rstrip(), text)
 
 
 def blocks_of(page: str) -> list[Block]:
@@ -119,7 +126,7 @@ def headings(page: str) -> set[str]:
 
 
 def broken_links(path: Path) -> Iterator[str]:
-    prose = INLINE.sub("", FENCED.sub("", path.read_text(encoding="utf-8")))
+    prose = INLINE.sub("", FENCED.sub("", text_of(path)))
     for match in LINK.finditer(prose):
         target, heading = match["target"] or path.name, match["heading"]
         if target.startswith("https://"):
@@ -127,7 +134,7 @@ def broken_links(path: Path) -> Iterator[str]:
         linked = path.parent / target
         if not linked.exists():
             yield f"{path}: {target}"
-        elif heading is not None and heading not in headings(linked.read_text(encoding="utf-8")):
+        elif heading is not None and heading not in headings(text_of(linked)):
             yield f"{path}: {target}#{heading}"
 
 
@@ -145,28 +152,28 @@ def test_each_python_block_prints_the_output_on_the_page(
     monkeypatch.chdir(tmp_path)
     if path.name in {"in-place.md", "internals.md", "sharding.md", "statics.md"}:  # refs, errors, a PartitionSpec
         skip_before_jax(0, 10, 2)
-    if re.search(r"make_mesh\(\(\d", path.read_text(encoding="utf-8")):
+    if re.search(r"make_mesh\(\(\d", text_of(path)):
         skip_below_devices(4)
     for package in ("flax", "orbax"):  # without wheels for the newest Python
-        if re.search(rf"^(import|from) {package}\b", path.read_text(encoding="utf-8"), re.MULTILINE):
+        if re.search(rf"^(import|from) {package}\b", text_of(path), re.MULTILINE):
             pytest.importorskip(package)
     reports: list[RetraceReport] = []
     with explain_retraces(on_report=reports.append):
-        assert "\n".join(wrong_output(path.read_text(encoding="utf-8"), str(path))) == ""
+        assert "\n".join(wrong_output(text_of(path), str(path))) == ""
 
     # A page that changes a state must not show a number without a dtype, which compiles the step a second time.
     assert [str(report) for report in reports if "weakly typed" in str(report)] == []
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("path", [path for path in PAGES if EXHAUSTIVE.search(path.read_text(encoding="utf-8"))])
+@pytest.mark.parametrize("path", [path for path in PAGES if EXHAUSTIVE.search(text_of(path))])
 def test_blocks_with_exhaustive_libraries_print_the_output_on_the_page(path: Path) -> None:
-    assert "\n".join(wrong_output(path.read_text(encoding="utf-8"), str(path), exhaustive=True)) == ""
+    assert "\n".join(wrong_output(text_of(path), str(path), exhaustive=True)) == ""
 
 
 @pytest.mark.parametrize("path", [*PAGES, ROOT / "examples" / "README.md"], ids=lambda path: path.name)
 def test_all_blocks_links_and_make_targets_are_valid(path: Path) -> None:
-    page = path.read_text(encoding="utf-8")
+    page = text_of(path)
 
     assert [*(unchecked_blocks(page) if path in PAGES else ())] == []
     assert [*broken_links(path)] == []

@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.test_docs import PAGES, ROOT, blocks_of
+from tests.test_docs import PAGES, ROOT, blocks_of, text_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ for code, error in json.load(open(sys.argv[1], encoding="utf-8")):
 """
 
 
-def text_of(page: Path) -> str:
+def whole_text_of(page: Path) -> str:
     """A page, with the parts of other files that it includes."""
 
     def included(match: re.Match[str]) -> str:
@@ -45,12 +45,14 @@ def text_of(page: Path) -> str:
         assert part is not None
         return part[1]
 
-    return re.sub(r'^--8<-- "([^:"]+):(\w+)"$', included, page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return re.sub(r'^--8<-- "([^:"]+):(\w+)"$', included, text_of(page), flags=re.MULTILINE)
 
 
 def requirements_on(page: Path) -> list[str]:
     """The requirements that a page's lines install: `.[train]`, `equinox`."""
-    lines = [line for block in blocks_of(text_of(page)) if block.language == "sh" for line in LINE.findall(block.text)]
+    lines = [
+        line for block in blocks_of(whole_text_of(page)) if block.language == "sh" for line in LINE.findall(block.text)
+    ]
     return [word.strip("'\"") for line in lines for word in line.split()]
 
 
@@ -60,7 +62,7 @@ WITH_LINES = [page for page in PAGES if requirements_on(page)]
 def imported_by(page: Path) -> set[str]:
     """The packages that the programs on a page import, without Python's own."""
     modules: set[str] = set()
-    for block in blocks_of(text_of(page)):
+    for block in blocks_of(whole_text_of(page)):
         if block.language == "python":
             for node in ast.walk(ast.parse(block.text)):
                 if isinstance(node, ast.Import):
@@ -130,7 +132,7 @@ def test_the_programs_of_a_page_run_in_a_fresh_environment_with_its_line(
     constraints = ["--constraint", str(ROOT / "constraints.txt")]
     subprocess.run([python, "-m", "pip", "install", "--quiet", *constraints, *packages], check=True)
 
-    blocks = blocks_of(text_of(page))
+    blocks = blocks_of(whole_text_of(page))
     following = [*blocks[1:], None]
     programs = [
         (block.text, after.text if after is not None and after.language == "text" else "")

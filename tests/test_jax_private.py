@@ -28,7 +28,7 @@ from tests.expected_text import compare_with_snapshot
 from tests.retrace.support import details, explained, fresh
 from treewright._base.jax_private import PRIVATE_PARTS, coordination_client, private
 from treewright._trees import level
-from treewright.checkpoint import CheckpointManager, fit, load, save
+from treewright.checkpoint import CheckpointManager, load, placing, save
 from treewright.errors import LoopStateError, ShardingWarning
 from treewright.retrace import jax_private
 from treewright.sharding import constrain
@@ -309,7 +309,7 @@ def test_arrays_are_placed_as_device_put_places_them(*, exists: bool, takes_away
     for dtype in ("float32", "bfloat16", "int4", "bool"):
         arrays = [np.full((2, 3), number, jax.numpy.dtype(dtype)) for number in range(3)]
         for sharding in shardings:
-            placed = fit.device_put([*arrays, arrays[0]], [sharding] * 4)
+            placed = placing.device_put([*arrays, arrays[0]], [sharding] * 4)
             expected: list[Any] = [
                 jax.numpy.asarray(array) if sharding is None else array for array in [*arrays, arrays[0]]
             ]
@@ -320,4 +320,4 @@ def test_arrays_are_placed_as_device_put_places_them(*, exists: bool, takes_away
                 assert result.dtype == array.dtype
                 assert np.asarray(result).tobytes() == np.asarray(array).tobytes()
     with jax.default_device(device):
-        assert {array.device for array in fit.device_put([np.ones(2)] * 2, [None] * 2)} == {device}
+        assert {array.device for array in placing.device_put([np.ones(2)] * 2, [None] * 2)} == {device}

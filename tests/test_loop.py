@@ -149,6 +149,11 @@ def test_each_call_donates_the_previous_state() -> None:
     assert first["a"].is_deleted()
     assert second["a"].is_deleted()
     assert run.state["a"].tolist() == [3, 3, 3]
+    with pytest.raises(
+        DonatedStateError, match=r"state\['a'\] was donated to a call that failed, or to a different loop"
+    ):
+        run.state = first
+    assert run.state["a"].tolist() == [3, 3, 3]
 
 
 def test_passing_donated_state_as_input_names_the_leaf() -> None:

@@ -156,6 +156,7 @@ class Keyed(TrainState[Net]):
 WRONG_NAMES = {
     "kye": r"^Keyed has no field kye \(did you mean key\?\)\. Its fields: step, apply_fn, params",
     "params": r"^Keyed\.apply_gradients sets step, params and opt_state itself.*: state\.replace\(params=\.\.\.\)\.$",
+    "opt_state": r"^Keyed\.apply_gradients sets .*: state\.replace\(opt_state=\.\.\.\)\.$",
     "step": r"^Keyed\.apply_gradients sets .*: state\.replace\(step=\.\.\.\)\.$",
     "buffer": r"^Keyed\.apply_gradients has no argument buffer \(did you mean buffers\?\)\.$",
 }

@@ -20,7 +20,7 @@ By topic, each with `help(treewright.NAME)`:
     fields         static, buffer, field
     statics        Static, freeze, FrozenMapping, FrozenArray, StaticValue
     changed copies replace, at, edit
-    trees          partition, combine, trainable, spec_like, stack, unstack, node_at, split_key_like
+    trees          partition, combine, trainable, spec_like, stack, unstack, node_at
     inspecting     summary, count, nbytes, find_aliases, diff, allclose
     training       TrainState, loop
     layers         adopt, Adopted: for equinox and flax
@@ -66,7 +66,6 @@ __all__ = [
     "replace",
     "sharding",
     "spec_like",
-    "split_key_like",
     "stack",
     "static",
     "summary",
@@ -90,7 +89,7 @@ if TYPE_CHECKING:
     from treewright._trees.partition import combine, partition
     from treewright._trees.sizes import count, find_aliases, nbytes
     from treewright._trees.specs import spec_like, trainable
-    from treewright._trees.stack import node_at, split_key_like, stack, unstack
+    from treewright._trees.stack import node_at, stack, unstack
     from treewright._trees.summary import summary
     from treewright.module import Module, pytree_dataclass, replace
     from treewright.retrace.explain import explain, explain_retraces, max_traces
@@ -114,7 +113,7 @@ else:
             "_trees.partition": ("combine", "partition"),
             "_trees.specs": ("spec_like", "trainable"),
             "_trees.sizes": ("count", "find_aliases", "nbytes"),
-            "_trees.stack": ("node_at", "split_key_like", "stack", "unstack"),
+            "_trees.stack": ("node_at", "stack", "unstack"),
             "_trees.summary": ("summary",),
             "_freeze": ("FrozenArray", "FrozenMapping", "freeze"),
             "_adopt": ("Adopted", "Static", "adopt"),

@@ -2,6 +2,7 @@
 
 import functools
 import operator
+import sys
 import types
 from collections.abc import Callable  # noqa: TC003  typing.get_type_hints asks for it
 from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
@@ -10,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treewright._base.functions import public
+from treewright._base.functions import is_state_of_nnx, public
 from treewright._base.jax_private import Path, jax_trees, path_text
 from treewright._base.text import short_text
-from treewright._core import AnyStatic, buffer, field, is_node, static
+from treewright._core import AnyStatic, buffer, field, flat_form, is_node, static
 from treewright._freeze import FrozenMapping
-from treewright._trees.level import Place, is_none, reject_class, walk
+from treewright._trees.level import is_none, reject_class
+from treewright._trees.places import Place, walk
 from treewright._trees.specs import Where  # noqa: TC001  typing.get_type_hints asks for it
 from treewright._trees.where import chosen_leaves
 from treewright.errors import StaticFieldError
@@ -53,7 +55,21 @@ class Static(Generic[S]):
         """The truth value of `value`, for flags: `if settings["train"]:`."""
         return bool(self.value)
 
+    def __eq__(self, other: object) -> Any:
+        """`==` of the values, also with a value that is not wrapped: `settings["mode"] == "train"`."""
+        if isinstance(other, Static):
+            return flat_form(self)[1] is flat_form(other)[1]
+        return self.value == other
 
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+
+# equinox replaces leaves: its own error is "False is not a leaf of the pytree".
+_INFERENCE_MODE = (
+    "eqx.nn.inference_mode can't change an adopted layer, because its flags are statics. Adopt each layer again: "
+    "model = at(model, Adopted).apply(lambda layer: adopt(eqx.nn.inference_mode(layer.tree)))"
+)
 _ARRAYS: Any = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, jax.Ref)
 
 
@@ -114,6 +130,8 @@ class Adopted(Module, Generic[T_co], frozen=True):
         """An attribute of the layer. Its methods are called like the layer itself."""
         if name.startswith("__") or name == "tree":
             raise AttributeError(f"{type(self).__qualname__} has no attribute {name!r}")
+        if name == "inference" and sys._getframe(1).f_globals.get("__name__") == "equinox.nn._inference":
+            raise TypeError(_INFERENCE_MODE)  # not an AttributeError: equinox would skip the layer
         tree = self.tree
         value: Any = getattr(tree, name)
         if isinstance(value, types.MethodType) and value.__self__ is tree:
@@ -141,12 +159,14 @@ def adopt(tree: T, *, buffers: "Where[T] | None" = None) -> Adopted[T]:
     Its arrays become children; functions, numbers, flags and everything else in its leaves and `aux_data` become exact
     statics. So a layer with other leaves than arrays works with plain `jit`, `grad`, `vmap`, optimisers and
     checkpoints. A layer with only arrays as leaves can be a field without `adopt`; with it, its settings are compared
-    exactly. Arrays without gradients become buffers: integers, bools and random keys, such as those of `nnx.Dropout`.
+    exactly. Arrays without gradients become buffers: integers, bools and random keys, such as those of `nnx.Dropout`;
+    and, unless `buffers` is given, the variables of a flax nnx module that are not `nnx.Param`s.
 
     Args:
         tree: An `equinox.nn` layer, a flax nnx module, any pytree.
-        buffers: More arrays that are not trained, in one of the forms of `where=` in `at`: a class whose instances
-            contain them, such as `nnx.BatchStat`, a path, or a predicate of path and leaf.
+        buffers: The arrays that are not trained, besides those without gradients, in one of the forms of `where=` in
+            `at`: a class whose instances contain them, such as `nnx.BatchStat`, a path, or a predicate of path and
+            leaf.
 
     Raises:
         StaticFieldError: If a value in the layer that is not an array can't be static, such as a list in a static field
@@ -172,7 +192,7 @@ def adopt(tree: T, *, buffers: "Where[T] | None" = None) -> Adopted[T]:
             f"adopt() needs a layer or another tree, but got {short_text(tree)}. Declare a field for an array, and "
             f"static() for a setting."
         )
-    return _adopted(tree, set() if buffers is None else _chosen_paths(buffers, tree))
+    return _adopted(tree, _paths_of_state(tree) if buffers is None else _chosen_paths(buffers, tree))
 
 
 def _adopted(tree: T, buffers: set[Path]) -> Adopted[T]:
@@ -203,6 +223,17 @@ def _adopted(tree: T, buffers: set[Path]) -> Adopted[T]:
         )
     except StaticFieldError as error:
         raise StaticFieldError(f"adopt({type(tree).__qualname__}): {error}") from error
+
+
+def _paths_of_state(tree: Any) -> set[Path]:
+    """The paths of the arrays of flax.nnx that training must not change, such as the statistics of a `BatchNorm`."""
+    variables = jax_trees.tree_leaves_with_path(tree, is_leaf=is_state_of_nnx)
+    return {
+        (*path, *inner)
+        for path, variable in variables
+        if is_state_of_nnx(variable)
+        for inner, _ in jax_trees.tree_leaves_with_path(variable)
+    }
 
 
 def _chosen_paths(buffers: Any, tree: Any) -> set[Path]:

@@ -22,6 +22,7 @@ INSTEAD = MappingProxyType(
         "nn": "adopt(equinox.nn.Linear(...)) or adopt(flax.nnx.Linear(...)): there are no layers here",
         "register_dataclass": "jax.tree_util.register_dataclass, or for your own class pytree_dataclass",
         "save": "from treewright.checkpoint import save",
+        "split_key_like": "optax.tree.split_key_like(key, tree)",
         "static_field": "static()",
         "tree_at": "at(tree, where).set(value)",
         "tree_deserialise_leaves": "load(path, like=tree) from treewright.checkpoint",

@@ -20,13 +20,14 @@ from typing_extensions import TypeVar
 from treewright._base.jax_private import jax_trees, path_text, untyped_jax
 from treewright._base.text import Verbatim, did_you_mean, short_text
 from treewright._contents import contents
-from treewright._core import StaticValue, field, info_of, is_node, static
+from treewright._core import FieldInfo, StaticValue, declared_as, field, info_of, is_node, static
 from treewright._reports import first_lines
 from treewright._trees.devices import placed_with
-from treewright._trees.level import leaf_type_of, note_redefined_classes, reject_classes, strong
+from treewright._trees.level import leaf_type_of, reject_classes, strong
 from treewright._trees.partition import combine, partition
+from treewright._trees.places import Place, note_redefined_classes, walk
 from treewright._trees.specs import trainable
-from treewright.errors import NodeInitError, missing_extra
+from treewright.errors import ChildWarning, NodeInitError, missing_extra, warn_user
 from treewright.module import Module
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ class TrainState(Module, Generic[P], kw_only=True):
             TypeError: If `tx` is not an optimiser, a leaf of `params` is neither an array nor a number, or a name in
                 `fields` is not a field.
         """
+        _warn_of_trained_numbers(params)
         params = _strong_tree(params)
         if "opt_state" not in fields:  # computed here for subclasses whose __post_init__ does not call ours
             fields["opt_state"] = _initial_opt_state(cls, params, tx)
@@ -220,10 +222,11 @@ class TrainState(Module, Generic[P], kw_only=True):
         weights: Any  # optax's type of parameters excludes nodes
         weights, old_buffers = partition(self.params, trainable)
         new_buffers = old_buffers if buffers is None else _new_buffers(self, old_buffers, buffers)
-        if callable(grads) and not is_node(grads):
-            call = "Call it: grads = jax.grad(loss)(state.params, ...)."
-            raise _rejection(self, grads, f"grads is the function {short_text(grads)}. {call}")
         trained: Any = partition(grads, trainable)[0]
+        function = next(filter(callable, jax_trees.tree_leaves(trained)), None)
+        if function is not None:
+            call = "Call it: grads = jax.grad(loss)(state.params, ...)."
+            raise _rejection(self, grads, f"grads {_has_function(grads, function)}. {call}")
         problem = _gradient_problem(weights, trained, grads)
         if problem and not _are_per_example(weights, trained):
             raise _rejection(self, grads, problem)
@@ -249,6 +252,36 @@ class TrainState(Module, Generic[P], kw_only=True):
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **changes)
 
 
+def _has_function(grads: Any, function: Any) -> str:
+    return f"{'is' if grads is function else 'contains'} the function {short_text(function)}"
+
+
+def _warn_of_trained_numbers(params: Any) -> None:
+    """Warn about Python floats in fields without a specifier: an `eps: float = 1e-5` would be trained."""
+    if not any(type(leaf) is float for leaf in jax_trees.tree_leaves(params)):
+        return
+    for place in walk(Place(params)):
+        in_nodes = (step for step in reversed(place.ancestors) if step.parent and is_node(step.parent.value))
+        step: Any = next(in_nodes, None) if type(place.value) is float else None
+        if step is None:
+            continue
+        info = info_of(step.parent.value)
+        field, warned = info.by_name[step.key.name], f"{step.key.name} (trained)"
+        if field.is_plain and warned not in info.table.warned:
+            warn_user(_trained_number(path_text(place.path, "params"), info.cls, field, place.value), ChildWarning)
+            info.table.warned.add(warned)  # not if the warning was an error, which must come again
+
+
+def _trained_number(path: str, cls: type[Any], field: FieldInfo, value: float) -> str:
+    """A Python float in a field without a specifier is a weight: after some steps `eps` may be negative."""
+    return (
+        f"{path} is the Python float {value}, so the optimiser trains it. Say in {cls.__qualname__} what it is. A "
+        f"setting:\n  {declared_as('static', field, cls)}\nA number that training leaves alone:\n"
+        f"  {declared_as('buffer', field, cls)}\nA parameter, also if it is jnp.asarray({value}):\n"
+        f"  {declared_as('child', field, cls)}"
+    )
+
+
 def _initial_opt_state(cls: type[Any], params: Any, tx: Any) -> Any:
     """The optimiser's state for parameters without their buffers."""
     reject_classes(f"{cls.__qualname__}.create", params)
@@ -269,6 +302,7 @@ def _initial_opt_state(cls: type[Any], params: Any, tx: Any) -> Any:
     try:
         return _strong_tree(tx.init(weights))
     except Exception as error:
+        _note_buffers(error, params)
         if _was_called(weights, error):
             error.add_note(
                 f"tx.init(params) raised this. Optax calls a mask or labels that are callable, such as a spec of a "
@@ -314,10 +348,10 @@ def _reject_changes(state: TrainState[Any], changes: dict[str, Any]) -> None:
             f"{name}.apply_gradients sets step, params and opt_state itself. For a different value, change the state: "
             f"state.replace({computed[0]}=...)."
         )
-    for wrong in changes.keys() - fields.keys():
-        hint = did_you_mean(wrong, ("grads", "buffers", "value", "value_fn"))
+    for unknown in changes.keys() - fields.keys():
+        hint = did_you_mean(unknown, ("grads", "buffers", "value", "value_fn"))
         if hint:
-            raise TypeError(f"{name}.apply_gradients has no argument {wrong}{hint}.")
+            raise TypeError(f"{name}.apply_gradients has no argument {unknown}{hint}.")
     for changed in changes.keys() & fields.keys():
         old, new = getattr(state, changed), fields[changed].convert(changes[changed], type(state))
         wrong = (
@@ -413,7 +447,7 @@ def _update_problem(state: TrainState[Any], inputs: tuple[Any, Any], outputs: tu
     if differing:
         reason = "tx.update returned updates that can't be added to params. Differences, params -> updates:"
         return f"{reason}{_lines(differing)}"
-    raw = _unchanged_gradients(trained, updates)
+    raw = _unchanged_gradients(trained, updates, state.opt_state)
     if raw:
         return (
             f"tx.update returned the gradients of {', '.join(raw)} unchanged, so they would be added to params. "
@@ -428,11 +462,21 @@ def _update_problem(state: TrainState[Any], inputs: tuple[Any, Any], outputs: tu
     return _state_problem(state, weights, trained) or f"{reason}{_lines(changed)}"
 
 
-def _unchanged_gradients(trained: Any, updates: Any) -> list[str]:
-    """The paths of updates that are gradients, if only some are; else empty, as for `optax.identity`."""
+def _unchanged_gradients(trained: Any, updates: Any, opt_state: Any) -> list[str]:
+    """The paths of updates that are gradients, unless the optimiser masks nothing and returns all, as `identity`."""
     pairs = zip(jax_trees.tree_leaves_with_path(trained), jax_trees.tree_leaves(updates), strict=False)
     raw = {path_text(path, "params"): grad is update for (path, grad), update in pairs}
-    return first_lines([path for path, is_raw in raw.items() if is_raw], 3) if not all(raw.values()) else []
+    is_meant = all(raw.values()) and not _is_masked(opt_state)
+    return [] if is_meant else first_lines([path for path, is_raw in raw.items() if is_raw], 3)
+
+
+def _is_masked(opt_state: Any) -> bool:
+    """Whether a state contains one of `optax.masked`."""
+
+    def is_mask(state: Any) -> bool:
+        return type(state).__name__ == "MaskedState"
+
+    return any(map(is_mask, jax.tree.leaves(opt_state, is_leaf=is_mask)))
 
 
 def _rejection(state: TrainState[Any], grads: Any, problem: str) -> ValueError:
@@ -442,12 +486,23 @@ def _rejection(state: TrainState[Any], grads: Any, problem: str) -> ValueError:
 
 
 def _add_notes(error: Exception, state: TrainState[Any], grads: Any) -> None:
-    """Add notes about two classes of one name, and about arguments that the optimiser needs."""
+    """Add notes about two classes of one name, buffers, and arguments that the optimiser needs."""
+    _note_buffers(error, state.params)
     note_redefined_classes(error, state.params, grads, state.opt_state)
     missing = re.findall(r"'(value|value_fn)'", str(error)) if "required keyword-only" in str(error) else []
     if missing:
         arguments = ", ".join(f"{name}={'loss' if name == 'value' else 'loss_of_params'}" for name in missing)
         error.add_note(f"The optimiser needs more than gradients: state.apply_gradients(grads=grads, {arguments}).")
+
+
+def _note_buffers(error: Exception, params: Any) -> None:
+    """Name the buffers if a transformation fails on the `None` in their place."""
+    buffers = jax_trees.tree_leaves_with_path(partition(params, trainable)[1])
+    if buffers and "None" in str(error):
+        error.add_note(
+            f"{path_text(buffers[0][0], 'params')} is a buffer, so the optimiser gets None in its place, and this one "
+            f"can't handle that. Keep what is not trained in a field of your own: class State(TrainState): stats: ..."
+        )
 
 
 def _state_problem(state: TrainState[Any], weights: Any, trained: Any) -> str:

@@ -19,6 +19,7 @@ import pytest
 from tests.checkpoint.engines import assert_same
 from tests.checkpoint.runs import LIKE, TREE, hold_commits, saved
 from treewright.checkpoint import CheckpointManager, folder
+from treewright.checkpoint.file import lock_of
 from treewright.checkpoint.retention import Retention
 from treewright.errors import CheckpointError, CheckpointWarning
 
@@ -426,3 +427,19 @@ def test_an_incomplete_folder_listing_is_repeated(tmp_path: Path, monkeypatch: p
     found = manager.restore_latest_valid(like=LIKE)
     assert found is not None
     assert found.step == 1
+
+
+def test_an_unfinished_step_is_deleted_before_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that goes first would let its writer's folder be taken for one whose process has ended."""
+    deleted: list[str] = []
+    monkeypatch.setattr(folder, "_delete", lambda path: deleted.append(path.name))
+    unfinished = [tmp_path / f"{step}{folder._SUFFIX}-0123abcd" for step in (3, 20)]
+    for path in unfinished:
+        path.mkdir()
+        lock_of(path).touch()
+    (tmp_path / "7.thrown-out-0123abcd").mkdir()
+
+    folder.clear(tmp_path)
+
+    assert sorted(deleted[:3]) == sorted([*(path.name for path in unfinished), "7.thrown-out-0123abcd"])
+    assert sorted(deleted[3:]) == sorted(lock_of(path).name for path in unfinished)

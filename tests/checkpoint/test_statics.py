@@ -129,6 +129,19 @@ def test_a_changed_optimiser_is_reported_by_its_settings(name: str, tmp_path: Pa
         load(tmp_path / "x", like=TrainState.create(params=params, tx=wanted))
 
 
+def test_a_schedule_is_the_same_optimiser_before_and_after_its_first_call(tmp_path: Path) -> None:
+    def state() -> TrainState:
+        return TrainState.create(params=jnp.ones(2), tx=optax.adam(optax.cosine_decay_schedule(1e-3, 400)))
+
+    step: Any = jax.jit(lambda state: state.apply_gradients(grads=state.params))
+    trained = step(state())  # The schedule replaces its captured 400 by 400.0.
+    save(tmp_path / "x", trained)
+
+    assert_same(load(tmp_path / "x", like=state()), trained)
+    assert step(state()).tx is trained.tx
+    assert step._cache_size() == 1
+
+
 def test_an_optimiser_with_a_different_state_is_rejected_with_a_fix(
     tmp_path: Path,
 ) -> None:

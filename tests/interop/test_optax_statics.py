@@ -349,3 +349,15 @@ def test_an_optimiser_follows_the_mask_at_its_construction(name: str) -> None:
 
     assert updates(rebuilt.tx) == updates(build(True)) != updates(build(False))
     assert updates(node.tx) == updates(build(False))
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.1])
+def test_a_schedule_is_the_same_static_before_and_after_its_first_call(rate: float) -> None:
+    called, uncalled = (optax.cosine_decay_schedule(rate, 400) for _ in range(2))
+    called(0)  # replaces its captured 400 by 400.0
+
+    holder = new_holder()
+
+    assert type(inspect.getclosurevars(called).nonlocals["decay_steps"]) is float
+    assert jax.tree.structure(holder(called)) == jax.tree.structure(holder(uncalled))
+    assert jax.tree.structure(holder(called)) != jax.tree.structure(holder(optax.cosine_decay_schedule(rate, 401)))

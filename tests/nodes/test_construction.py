@@ -425,3 +425,22 @@ def test_a_check_that_fails_for_a_setting_in_place_of_an_array_points_to_spec_li
     with pytest.raises(ValueError, match="is a vector") as caught:
         treewright.replace(system, gravity=jnp.ones(()))
     assert not notes_of(caught.value)
+
+
+class Defaults(Module):
+    child: Any = 1.0
+    made: Any = field(default_factory=lambda: [2.0])
+    kept: Any = treewright.buffer(default=3.0)
+    kind: str = static(default="relu")
+    sizes: tuple[int, ...] = static(default_factory=lambda: (4,))
+    given: int = static(default=0)
+
+    def __init__(self, given: int) -> None:
+        self.given = given
+
+
+def test_fields_of_each_kind_that_a_custom_init_leaves_out_get_their_defaults() -> None:
+    node = Defaults(5)
+
+    assert (node.child, node.made, node.kept, node.kind, node.sizes, node.given) == (1.0, [2.0], 3.0, "relu", (4,), 5)
+    assert Defaults(5).made is not node.made

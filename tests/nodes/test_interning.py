@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import enum
+import functools
+import gc
 import threading
 from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
 from treewright import Module, static
@@ -84,3 +91,78 @@ def test_interning_finds_a_value_added_during_a_comparison() -> None:
     assert len(meanwhile) == 1
     assert late.tree_flatten()[1] is meanwhile[0].tree_flatten()[1]
     assert late != first
+
+
+# Lifetimes
+
+
+def table_of(cls: Any) -> Any:
+    return cls.__node_info__.table
+
+
+def statics_of(node: Any) -> Any:
+    return node._node[1]
+
+
+def number_after_collection(table: Any) -> int:
+    gc.collect()
+    return len(table.in_use)
+
+
+def local_member() -> enum.Enum:
+    class Local(enum.Enum):
+        A = 1
+
+    return Local.A
+
+
+class Kept(Module):
+    setting: Any = static()
+
+
+def test_statics_of_constants_are_kept_for_the_next_node() -> None:
+    table = table_of(Kept)
+    for value in ("a", 1, (1, "b"), np.dtype("f4"), jnp.float32, jax.nn.relu):
+        first = id(statics_of(Kept(value)))
+
+        assert table.in_use
+        assert id(statics_of(Kept(value))) == first
+
+
+def test_the_number_of_kept_statics_is_limited() -> None:
+    class Counted(Module):
+        setting: Any = static()
+
+    table = table_of(Counted)
+    for number in range(640):
+        Counted(number)
+
+    assert number_after_collection(table) == 64
+
+
+@pytest.mark.filterwarnings("ignore::treewright.errors.StaticWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lambda x: x,
+        lambda: optax.adam(1e-3),
+        lambda: Running(1),
+        lambda: (1, Running(1)),
+        lambda: functools.partial(jnp.sum, axis=0),
+        local_member,
+        lambda: np.dtype("f4", metadata={"v": Running(1)}),
+        lambda: "long" * 1000,
+    ],
+)
+def test_statics_of_users_live_as_long_as_their_nodes(make: Callable[[], Any]) -> None:
+    class Owner(Module):
+        setting: Any = static()
+
+    table = table_of(Owner)
+    node = Owner(make())
+
+    assert number_after_collection(table) == 1
+
+    del node
+
+    assert number_after_collection(table) == 0

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from tests.nodes.test_functions import CLOSED, OPEN
@@ -270,3 +271,70 @@ def test_the_law_detects_a_part_without_contents(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(AssertionError):
         test_each_compared_part_is_in_the_contents(lambda: functools.partial(call, Config(1)))
     assert comparison_of(functools.partial(call, 1), "field").parts
+
+
+# Reports
+
+
+def nested(value: Any, levels: int) -> Any:
+    for _ in range(levels):
+        value = (value,)
+    return value
+
+
+# Where a value is in a static: deeper and further than a report lists.
+DEPTHS: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda value: value,
+    "below 9 levels": lambda value: nested(value, 9),
+    "below 120 levels": lambda value: nested(value, 120),
+    "after 450 parts": lambda value: (*range(450), value),
+    "after 300 pairs": lambda value: (*((i, i) for i in range(300)), (0, value)),
+}
+
+
+def custom(factor: float) -> Any:
+    """A function with a rule for its derivative, which is closed."""
+
+    @jax.custom_jvp
+    def double(x: Any) -> Any:
+        return x * 2
+
+    double.defjvps(lambda t, _ans, x, factor=factor: t * factor)
+    return double
+
+
+def custom_backward(factor: float) -> Any:
+    @jax.custom_vjp
+    def double(x: Any) -> Any:
+        return x * 2
+
+    double.defvjp(lambda x: (x * 2, None), lambda _, g, factor=factor: (g * factor,))
+    return double
+
+
+FUNCTIONS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "closed function": (lambda: lambda x: x, lambda: lambda x: x + 1),
+    "custom_jvp": (lambda: custom(2.0), lambda: custom(3.0)),
+    "custom_vjp": (lambda: custom_backward(2.0), lambda: custom_backward(3.0)),
+    "optimiser": (lambda: optax.adam(0.1), lambda: optax.adam(0.2)),
+    "optimiser with a deep schedule": (
+        lambda: optax.chain(optax.adam(optax.warmup_cosine_decay_schedule(0.0, 0.1, 10, 100))),
+        lambda: optax.chain(optax.adam(optax.warmup_cosine_decay_schedule(0.0, 0.1, 10, 101))),
+    ),
+}
+
+
+EXAMPLES_AND_FUNCTIONS = dict(zip(NAMES, EXAMPLES.values(), strict=True)) | FUNCTIONS
+
+
+@pytest.mark.parametrize("place", DEPTHS)
+@pytest.mark.parametrize("kind", EXAMPLES_AND_FUNCTIONS)
+def test_a_report_and_a_key_agree(kind: str, place: str) -> None:
+    first, second = EXAMPLES_AND_FUNCTIONS[kind]
+    made = [DEPTHS[place](make()) for make in (first, first, second)]
+    keys, snapshots = [*map(exact_key, made)], [*map(snapshot, made)]
+
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert alike(snapshots[i], snapshots[j]) is (keys[i] == keys[j])
+
+    assert keys[0] != keys[2]

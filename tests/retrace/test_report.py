@@ -110,3 +110,28 @@ def test_a_disabled_logger_prints_no_report(logger: logging.Logger, capsys: pyte
     retrace()
 
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_last_batch"),
+    [((31, 8), True), ((1, 8), True), ((33, 8), False), ((31, 9), False), ((31, 7), False), ((32, 7), False)],
+)
+def test_only_a_smaller_first_axis_alone_may_be_the_last_batch(shape: tuple[int, ...], is_last_batch: bool) -> None:
+    report = str(treewright.explain(jax.jit(lambda x: x), (jnp.ones((32, 8)),), (jnp.ones(shape),)))
+
+    assert ("if this is the smaller last batch of an epoch, drop or pad it" in report) == is_last_batch
+    assert ("pad to one size, or to a few" in report) != is_last_batch
+
+
+@pytest.mark.parametrize(("value", "is_default"), [(1, True), (True, False), (1.0, False), (2, False)])
+@pytest.mark.parametrize("static_argnames", [(), "n"])
+def test_only_an_equal_value_of_the_same_class_is_the_default(
+    value: Any, is_default: bool, static_argnames: Any
+) -> None:
+    def scaled(x: Any, n: Any = 1) -> Any:
+        return x * n
+
+    report = str(treewright.explain(jax.jit(scaled, static_argnames=static_argnames), (1.0,), (1.0, value)))
+
+    assert report.startswith("scaled would retrace")
+    assert ("passing a default explicitly adds an argument: always pass it, or never" in report) == is_default

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections import OrderedDict, defaultdict
 from typing import Any, NamedTuple
@@ -170,9 +171,9 @@ def test_at_changes_values_inside_statics() -> None:
     assert at(node, lambda node: node.table["x"][0]).set(9).table == freeze({"x": [9]})
     assert at(node, ".inner.kernel").set(2.0).inner == Linear(2.0)
     with pytest.raises(
-        AttributeError, match=r"(?s)Configured\.config \(.*Config\) has no \.wide \(did you mean \.width\?\)\. It has"
+        MissingPlaceError, match=r"Configured\.config \(.*Config\) has no \.wide \(did you mean \.width\?"
     ):
-        at(node, lambda node: node.config.wide)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+        at(node, ".config.wide")
 
 
 # Containers
@@ -350,32 +351,66 @@ def test_a_predicate_finds_nodes_leaves_and_statics() -> None:
 
 
 def message(tree: Any, where: Any) -> str:
-    """The error of `at`, or the note on the function's own error."""
-    with pytest.raises((AttributeError, LookupError, ValueError, TypeError)) as caught:
+    with pytest.raises((MissingPlaceError, ValueError, TypeError)) as caught:
         at(tree, where)
-    return str(next(iter(getattr(caught.value, "__notes__", ())), caught.value))
+    return str(caught.value)
 
 
-REJECTED: dict[str, tuple[Any, str]] = {
-    "an index from the end": (lambda net: net.layers[-3], "Net.layers (tuple) has no [-3]. It has [0] to [1]."),
-    "a dict": (lambda net: net.table["c"], "Net.table (dict) has no ['c']. It has ['b'], ['a']."),
+REJECTED: dict[str, tuple[Any, Any, str, list[str]]] = {
+    "an index from the end": (
+        lambda net: net.layers[-3],
+        IndexError,
+        "tuple index out of range",
+        ["Net.layers (tuple) has no [-3]. It has [0] to [1]."],
+    ),
+    "a dict": (lambda net: net.table["c"], KeyError, "'c'", ["Net.table (dict) has no ['c']. It has ['b'], ['a']."]),
+    "a misspelt field": (
+        lambda net: net.layers[0].kernle,
+        AttributeError,
+        "'Linear' object has no attribute 'kernle'",
+        ["Net.layers[0] (Linear) has no .kernle (did you mean .kernel?). It has .kernel, .bias, .mean, .activation."],
+    ),
     "below a leaf": (
         lambda net: net.layers[0].kernel.x,
-        "Net.layers[0].kernel is a leaf, 1.0, without a place .x below it.",
+        AttributeError,
+        "'float' object has no attribute 'x'",
+        ["Net.layers[0].kernel is a leaf, 1.0, without a place .x below it."],
     ),
-    "below None": (lambda net: net.layers[1].bias["x"], "Net.layers[1].bias (None) has no ['x']. It has nothing."),
-    "a named tuple": (lambda net: net.table["b"][0][2], "Net.table['b'][0] (Pair) has no [2]. It has .left, .right."),
+    "the user's own error": (
+        lambda net: int("width") if net.layers[0].kernel == 1.0 else net.layers,
+        ValueError,
+        "invalid literal for int() with base 10: 'width'",
+        [],
+    ),
+    "the user's own key": (lambda net: {"a": net.layers}["b"], KeyError, "'b'", []),
+    "the user's own attribute": (lambda net: getattr(collections, "x" + "y"), AttributeError, "", []),
 }
 
 
-@pytest.mark.parametrize(("where", "expected"), REJECTED.values(), ids=REJECTED)
-def test_a_missing_path_lists_existing_ones(where: Any, expected: str) -> None:
-    assert message(small_net(), where) == expected
+@pytest.mark.parametrize(("where", "error", "text", "notes"), REJECTED.values(), ids=REJECTED)
+def test_an_error_of_a_function_stays_and_names_the_missing_place(
+    where: Any, error: Any, text: str, notes: list[str]
+) -> None:
+    with pytest.raises(error) as caught:
+        at(small_net(), where)
+    assert type(caught.value) is error
+    assert text in str(caught.value)
+    assert getattr(caught.value, "__notes__", []) == notes
+    assert caught.value.__cause__ is None
+
+
+def test_an_error_of_jax_about_tracers_stays() -> None:
+    def where(net: Any) -> Any:
+        return net.layers[0].bias if net.layers[0].kernel > 0 else net.layers[0].kernel
+
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        jax.jit(lambda net: at(net, where).set(1.0))(small_net())
+    assert not any("A function of one argument" in note for note in getattr(caught.value, "__notes__", []))
 
 
 def test_long_lists_of_places_are_truncated() -> None:
     many = {str(index): index for index in range(20)}
-    assert message(many, lambda tree: tree["x"]).endswith("['10'], ['11'], and 8 more.")
+    assert message(many, "['x']").endswith("['10'], ['11'], and 8 more.")
 
 
 @pytest.mark.parametrize(
@@ -392,7 +427,9 @@ def test_a_function_that_computes_returns_no_place(where: Any, returned: str) ->
     assert f"must return a place in the tree, or a tuple, list or dict of places, but returned {returned}, " in message(
         net, where
     )
-    assert "To change values: at(tree, where).apply(lambda value: ...)" in message(net, where)
+    assert "To compute with a value or change part of an array, select the whole: at(tree, where).apply(" in message(
+        net, where
+    )
 
 
 @pytest.mark.parametrize("answer", [False, True])
@@ -404,7 +441,7 @@ def test_a_predicate_of_one_argument_is_rejected(answer: bool) -> None:
         predicate_of_leaves: Any = lambda leaf: leaf.ndim == 2
         with pytest.raises(AttributeError) as caught:
             select(small_net(), predicate_of_leaves)
-        assert "lambda path, value: ..." in caught.value.__notes__[-1]
+        assert "lambda path, value: ..." in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("result", [None, 2, -1, "no", [False], np.ones(2, bool)])
@@ -412,8 +449,8 @@ def test_a_predicate_must_return_a_bool(result: Any) -> None:
     for select in (at, partition, lambda tree, where: spec_like(tree, 0, {where: 1})):
         with pytest.raises(TypeError, match=r"^The predicate must return True or False, but returned .* for "):
             select([1.0], lambda path, value: result)
-    halves: Any = partition([1.0], lambda path, value: jnp.asarray(value) > 0)
-    assert halves == ([1.0], [None])
+    halves: Any = partition([1.0, -1.0], lambda path, value: jnp.sum(jnp.asarray(value)) > 0)
+    assert halves == ([1.0, None], [None, -1.0])
 
 
 @pytest.mark.parametrize("where", [lambda net: [], lambda net: {}, lambda net: ((), [])])
@@ -446,6 +483,67 @@ def test_all_functions_read_where_alike(where: Any) -> None:
         assert jax.tree.leaves(spec_like(net, 0, {where: 1})).count(1) == 2
 
 
+MISTAKES: list[Any] = [
+    "layrs",
+    ".layers[9]",
+    ".layers[0].kernel.x",
+    "layers.0.bias",
+    ".layers[",
+    "**.nothing",
+    ".layers[*].nothing",
+    "kernel",
+    complex,
+    Point,
+    lambda: 1,
+    lambda net, path, value: True,
+    lambda net: net.layrs,
+    lambda net: net.layers[9],
+    lambda net: net.table["c"],
+    lambda net: net.layers[0].kernel * 2,
+    lambda net: 3,
+    lambda net: True,
+    lambda net: [],
+    lambda net: (net.layers, net.layers[0]),
+    lambda net: (net.name, net.name),
+    lambda path, value: False,
+    lambda path, value: None,
+    lambda path, value: path.find("kernel"),
+    lambda path, value: value.ndim == 2,
+    None,
+    3,
+    1.5,
+    ("layers", 0),
+    ["layers"],
+    {"layers": 0},
+    {"layers": True},
+]
+
+
+@pytest.mark.parametrize("where", MISTAKES)
+def test_all_functions_reject_a_mistake_in_where_with_one_message(where: Any) -> None:
+    functions: list[Any] = [at, partition]
+    if not isinstance(where, list | dict):  # a mapping has no such keys
+        functions.append(lambda tree, where: spec_like(tree, 0, {where: 1}))
+    errors: set[tuple[Any, ...]] = set()
+    for select in functions:
+        with pytest.raises((AttributeError, LookupError, TypeError, ValueError)) as caught:
+            select(small_net(), where)
+        errors.add((caught.type, str(caught.value), *getattr(caught.value, "__notes__", [])))
+    assert len(errors) == 1
+
+
+@pytest.mark.parametrize(("where", "calls"), [(0, 2), (slice(0, 1), 2), (slice(None), 7), (slice(0, 3), 5)])
+def test_the_number_of_calls_of_a_function_is_the_one_on_the_page(where: Any, calls: int) -> None:
+    counted: list[None] = []
+
+    def select(tree: Any) -> Any:
+        counted.append(None)
+        return tree[where]
+
+    at([1.5, *[None] * 11] if calls == 2 else [None] * 12, select)
+    assert len(counted) == calls
+
+
 def test_a_class_selects_its_nodes() -> None:
     net: Any = small_net()
 
@@ -464,6 +562,18 @@ def test_apply_rejects_a_function_without_a_return() -> None:
             at(net, where).apply(lambda value: None)
     assert at(net, "**.kernel").set(None).layers[0].kernel is None
     assert at(net, ".layers[1].bias").apply(lambda value: value) == net
+
+
+def test_a_list_is_one_value_for_the_only_place_of_a_pattern() -> None:
+    """Of two places it could be one value for each, so it is an error."""
+    assert at({"a": 1, "b": {"c": 2}}, "['b'][*]").set([7]) == {"a": 1, "b": {"c": [7]}}
+    tree: Any = [1, 2]
+    assert at(tree, "[*]").set([7]) == [[7], [7]]
+    assert at([1, [2]], "[*]").set([7, 8]) == [[7, 8], [7, 8]]
+    with pytest.raises(ValueError, match=r"^set\(\) would put the list of 2 into each of the 2 places\."):
+        at([1, 2], "[*]").set([7, 8])
+    with pytest.raises(ValueError, match=r"^set\(\) would put the tuple of 2 into each of the 2 places\."):
+        at([1, 2], "[*]").set((7, 8))
 
 
 def test_places_and_selections_print_their_paths() -> None:

@@ -148,6 +148,16 @@ def test_a_place_that_is_not_certain_is_an_error(where: Any) -> None:
     assert text.endswith("Select by path, or with a predicate: lambda path, value: ...")
 
 
+def test_a_missing_place_is_named_if_it_is_certain() -> None:
+    def notes(where: Any) -> list[str]:
+        with pytest.raises(AttributeError, match=r"^'NoneType' object has no attribute 'x'") as caught:
+            at(SHARED, where)
+        return getattr(caught.value, "__notes__", [])
+
+    assert notes(lambda m: m.layers[1].bias.x) == ["Stacked.layers[1].bias (None) has no .x. It has nothing."]
+    assert notes(lambda m: [layer.bias for layer in m.layers][1].x) == []
+
+
 def test_a_missing_key_of_a_defaultdict_is_not_added() -> None:
     tree: Any = collections.defaultdict(list, b=1.0)
 

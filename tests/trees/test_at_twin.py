@@ -267,7 +267,7 @@ def test_an_error_of_the_function_itself_keeps_its_class_text_and_traceback(erro
         (lambda m: m.layers[7], IndexError, r"Net\.layers \(tuple\) has no \[7\]\. It has \[0\] to \[2\]\."),
         (lambda m: m.layers[int(m.layers[0].w.sum()) + 5], IndexError, r"Net\.layers \(tuple\) has no \[7\]"),
         (lambda m: m.table["z"], KeyError, r"Net\.table \(dict\) has no \['z'\]"),
-        (lambda m: m.head.b["x"], TypeError, r"Net\.head\.b \(None\) has no \['x'\]\. It has nothing\."),
+        (lambda m: m.head.b.x, AttributeError, r"Net\.head\.b \(None\) has no \.x\. It has nothing\."),
         (lambda m: m.head.w.kernel, AttributeError, r"Net\.head\.w is a leaf, f32\[2\], without a place \.kernel"),
         (lambda m: m.layers["a"], TypeError, r"Net\.layers \(tuple\) has no \['a'\]"),
     ],

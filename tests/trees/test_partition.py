@@ -22,6 +22,7 @@ from treewright import (
     static,
     trainable,
 )
+from treewright.errors import MissingPlaceError
 
 
 class Layer(Module):
@@ -86,10 +87,12 @@ def test_a_spec_has_the_treedef_of_the_tree_and_runs_no_code_of_it() -> None:
         (".layers[*].kernel", [".layers[0].kernel", ".layers[1].kernel"]),
         ("**.k*", [".layers[0].kernel", ".layers[1].kernel", ".norm.inner['layer'].kernel"]),
         (lambda net: (net.layers[0], net.rest), [".layers[0].kernel", ".layers[0].bias", ".rest[0]"]),
-        (lambda path, leaf: np.ndim(leaf) == 1, [".layers[0].bias", ".norm.scale", ".norm.mean"]),
+        (
+            lambda path, value: isinstance(value, jax.Array) and value.ndim == 1,
+            [".layers[0].bias", ".norm.scale", ".norm.mean"],
+        ),
         (lambda path, leaf: path.startswith(".norm"), ALL[3:6]),
-        (lambda path, leaf: False, []),
-        (".layers[1].bias", []),
+        (lambda path, value: isinstance(value, Layer) and value.bias is None, [".layers[1].kernel", ALL[5]]),
         ("", ALL),
     ],
 )
@@ -112,6 +115,14 @@ def test_a_later_rule_wins() -> None:
 # trainable
 
 
+class Empty(Module):
+    pass
+
+
+class Holder(Module):
+    rest: Empty
+
+
 @pytest.mark.parametrize("value", [None, (), "relu", 0.5, (1, 2), len])
 def test_spec_like_rejects_statics(value: Any) -> None:
     layer = replace(small_net().layers[0], activation=value)
@@ -120,8 +131,28 @@ def test_spec_like_rejects_statics(value: Any) -> None:
     for where in places:
         with pytest.raises(ValueError, match=r"^\.activation of a Layer is static, so it has no leaf and no setting"):
             spec_like(layer, default=True, where={where: False})
-    empty: Any = replace(layer, bias=None)
-    assert jax.tree.leaves(spec_like(empty, default=True, where={"bias": False})) == [True]
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "message"),
+    [
+        (".layers[1].bias", ValueError, ".layers[1].bias of a Net is None, which is not a leaf, so there is"),
+        (lambda net: [net.layers[0].bias, net.layers[1].bias], ValueError, ".layers[1].bias of a Net is None,"),
+        ("**.bi*s[*]", MissingPlaceError, "Nothing in Net matches **.bi*s[*]."),
+        (lambda path, value: False, MissingPlaceError, "The predicate is true nowhere in Net."),
+        (lambda path, value: path == ".layers[1].bias", ValueError, ".layers[1].bias of a Net is None, which is not a"),
+        (lambda net: [], MissingPlaceError, "The where function returned no places of Net, but []."),
+        (Empty, ValueError, ".rest of a Holder contains no leaf, so there is nothing to select."),
+        (complex, MissingPlaceError, "Net contains no complex."),
+    ],
+)
+def test_selecting_nothing_is_an_error(where: Any, error: Any, message: str) -> None:
+    tree = small_net() if where is not Empty else Holder(Empty())
+    for select in (partition, lambda tree, where: spec_like(tree, 0, {where: 1})):
+        with pytest.raises(error) as caught:
+            select(tree, where)
+        assert str(caught.value).startswith(message)
+    assert jax.tree.leaves(partition(tree, np.False_)[0]) == []
 
 
 @pytest.mark.parametrize("where", ["bias", ["bias"], lambda _path, _leaf: True])

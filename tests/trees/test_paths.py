@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from treewright import Module, at, static
 from treewright.errors import MissingPlaceError
@@ -83,3 +85,26 @@ def test_foreign_keys_are_selected_by_their_text(where: Any) -> None:
     changed = at(Foreign(), where).set(3)
 
     assert (changed.left, changed.right) == (3, 2)
+
+
+KEYS = st.one_of(
+    st.text(st.sampled_from("ab\\\n'\"]*[.1 "), max_size=5),
+    st.integers(-3, 12),
+    st.integers(0, 12).map(str),
+    st.binary(max_size=2),
+    st.tuples(st.text(st.sampled_from("a]',\\"), max_size=3), st.integers()),
+    st.none(),
+)
+
+
+@given(st.lists(KEYS, min_size=1, max_size=4))
+def test_a_printed_path_can_be_read_back(keys: list[Any]) -> None:
+    tree: Any = object()
+    leaf = tree
+    for key in keys:
+        tree = [{key: tree}] if key == 0 else {key: tree}
+    ((path, _),) = jax.tree_util.tree_leaves_with_path(tree)
+
+    assert at(tree, jax.tree_util.keystr(path)).get() is leaf
+    assert list(at(tree, lambda _, value: value is leaf).get()) == [jax.tree_util.keystr(path)]
+    assert at(tree, "[*]" * len(path)).get() == {jax.tree_util.keystr(path): leaf}

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from treewright import Module, buffer, field, node_at, replace, split_key_like, stack, static, unstack
+from treewright import Module, at, buffer, field, node_at, replace, stack, static, unstack
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def test_unstack_and_node_at_return_the_nodes() -> None:
 
 
 def test_an_ensemble_runs_under_vmap_and_layers_under_scan() -> None:
-    nodes = [jax.tree.map(jnp.asarray, replace(layer, bias=None)) for layer in layers()]
+    nodes = [jax.tree.map(jnp.asarray, at(layer, ".bias").set(None)) for layer in layers()]
     stacked, x = stack(nodes), jnp.ones(2)
 
     ensemble = jax.vmap(lambda layer: layer(x))(stacked)
@@ -116,15 +116,3 @@ def test_unstack_rejects_leaves_without_a_common_leading_axis() -> None:
         assert message(lambda index=index: node_at(stack(layers()), index)) == (
             f"Index {index} is out of range: Layer contains 3 trees."
         )
-
-
-def test_each_leaf_gets_a_separate_key() -> None:
-    layer = layers()[0]
-    for key in (jax.random.key(0), jax.random.PRNGKey(0)):
-        keys = split_key_like(key, layer)
-        noise = jax.tree.map(lambda leaf, key: jax.random.normal(key, jnp.shape(leaf)), layer, keys)
-
-        assert jax.tree.structure(keys) == jax.tree.structure(layer)
-        assert len({float(jnp.ravel(leaf)[0]) for leaf in jax.tree.leaves(noise)}) == 3
-        assert jax.tree.structure(jax.jit(split_key_like)(key, layer)) == jax.tree.structure(layer)
-    assert split_key_like(jax.random.key(0), None) is None

@@ -110,6 +110,12 @@ def foreign_library(cls: type[Any]) -> str | None:
     return None
 
 
+def is_state_of_nnx(value: Any) -> bool:
+    """Whether a value is a variable of flax.nnx that training must not change: any but a `Param`."""
+    names = {base.__name__ for base in type(value).__mro__} if foreign_library(type(value)) == "nnx" else set[str]()
+    return "Variable" in names and "Param" not in names
+
+
 def native_base(cls: type[Any]) -> type[Any] | None:
     """The first class in the MRO that is written in C, such as `list` or `Exception`; None if there is none."""
     is_native = types.BuiltinFunctionType
@@ -373,14 +379,31 @@ def _constant_key(value: Any) -> Hashable:
 
 
 def captured(function: types.FunctionType) -> dict[str, Any]:
-    """The captured variables of a function by name, without those that are not bound yet."""
+    """The captured variables of a function by name, without those that are not bound yet.
+
+    A library's function is what it was when it was first seen. If it assigns to a captured number itself, that is only
+    to convert it, so 400 and 400.0 are the same number then:
+
+        cosine = optax.cosine_decay_schedule(1e-3, 400)  # captured decay_steps=400
+        cosine(0)  # assigns decay_steps = 400.0, but is the same schedule
+    """
     variables: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:  # half the time of contextlib.suppress
             variables[name] = cell.cell_contents
         except ValueError:  # not bound yet
             continue
+    for name, value in variables.items():
+        if type(value) is float and value and value.is_integer() and is_library_function(function):
+            variables[name] = int(value) if name in assigned_by(function.__code__) else value
     return variables
+
+
+@functools.lru_cache(maxsize=4096)
+def assigned_by(code: types.CodeType) -> frozenset[str]:
+    """The captured variables that the code assigns to."""
+    stores = [each.argval for each in dis.get_instructions(code) if each.opname == "STORE_DEREF"]
+    return frozenset(stores).intersection(code.co_freevars)
 
 
 def jit_options(value: Any) -> tuple[Any, ...] | None:

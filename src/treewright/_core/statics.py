@@ -4,6 +4,7 @@ It is the `aux_data` of the node. `jit` compares it on every call. Because equal
 Python code.
 """
 
+import collections
 import dataclasses
 import enum
 import itertools
@@ -13,7 +14,9 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Self
 
-from treewright._base.functions import CONSTANTS, import_path
+import numpy as np
+
+from treewright._base.functions import CONSTANTS, import_path, library_of
 from treewright._base.jax_private import GetAttrKey
 from treewright._base.text import text
 from treewright._core.comparison import Holder, Unchanged
@@ -24,6 +27,8 @@ from treewright._core.rules import warn
 from treewright._core.rules.statics import CHANGING, NoExactKeyError, nested_too_deeply, static_field_error
 from treewright.errors import StaticWarning
 
+MAX_KEPT = 64  # statics of one class that are kept without a node
+_MAX_LENGTH = 1000  # of a string or tuple in them
 MAX_CHECKED_NODES = 64  # Checking all nodes of a class makes those with 8 children 20 % slower to create.
 
 
@@ -90,7 +95,11 @@ class StaticTable:
 
     `in_use` finds them by their keys. `by_value` finds most of them without computing a key: its own keys are
     `(*types, *values)`, for combinations in which type and `==` are exact. The generated `__init__` reads it directly.
-    `by_id` finds objects that came twice, unless their keys may change.
+    `by_id` finds objects that came twice, unless their keys may change, and constants.
+
+    Without an equal node, a node would build the key of its statics again, in ten times as long (benchmarks: node). So
+    the last statics that contain only constants are kept alive; those with an object of the user's live as long as
+    their nodes.
     """
 
     owner: type[Any]
@@ -105,6 +114,7 @@ class StaticTable:
         self.by_value: dict[Hashable, weakref.ref[Statics]] = {}
         self.by_id: dict[Hashable, weakref.ref[Statics]] = {}
         self.in_use: dict[_Entry, _Entry] = {}
+        self._kept: collections.deque[Statics] = collections.deque(maxlen=MAX_KEPT)
         self._doubted: weakref.WeakSet[type[Any]] = weakref.WeakSet()  # classes of values with a warning
         # Reentrant, because the garbage collector or a user's `__eq__` may run while it is locked.
         self._lock = threading.RLock()
@@ -134,8 +144,14 @@ class StaticTable:
             while statics is None:  # Another thread may free equal statics at this moment.
                 statics = self.in_use.setdefault(entry, entry)()
             if statics is new:
+                is_constant = all(map(_is_constant, values))
                 if all(map(_can_find_by_value, values, keys)):
                     self._remember(self.by_value, (*map(type, values), *values), statics)
+                elif is_constant:
+                    statics.watched = ()
+                    self._remember(self.by_id, tuple(map(id, values)), statics)
+                if is_constant:
+                    self._kept.append(statics)
             elif statics.watched is None and all(map(operator.is_, values, statics.values)):
                 watched = list(map(watched_below, values, keys))
                 statics.watched = tuple(itertools.chain(*filter(None, watched)))
@@ -199,6 +215,16 @@ def _can_find_by_value(value: Any, key: Any) -> bool:
         return (cls in CONSTANTS or issubclass(cls, enum.Enum)) and compared_by_itself(value, key)
     is_exact = cls.__eq__ is object.__eq__ and cls.__hash__ is object.__hash__
     return is_exact and callable(value) and import_path(value) is not None
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether a value is small, can't change and holds nothing of the user's: a number, or a library's function."""
+    cls = type(value)
+    if cls is str or cls is bytes:
+        return len(value) <= _MAX_LENGTH
+    if cls is tuple:
+        return len(value) <= _MAX_LENGTH and all(map(_is_constant, value))
+    return cls in CONSTANTS or (isinstance(value, np.dtype) and value.isbuiltin == 1) or library_of(value) != ""
 
 
 # Pickles

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, overload
 
 from treewright._base.jax_private import path_text
 from treewright._base.text import Verbatim, did_you_mean, short_text
-from treewright._trees.level import Place, reject_class, with_values
+from treewright._trees.level import reject_class
 from treewright._trees.pattern import listed
+from treewright._trees.places import Place, with_values
 from treewright._trees.selection import Selection
 from treewright._trees.where import select
 

@@ -5,7 +5,7 @@ import enum
 import functools
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -22,13 +22,15 @@ from treewright._base.functions import (
 from treewright._base.jax_private import Path, path_text
 from treewright._base.text import short_text
 from treewright._contents import Part, contents, unwrap_api_boundary
-from treewright._core import By, how_compared, is_node
+from treewright._core import By, how_compared, is_node, kind_of
 from treewright._freeze import FrozenArray
 from treewright._reports import first_names
-from treewright._trees.diff import ABSENT, Difference, DifferenceKind, same_exactly, same_to_jit
+from treewright._trees.diff import ABSENT, Difference, DifferenceKind, describe_apart, same_exactly, same_to_jit
 
-_MAX_DEPTH = 8  # levels of a value in its snapshot
-_MAX_PARTS = 400  # parts of a value in its snapshot; further parts are omitted
+_MAX_LEVELS = 100  # levels of a value in its snapshot: Python's stack ends at a few hundred
+# Of an object that is compared by identity, whose contents only describe it.
+_MAX_DEPTH = 8  # levels
+_MAX_PARTS = 400  # parts in all
 _MAX_SHOWN = 3  # changes listed in a cause
 # Values that need no snapshot: they can't change and refer to no arrays. Subclasses may have attributes.
 _CONSTANTS: tuple[Any, ...] = (
@@ -50,7 +52,7 @@ class Cause(str):
     is_bare: bool
 
     def __new__(cls, name: str, sentence: str, *, is_bare: bool = False) -> Self:
-        """A cause with a name from `treewright.retrace.report.FIXES`; bare if both values have the same contents."""
+        """A cause with a name from `treewright.retrace.fixes.FIXES`; bare if both values have the same contents."""
         cause = super().__new__(cls, sentence)
         cause.name, cause.is_bare = name, is_bare
         return cause
@@ -86,13 +88,14 @@ class Snapshot:
         foreign: How `jit` compares it as a static of a foreign class: "value" is its own `==`.
         exact: How nodes compare it as a static.
         reason: Why nodes compare it by identity.
-        kept: The value itself, if its class defines `==` and allows no weak reference.
+        kept: The value itself, if it is plain, or its class defines `==` and allows no weak reference.
         code: The code of a Python function.
+        is_whole: Whether it has all parts by which the value is compared. If not, `kept` is compared in their place.
     """
 
     cls: type[Any]
     text: str
-    parts: Mapping[Any, Any]
+    parts: dict[Any, Any]
     foreign: By
     exact: By
     reason: str
@@ -100,6 +103,7 @@ class Snapshot:
     code: Code | None
     address: int
     reference: weakref.ref[Any] | None
+    is_whole: bool = True
 
     def __repr__(self) -> str:
         return self.text
@@ -107,7 +111,7 @@ class Snapshot:
     @property
     def value(self) -> Any:
         """The value itself if its class defines `==`; None if it is deleted: JAX's caches depend on that."""
-        return self.kept if self.reference is None else self.reference()
+        return self.kept if self.kept is not None or self.reference is None else self.reference()
 
     @property
     def is_alive(self) -> bool:
@@ -121,28 +125,40 @@ class Snapshot:
 
 
 def snapshot(value: Any) -> Any:
-    """A snapshot of a value; a plain value itself."""
+    """A snapshot of a value; a plain value itself.
+
+    It has all parts by which `jit` or a node compares the value, and of objects that are compared by identity the first
+    ones. So of `(1, Trainer())` it has both items, and a part of the trainer's attributes.
+    """
     budget = iter(range(_MAX_PARTS))
     visited: dict[int, tuple[Any, Any]] = {}  # id -> the value, to keep the id in use, and its snapshot
 
-    def snapshot_of(value: Any, depth: int) -> Any:
+    def snapshot_of(value: Any, level: int, depth: int | None) -> Any:
+        """The snapshot of a part; `depth` is None as long as every part is compared."""
         if isinstance(value, _CONSTANTS) and not contents(value):
             return value
         if id(value) in visited:
             return visited[id(value)][1]
         visited[id(value)] = value, ("...", len(visited))  # for a value inside itself
-        parts: dict[Any, Any] = {}
-        # One level before the next, so that no part hides its neighbours by its size.
-        level = zip(contents(value).items(), budget, strict=False) if depth else ()
-        for key, part in [item for item, _ in level]:
+        snap = _snapshot_without_parts(value)
+        named = [*contents(value).items()]
+        if snap.foreign == snap.exact == "identity" and depth is None:
+            depth = _MAX_DEPTH
+        if depth is not None:
+            # One level before the next, so that no part hides its neighbours by its size.
+            named = [item for item, _ in zip(named, budget, strict=False)] if depth else []
+        if level == _MAX_LEVELS and named:
+            named, snap.kept, snap.is_whole = [], value, False
+        for key, part in named:
             # A global function may in turn read half a program.
             is_global = isinstance(key, Part) and key.role == "global" and isinstance(part, types.FunctionType)
-            parts[key] = snapshot_of(part, 0 if is_global else depth - 1)
-        visited[id(value)] = value, _snapshot_with(value, parts)
-        return visited[id(value)][1]
+            inner = 0 if is_global else None if depth is None else depth - 1
+            snap.parts[key] = snapshot_of(part, level + 1, inner)
+        visited[id(value)] = value, snap
+        return snap
 
     try:
-        return snapshot_of(value, _MAX_DEPTH)
+        return snapshot_of(value, 0, None)
     finally:
         visited.clear()  # `snapshot_of` refers to itself, so it would keep the values alive, and JAX their traces
 
@@ -152,7 +168,7 @@ def class_of(value: Any) -> type[Any]:
     return value.cls if isinstance(value, Snapshot) else type(value)
 
 
-def _snapshot_with(value: Any, parts: Mapping[Any, Any]) -> Snapshot:
+def _snapshot_without_parts(value: Any) -> Snapshot:
     cls: Any = type(value)
     is_tuple = isinstance(value, tuple) and cls.__eq__ is tuple.__eq__
     foreign: By = "value"
@@ -169,10 +185,12 @@ def _snapshot_with(value: Any, parts: Mapping[Any, Any]) -> Snapshot:
         reference = None if cls in _CONTAINERS else weakref.ref(value)
     except TypeError:
         reference = None
-    kept = value if foreign == "value" and reference is None else None
+    kind = kind_of(cls)
+    is_plain = kind is not None and kind.make is None and cls is not functools.partial  # it refers to no arrays
+    kept = value if is_plain or (foreign == "value" and reference is None) else None
     how = how_compared(value)
     exact = foreign if how.problem is not None else how.by
-    return Snapshot(cls, short_text(value), parts, foreign, exact, how.reason, kept, code, id(value), reference)
+    return Snapshot(cls, short_text(value), {}, foreign, exact, how.reason, kept, code, id(value), reference)
 
 
 # Differences
@@ -192,9 +210,13 @@ def same(left: Any, right: Any, *, exactly: bool = False) -> bool:
             left.parts[_SELF], right.parts[_SELF]
         )
     old, new = left.value, right.value
+    if not (left.is_whole and right.is_whole):
+        return left.cls is right.cls and (same_exactly if exactly else same_to_jit)(old, new)
     if (how != "parts" or not left.parts) and old is not None and new is not None:
         equal = (same_exactly if exactly else same_to_jit)(old, new)
         return equal and not (exactly and is_same_object(left, right) and not _same_parts(left, right, alike))
+    if how != "parts":
+        return False  # One is deleted, and its parts do not show whether they were equal.
     return _same_definition(left, right) and _same_parts(left, right, alike if exactly else same)
 
 
@@ -341,6 +363,8 @@ def _of_wrappers(old: Any, new: Any) -> Cause | None:
     text = f"a new {' of a '.join(names)} of {which}"
     pairs = list(zip(outer, others, strict=True))
     differences = [change for pair in pairs for change in changes(*pair) if change.path[0].role != "function"]
+    if not is_one:  # A rule that was created again with its function is no further reason.
+        differences = [change for change in differences if not _is_bare(change)]
     if differences:
         is_argument = any(change.path[0].role == "argument" for change in differences)
         return Cause("other arguments" if is_argument else "other options", f"{text}, with {_listed(differences)}")
@@ -431,13 +455,10 @@ def _of_methods(old: Snapshot, new: Snapshot) -> Cause | None:
     functions, owners = ([each.parts[key] for each in (old, new)] for key in (_FUNCTION, _SELF))
     if not alike(*functions):
         return cause_of(*functions)
-    is_one = is_same_object(*owners)
+    if is_same_object(*owners):  # Whatever changed inside it, perhaps by the trace itself, jit does not look at.
+        return Cause("method looked up again", "the same method of the same object, looked up again", is_bare=True)
     differences = [change for change in changes(*owners) if not _is_bare(change)]
-    differences = [_in_place(change) for change in differences] if is_one else differences
     about = f", with {_listed(differences)}" if differences else ""
-    if is_one:
-        text = "the same method of the same object, looked up again"
-        return Cause("method looked up again", text + about, is_bare=not differences)
     return Cause("other method", f"the same method of a different object{about}", is_bare=not differences)
 
 
@@ -461,4 +482,8 @@ def _of_objects(old: Snapshot, new: Snapshot) -> Cause | None:
         return None
     if changed:
         return Cause("other attributes", f"these differ: {_listed(changed)}")
+    if not old.is_whole:
+        return Cause("other attributes", f"they differ more than {_MAX_LEVELS} levels below")
+    if not by_identity and describe_apart(old, new) is not None:
+        return None  # the texts show it
     return Cause("same text", f"a different {cls.__qualname__} with the same text")

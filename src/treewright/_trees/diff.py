@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from treewright._base.functions import public
+from treewright._base.functions import BY_VALUE, public
 from treewright._base.jax_private import (
     Key,
     Path,
@@ -32,7 +32,7 @@ DifferenceKind: TypeAlias = _OfTrees | _OfCalls
 _BY_VALUE = ("static", "setting", "option", "batch", "function")  # kinds whose values are printed
 _OF_SAME_SHAPE = ("value", "dtype", "weak_type", "sharding", "placement")
 _OF_TYPES = ("shape", "dtype", "weak_type", "memory_space")
-_MAX_DEPTH = 8  # levels of a static that are searched for the changed values
+_MAX_DEPTH = 100  # levels of a static that are searched for the changed values
 _WIDTH, _MAX_SHOWN = 100, 20  # characters per line and entries of a printed list of differences
 _MAX_PARTS = 16  # changed entries of one container that are listed; with more, the whole container is
 
@@ -100,11 +100,16 @@ class Difference:
         if self.kind == "removed":
             return shown(self.left)
         if self.kind == "placement":
-            return f"{self.left.placement} -> {self.right.placement}"
+            placements = self.left.placement, self.right.placement
+            if str(placements[0]) != str(placements[1]):
+                return " -> ".join(map(str, placements))
+            details = describe_apart(*[placement.sharding for placement in placements]) or ("", "in another layout")
+            text = str(placements[0]).partition(" over devices")[0]
+            return " -> ".join([f"{text} {detail}".rstrip() for detail in details])
         if self.kind == "passing":
             return f"{self.left} -> {self.right}"
         if self.kind in _BY_VALUE or (self.kind == "value" and not hasattr(self.left, "shape")):
-            return " -> ".join(short_texts(self.left, self.right))
+            return " -> ".join(two_texts(self.left, self.right, reason=self.reason))
         return f"{shown(self.left)} -> {shown(self.right)}"
 
 
@@ -118,14 +123,42 @@ class Differences(list[Difference]):
         return "\n".join(shown) or "no differences"
 
 
-def short_texts(left: Any, right: Any) -> Sequence[str]:
-    """Short texts for two values that differ; the texts differ too if possible."""
+def two_texts(left: Any, right: Any, *, reason: str = "") -> Sequence[str]:
+    """Short texts for two values that differ.
+
+    The texts differ too, unless a reason says why they look alike: by what a short text leaves out, such as the module
+    of a class or the devices of a mesh, and finally by the addresses of the objects.
+    """
     texts = short_text(left), short_text(right)
     if texts[0] != texts[1]:
         return texts
     if isinstance(left, str) and isinstance(right, str):
         return excerpts((left, right), LENGTH // 2, show=repr)
-    return short_text(left, with_module=True), short_text(right, with_module=True)
+    texts = short_text(left, with_module=True), short_text(right, with_module=True)
+    if texts[0] != texts[1]:
+        return texts
+    details = describe_apart(left, right)
+    if details is None:
+        if reason or type(left) in BY_VALUE:
+            return texts
+        details = [f"at {getattr(side, 'address', id(side)):#x}" for side in (left, right)]
+    return [f"{text} {detail}" for text, detail in zip(texts, details, strict=True)]
+
+
+def describe_apart(left: Any, right: Any) -> Sequence[str] | None:
+    """What distinguishes two meshes or shardings whose texts are equal; None for other values."""
+    sides = [getattr(side, "kept", None) or side for side in (left, right)]  # of snapshots
+    meshes = [getattr(side, "mesh", side) for side in sides]
+    if all(isinstance(mesh, jax.sharding.Mesh) for mesh in meshes):
+        devices = [", ".join(str(device.id) for device in mesh.devices.flat) for mesh in meshes]
+    elif all(isinstance(side, jax.sharding.Sharding) for side in sides):
+        devices = [", ".join(sorted(str(device) for device in side.device_set)) for side in sides]
+    else:
+        return None
+    if devices[0] != devices[1]:
+        return [f"over devices {text}" for text in excerpts(devices, LENGTH // 2)]
+    memories = [f"in the memory {getattr(side, 'memory_kind', None)}" for side in sides]
+    return None if memories[0] == memories[1] else memories
 
 
 def shown(tree: Any) -> str:
@@ -194,7 +227,7 @@ def same_exactly(left: Any, right: Any) -> bool:
         return True
     try:
         return bool(exact_key(left) == exact_key(right))
-    except NoExactKeyError:
+    except (NoExactKeyError, RecursionError):
         return type(left) is type(right) and same_to_jit(left, right)
 
 

@@ -21,7 +21,8 @@ from treewright._core import (
     is_node,
     is_node_class,
 )
-from treewright._trees.level import LEAVES, all_entries, level_of, reject_class, with_changes
+from treewright._trees.level import LEAVES, level_of, reject_class
+from treewright._trees.places import all_entries, with_changes
 from treewright.errors import NodeInitError
 from treewright.module import Module
 
@@ -216,12 +217,12 @@ class _Drafts:
         return result
 
     def _node(self, draft: Any, original: Any, form: Any) -> Any:
-        spec, pending, (old_children, statics) = info_of(draft), draft.__dict__, form
-        _reject_wrong_names(spec, pending)
-        children = tuple(self._result(pending[field.name]) for field in spec.children)
-        values = tuple(pending[field.name] for field in spec.statics)
+        info, pending, (old_children, statics) = info_of(draft), draft.__dict__, form
+        _reject_wrong_names(info, pending)
+        children = tuple(self._result(pending[field.name]) for field in info.children)
+        values = tuple(pending[field.name] for field in info.statics)
         if not _all_same(values, statics.values):
-            statics = spec.table.intern(values)
+            statics = info.table.intern(values)
         elif _all_same(children, old_children):
             return original
         self._forms[id(draft)] = (children, statics)
@@ -253,8 +254,8 @@ def _all_same(left: Iterable[Any], right: Iterable[Any]) -> bool:
     return all(map(operator.is_, left, right))
 
 
-def _reject_wrong_names(spec: NodeInfo, pending: Mapping[str, Any]) -> None:
-    names, cls = list(spec.by_name), spec.cls
+def _reject_wrong_names(info: NodeInfo, pending: Mapping[str, Any]) -> None:
+    names, cls = list(info.by_name), info.cls
     deleted = [name for name in names if name not in pending]
     if deleted:
         raise TypeError(

@@ -1,13 +1,9 @@
-"""Tree traversal: one level of a live tree, a treedef or a snapshot, a walk over all levels, and changed copies."""
+"""One level of a live tree, a treedef or a snapshot: children, statics, and the types of leaves."""
 
-import collections
 import contextlib
-import copy
 import dataclasses
-import functools
-import inspect
 import types
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -21,12 +17,10 @@ from treewright._base.jax_private import (
     Path,
     SequenceKey,
     jax_trees,
-    path_text,
     typeof,
 )
 from treewright._base.text import class_name, short_text, with_article
-from treewright._core import flat_form, info_of, is_node, is_node_class, with_fields
-from treewright._freeze import FrozenMapping
+from treewright._core import flat_form, is_node_class
 
 _NUMBERS = frozenset({bool, int, float, complex})
 # Have nothing below them, for certain: finding that out from JAX takes ten times as long.
@@ -112,9 +106,9 @@ def level_of(value: Any) -> Level | None:
             return Level(cls, names, (), tuple((DictKey(name), value[name]) for name in names), ())
     if cls is Level:
         return value  # type: ignore[no-any-return]
-    if cls in _NUMBERS or isinstance(value, LeafType | np.ndarray | jax.Array):
+    if cls in _NUMBERS or cls is str or isinstance(value, LeafType | np.ndarray | jax.Array):
         return None
-    entries, treedef = _flatten_once(value)
+    entries, treedef = flatten_once(value)
     data = node_data(treedef)
     if data is None:
         return None
@@ -150,7 +144,7 @@ def node_data(treedef: Any) -> tuple[type[Any], Any] | None:
     return data
 
 
-def _flatten_once(value: Any) -> tuple[list[tuple[Path, Any]], Any]:
+def flatten_once(value: Any) -> tuple[list[tuple[Path, Any]], Any]:
     """The children of a value of any class, by path, and the treedef of this level."""
 
     def is_below(part: object) -> bool:
@@ -199,10 +193,7 @@ def _repeats(aux: Any, keys: list[Key]) -> bool:
     return type(aux) in _SEQUENCES and len(names) == len(keys) and all(same)
 
 
-# Places
-
-
-NOTHING: Any = object()  # returned by `child_of` for a missing key
+# Arguments
 
 
 def reject_class(function: str, *trees: object) -> None:
@@ -237,165 +228,3 @@ def reject_classes(function: str, *trees: object) -> None:
 def is_none(value: object) -> bool:
     """Whether a value is `None`, to flatten with `None`s as leaves."""
     return value is None
-
-
-def all_entries(value: Any) -> tuple[tuple[Key, Any], ...] | None:
-    """The children and statics of a value with their keys, in their own order; None for a leaf."""
-    if is_node(value):
-        pair = flat_form(value)
-        return tuple((GetAttrKey(field.name), field.value_in(pair)) for field in info_of(value).fields)
-    if isinstance(value, dict | FrozenMapping):
-        return tuple((DictKey(name), item) for name, item in value.items())
-    level = level_of(value)
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return None if level is None else level.children
-    children = () if level is None else level.children
-    names = {str(key) for key, _ in children}
-    fields = ((GetAttrKey(field.name), getattr(value, field.name)) for field in dataclasses.fields(value))
-    return (*children, *(entry for entry in fields if str(entry[0]) not in names))
-
-
-def child_of(value: Any, key: Key) -> Any:
-    """The child or static with this key, or `NOTHING`."""
-    cls = type(value)
-    if cls in _SEQUENCES:
-        return value[key.idx] if isinstance(key, SequenceKey) and 0 <= key.idx < len(value) else NOTHING
-    if is_node_class(cls):
-        is_field = type(key) is GetAttrKey and key.name in info_of(cls).by_name
-        return getattr(value, key.name) if is_field else NOTHING
-    return next((child for other, child in all_entries(value) or () if other == key), NOTHING)
-
-
-@dataclasses.dataclass(eq=False)
-class Place:
-    """A value in a tree, with its key and its parent; the root has neither."""
-
-    value: Any
-    key: Key = None
-    parent: "Place | None" = None
-
-    @functools.cached_property
-    def level(self) -> Level | None:
-        """The level of the value; None for a leaf."""
-        return level_of(self.value)
-
-    @property
-    def ancestors(self) -> "list[Place]":
-        """The places from the root to this one, both included."""
-        places: list[Place] = [self]
-        while places[-1].parent is not None:
-            places.append(places[-1].parent)
-        return places[::-1]
-
-    @property
-    def path(self) -> Path:
-        """The keys from the root to this place."""
-        return tuple([place.key for place in self.ancestors[1:]])
-
-    @property
-    def name(self) -> str:
-        """The class of the root and the path: `Model.layers[0]`."""
-        return path_text(self.path, class_name(self.ancestors[0].value))
-
-    def child(self, key: Key) -> "Place | None":
-        """The child or static with this key; None if it does not exist."""
-        value = child_of(self.value, key)
-        return None if value is NOTHING else Place(value, key, self)
-
-    def children(self) -> "Iterator[Place]":
-        """The children that are part of the tree, in JAX's order."""
-        return (Place(child, key, self) for key, child in (self.level.children if self.level else ()))
-
-    def entries(self) -> "Iterator[Place]":
-        """The children and statics."""
-        return (Place(child, key, self) for key, child in all_entries(self.value) or ())
-
-    def with_value(self, value: Any) -> Any:
-        """The whole tree with a different value here. Only ancestors are copied."""
-        place = self  # takes 3/4 of the time of `with_values` for one place (benchmarks: trees)
-        while place.parent is not None:
-            value, place = with_changes(place.parent.value, {place.key: value}), place.parent
-        return value
-
-
-def walk(root: Place, descend: Callable[[Place], Iterable[Place]] = Place.children) -> Iterator[Place]:
-    """A place and all its descendants, parents first. `descend` is called after a place is yielded."""
-    queue = [root]
-    while queue:
-        place = queue.pop()
-        yield place
-        queue.extend(reversed([*descend(place)]))
-
-
-def note_redefined_classes(error: BaseException, *trees: Any) -> None:
-    """Add a note to an error if two classes in the trees share a name."""
-    classes = dict.fromkeys(place.level.cls for tree in trees for place in walk(Place(tree)) if place.level)
-    names = collections.Counter((cls.__module__, cls.__qualname__) for cls in classes)
-    twice = ", ".join(name for (_, name), count in names.items() if count > 1)
-    if twice:
-        error.add_note(
-            f"Two classes are named {twice}: the class statement ran twice, for example in a notebook cell or a "
-            f"reloaded module. Recreate all objects with the current class."
-        )
-
-
-# Changed copies
-
-
-def with_values(tree: Any, changes: Sequence[tuple[Path, Any]], depth: int = 0) -> Any:
-    """A tree with new values at some paths. The tree itself is at this depth of the paths.
-
-    No path may begin with another. Each node on the paths is copied, and checked, once.
-    """
-    if not changes:
-        return tree
-    path, new = changes[0]
-    if len(path) == depth:
-        return new
-    inner: dict[Key, list[tuple[Path, Any]]] = {}
-    for change in changes:
-        inner.setdefault(change[0][depth], []).append(change)
-    return with_changes(tree, {key: with_values(child_of(tree, key), part, depth + 1) for key, part in inner.items()})
-
-
-def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
-    """A copy of a node or container with new values for some keys; the rest is shared.
-
-    Nodes run converters and checks, but not `__post_init__`. Dicts keep their order, and every container its class.
-    Statics of foreign classes are set by the constructor if it is a dataclass's generated one, else without it.
-    """
-    cls = type(value)
-    if cls in _SEQUENCES:
-        items = list(value)
-        for key, new in changes.items():
-            items[key.idx] = new
-        return items if cls is list else tuple(items)
-    if is_node_class(cls):
-        return with_fields(value, {key.name: new for key, new in changes.items()})
-    if isinstance(value, dict | FrozenMapping):
-        frozen = isinstance(value, FrozenMapping)
-        changed: Any = dict(value) if frozen else copy.copy(value)  # copy() keeps the class, such as OrderedDict
-        changed.update((key.key, new) for key, new in changes.items())
-        return FrozenMapping(changed) if frozen else changed
-    entries, treedef = _flatten_once(value)
-    children = {path[0]: child for path, child in entries if path}
-    if changes.keys() <= children.keys():
-        return treedef.unflatten({**children, **changes}.values())
-    if _is_replaceable(value, changes):
-        return dataclasses.replace(value, **{key.name: new for key, new in changes.items()})
-    changed = copy.copy(value)
-    for key, new in changes.items():
-        try:
-            object.__setattr__(changed, key.name, new)
-        except AttributeError as error:
-            raise TypeError(
-                f"{cls.__qualname__} can't be copied with a different {str(key).lstrip('.')}: {error}. Build one with "
-                f"it instead."
-            ) from error
-    return changed
-
-
-def _is_replaceable(value: Any, keys: Iterable[Key]) -> bool:
-    """Whether the constructor of a dataclass accepts its fields, as `dataclasses.replace` assumes."""
-    fields = {field.name for field in dataclasses.fields(value) if field.init}
-    return fields.issuperset(key.name for key in keys) and fields == {*inspect.signature(type(value)).parameters}

@@ -4,7 +4,8 @@ from typing import Any, TypeVar
 
 from treewright._base.jax_private import Path, jax_trees, path_text
 from treewright._base.text import short_text
-from treewright._trees.level import is_none, note_redefined_classes, reject_classes
+from treewright._trees.level import is_none, reject_classes
+from treewright._trees.places import note_redefined_classes
 from treewright._trees.specs import trainable, trained_leaves
 from treewright._trees.where import chosen_leaves, jax_error_text
 
@@ -20,13 +21,12 @@ def partition(tree: T, where: Any) -> tuple[T, T]:
     Args:
         tree: A node, or any other tree.
         where: The leaves to select, as in `at`: most often a mask or a function that returns one, such as `trainable`,
-            or a path or pattern. A predicate is called with the path and the value of each leaf. All leaves below a
-            place are selected.
+            or a path or pattern. All leaves below a place are selected.
 
     Raises:
-        MissingPlaceError: If a path, a pattern, a class or a function selects nothing.
+        MissingPlaceError: If `where` selects nothing, and is not a mask.
         TypeError: If the mask contains anything but bools, or a predicate returns anything else.
-        ValueError: If the mask is not a prefix of `tree`, or the selected place is a static.
+        ValueError: If the mask is not a prefix of `tree`, or the selected place is a static or contains no leaf.
 
     Examples:
         >>> class Norm(Module):

@@ -1,5 +1,7 @@
 """Paths as text: steps, patterns, and the error for a place that does not exist."""
 
+import ast
+import contextlib
 import dataclasses
 import re
 from collections.abc import Sequence
@@ -10,14 +12,13 @@ from treewright._base.functions import earlier_class_hint
 from treewright._base.jax_private import DictKey, GetAttrKey, Key, SequenceKey
 from treewright._base.text import class_name, did_you_mean, short_text
 from treewright._reports import first_lines
-from treewright._trees.level import Place, all_entries
+from treewright._trees.places import Place, all_entries
 from treewright.errors import MissingPlaceError
 
 _STEP = re.compile(
     r"""(?P<deep>\*\*)
     | \.?(?P<field>[^\W\d][\w*]*|\*[\w*]*)
-    | \[(?P<index>-?\d+|\*)\]
-    | \[(?P<quote>['"])(?P<entry>.*?)(?P=quote)\]""",
+    | \[\*\]""",
     re.VERBOSE,
 )
 
@@ -36,7 +37,7 @@ class Step:
     """One step of a pattern. `name` is a field's name or glob, an index, or a dict key."""
 
     kind: Literal["field", "item", "every item", "deep"]
-    name: str | int
+    name: Any
 
     @property
     def is_literal(self) -> bool:
@@ -60,19 +61,30 @@ def parse(text: str) -> tuple[Step, ...]:
     end = 0
     while end < len(text):
         match = _STEP.match(text, end)
+        if match is None and (item := _item(text, end)):
+            steps.append(item[0])
+            end = item[1]
+            continue
         if match is None or (match["field"] and end and text[end] != "."):
             raise ValueError(
                 f"{text!r} is not a path: {text[end:]!r} is not a step. A step is .name, [0], ['name'], .*, [*] or **, "
                 f'as in ".layers[*].kernel" or "**.bias".{with_items(text)}'
             )
-        if match["deep"] or match["field"]:
-            steps.append(Step("deep" if match["deep"] else "field", match[0].lstrip(".")))
-        else:
-            index = match["index"]
-            every = index == "*"
-            steps.append(Step("every item" if every else "item", int(index) if index and not every else match["entry"]))
+        kind: Any = "deep" if match["deep"] else "field" if match["field"] else "every item"
+        steps.append(Step(kind, match[0].lstrip(".")))
         end = match.end()
     return tuple(steps)
+
+
+def _item(text: str, start: int) -> tuple[Step, int] | None:
+    """The step `[key]` at this position, and its end. The key is a literal: `0`, `'a]'`, `('a', 1)`."""
+    ends = (bracket.end() for bracket in re.finditer(r"\]", text) if bracket.start() > start)
+    for end in ends if text.startswith("[", start) else ():
+        with contextlib.suppress(ValueError, SyntaxError, TypeError):
+            key = ast.literal_eval(text[start + 1 : end - 1])
+            hash(key)
+            return Step("item", key), end
+    return None
 
 
 def with_items(text: str) -> str:

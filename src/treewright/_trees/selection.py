@@ -7,21 +7,18 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.errors import JAXIndexError, JAXTypeError
 
-from treewright._base.jax_private import Path, jax_trees, path_text
+from treewright._base.jax_private import GetAttrKey, jax_trees, path_text
 from treewright._base.text import short_text
 from treewright._core import is_node
-from treewright._trees.level import Place, walk
-from treewright._trees.pattern import listed
-from treewright._trees.twin import EMPTY, ONE, Run, StandIn, flat_result
+from treewright._trees.pattern import listed, missing_place
+from treewright._trees.places import Place, reject_overlaps, walk
+from treewright._trees.twin import EMPTY, ONE, Run, StandIn, flat
 from treewright.errors import MissingPlaceError
 
 _MAX_SHOWN = 5  # places that a message lists
-# An object of these may be at many places.
-_SHARED = (types.NoneType, int, str, bytes, type, types.FunctionType)
-_OF_TRACERS = (JAXTypeError, JAXIndexError)
-_HOW_CALLED = (
+_SHARED = (types.NoneType, int, str, bytes, type, types.FunctionType)  # an object of these may be in many places
+HOW_CALLED = (
     "A function of one argument is called with the whole tree and returns places in it; a predicate has two, "
     "lambda path, value: ..."
 )
@@ -41,24 +38,26 @@ def select_by_function(
 ) -> Selection | list[bool]:
     """The places of the objects that a function returns for the tree; or if it returns a mask, the mask.
 
-    An object does not know its place, and `None`, numbers, strings and tied arrays are in many. So the function runs
-    again, on a twin of the tree: each node and container is a copy of the same class, made when it is read, and knows
-    its place. Leaves are the tree's own, so the function does the same as before. If it reads a returned object at
-    several places, it runs once more with a stand-in at each of these.
+    An object does not know its place, and `None`, numbers, strings and tied arrays are in many. So the function also
+    runs on a twin of the tree, whose nodes and containers know their places; leaves are the tree's own. If it reads a
+    returned object at several places, it runs again with a stand-in at each of these.
     """
     run = Run(where, root)
-    if run.added is not None:
-        raise run.added
-    result = _result_for_tree(where, root)
-    structure = run.structure
+    run.reject_added_keys()
     try:
-        values = structure.flatten_up_to(result)
+        result = where(root.value)
+    except (AttributeError, TypeError, LookupError) as error:
+        _note_missing_place(error, run)
+        raise
+    try:
+        values = run.structure.flatten_up_to(result)
     except (ValueError, TypeError):
         places: Sequence[Any] = [None]
     else:
         places = list(map(run.place_of, run.returned, values))
         if None in places and run.read:
             places = _places_apart(run, values, places)
+    structure = run.structure
     if None in places:
         mask = as_mask(result)
         if mask is not None:
@@ -68,52 +67,60 @@ def select_by_function(
         raise MissingPlaceError(f"The where function returned no places of {root.name}, but {short_text(result)}.")
     if structure is ONE:
         return Selection(places)
-    _reject_overlaps(places)
+    reject_overlaps(places)
     return Selection(places, structure)
 
 
-def _result_for_tree(where: Callable[[Any], Any], root: Place) -> Any:
-    """The result of a function for the tree. An error gets a note with the place that the tree does not have."""
-    try:
-        return where(root.value)
-    except Exception as error:
-        if isinstance(error, AttributeError | TypeError | LookupError) and not isinstance(error, _OF_TRACERS):
-            missing = Run(where, root, naming="missing").missing
-            if missing is not None:
-                error.add_note(str(missing))
-            if missing is None or hasattr(jax.Array, getattr(error, "name", None) or ""):  # meant for a leaf
-                error.add_note(_HOW_CALLED)
-        raise
+def _note_missing_place(error: Exception, run: Run) -> None:
+    """Add the place that the tree lacks to a user's error, if it is certain, and how the function is called."""
+    if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
+        return
+    named = Run(run.where, run.root, naming=True)
+    missing, name = named.missing, getattr(error, "name", None) or ""
+    places = {place.path: place for place in named.read.get(id(getattr(error, "obj", None)), ())}
+    for place in places.values():
+        if name and len(places) == 1 and place.child(GetAttrKey(name)) is None:
+            missing = missing_place(place, GetAttrKey(name))
+    is_meant_for_leaf = isinstance(error, TypeError) or hasattr(jax.Array, name) or hasattr(str, name)
+    notes = [*([] if missing is None else [str(missing)]), *([HOW_CALLED] if is_meant_for_leaf else [])]
+    if notes:
+        error.add_note(" ".join(notes))
 
 
 def _places_apart(run: Run, values: Sequence[Any], places: Sequence[Place | None]) -> Sequence[Place | None]:
     """The places, also of objects that the function reads at several places, as far as they are certain.
 
-    The function runs with a stand-in at each of these places. It was misled if it now reads something else, or, with
-    the objects themselves at the places that it returned, returns something else: if `m.a` and `m.b` are `None`, then
-    `m.b if m.a is None else m.a` returns the `None` of `m.b`, but the stand-in of `m.a`.
+    The function runs with a stand-in at each of these places. A stand-in misled it if it now reads something else, or
+    returns something else with the object itself at that place: if `m.a` and `m.b` are `None`, `m.b if m.a is None
+    else m.a` returns the `None` of `m.b`, but the stand-in of `m.a`. Of n places that it returned, a different half
+    has the object itself in each of log2(n) runs.
     """
     apart = {id(value) for value, place in zip(values, places, strict=True) if place is None} & run.read.keys()
     apart |= run.shared
     if not apart:
         return places
-    again = Run(run.where, run.root, apart=apart)
-    if again.order != run.order or len(again.returned) != len(values):
+    again = Run(run.where, run.root, apart)
+
+    def is_same_way(other: Run) -> bool:
+        return other.order == run.order and len(other.returned) == len(values)
+
+    if not is_same_way(again):
         return places
-    found = [again.place_of(returned, value) for returned, value in zip(again.returned, values, strict=True)]
-    codes = {index: place for index, place in enumerate(found) if type(again.returned[index]) is StandIn and place}
-    claimed = dict.fromkeys(place.path for place in codes.values())
-    numbers = {path: number for number, path in enumerate(claimed, 1)}
+    found = list(map(again.place_of, again.returned, values))
+    stood_in = (issubclass(type(returned), StandIn) for returned in again.returned)
+    claims = {i: place.path for i, place in enumerate(found) if next(stood_in) and place}
+    numbers = {path: number for number, path in enumerate(dict.fromkeys(claims.values()), 1)}
     for bit in range(len(numbers).bit_length()):
         kept = {path for path, number in numbers.items() if number >> bit & 1}
-        other = Run(run.where, run.root, apart=apart, kept=kept)
-        if other.order != run.order or len(other.returned) != len(values):
+        other = Run(run.where, run.root, apart, kept)
+        if not is_same_way(other):
             return places
-        for index, place in codes.items():
-            each = other.returned[index]
-            if each is not values[index] if place.path in kept else other.path_of(each) != place.path:
-                found[index] = None
-    return [place if place is not None else new for place, new in zip(places, found, strict=True)]
+        for i, path in claims.items():
+            place = other.place_of(other.returned[i], values[i])
+            is_right = place is not None and place.path == path
+            if not (other.returned[i] is values[i] if path in kept else is_right):
+                found[i] = None
+    return [place or new for place, new in zip(places, found, strict=True)]
 
 
 def _places_found(run: Run, result: Any, places: Sequence[Place | None]) -> tuple[list[Place], Any]:
@@ -122,19 +129,17 @@ def _places_found(run: Run, result: Any, places: Sequence[Place | None]) -> tupl
     for place in walk(run.root, Place.entries):
         by_id.setdefault(id(place.value), []).append(place)
     by_id.pop(id(EMPTY), None)
-    values, structure = flat_result(result, by_id)
-    returned: Sequence[Any] = run.returned
+    values, structure = flat(result, by_id)
     if structure != run.structure:
-        places = returned = [None] * len(values)
+        places = [None] * len(values)
     found = [
-        place or _only_place(run, value, by_id.get(id(value), []), each)
-        for value, place, each in zip(values, places, returned, strict=True)
+        place or _only_place(run, each, by_id.get(id(each), [])) for place, each in zip(places, values, strict=True)
     ]
     return found, structure
 
 
-def _only_place(run: Run, value: Any, places: Sequence[Place], returned: Any) -> Place:
-    """The only place of an object that a function returned, or the place with the same leaves."""
+def _only_place(run: Run, value: Any, places: Sequence[Place]) -> Place:
+    """The only place of an object that a function returned, or the only place with the same leaves."""
     name = run.root.name
     if len(places) > 1:
         paths = [path_text(place.path) or "the whole tree" for place in places]
@@ -142,38 +147,23 @@ def _only_place(run: Run, value: Any, places: Sequence[Place], returned: Any) ->
             f"The where function returned {short_text(value)}, which is at {len(places)} places of {name}: "
             f"{listed(paths, _MAX_SHOWN)}. Select by path, or with a predicate: lambda path, value: ..."
         )
-    if places and not (isinstance(value, _SHARED) or value is EMPTY):
+    if places and not isinstance(value, _SHARED):
         return places[0]
-    if returned is not None:  # flax's FrozenDict creates its inner mappings when they are read
+    if type(value) not in {list, tuple} and not is_node(value):
+        # flax's FrozenDict creates its inner mappings when they are read
         same = [place for place in walk(run.root) if _has_same_leaves(place.value, value)]
-        if type(value) not in {list, tuple} and not is_node(value) and len(same) == 1:
+        if len(same) == 1:
             return same[0]
     if isinstance(value, bool | np.bool_):
-        raise TypeError(f"The where function returned {value} for the whole tree. {_HOW_CALLED}")
-    missing = None if value is None else Run(run.where, run.root, naming="computed").missing
-    raise missing or TypeError(
+        raise TypeError(f"The where function returned {value} for the whole tree. {HOW_CALLED}")
+    raise TypeError(
         f"The where function must return a place in the tree, or a tuple, list or dict of places, but returned "
-        f"{short_text(value)}, which {'it did not read from' if places else 'is not in'} {name}. To change values: "
-        f"at(tree, where).apply(lambda value: ...). To select by value, use a predicate: lambda path, value: ..."
+        f"{short_text(value)}, which {'it did not read from' if places else 'is not in'} {name}. To compute with a "
+        f"value or change part of an array, select the whole: at(tree, where).apply(lambda value: ...). To select by "
+        f"value, use a predicate: lambda path, value: ..."
     )
 
 
 def _has_same_leaves(left: Any, right: Any) -> bool:
     ours, theirs = jax_trees.tree_leaves_with_path(left), jax_trees.tree_leaves_with_path(right)
     return 0 < len(ours) == len(theirs) and all(a == b and x is y for (a, x), (b, y) in zip(ours, theirs, strict=True))
-
-
-def _reject_overlaps(places: Sequence[Place]) -> None:
-    selected: dict[Path, Place] = {}
-    for place in places:
-        path = place.path
-        if path in selected:
-            raise ValueError(f"{place.name} is selected twice, so it could get two values. Select it once.")
-        selected[path] = place
-    for path, place in selected.items():
-        parent = next((selected[path[:end]] for end in range(len(path)) if path[:end] in selected), None)
-        if parent is not None:
-            raise ValueError(
-                f"{place.name} is inside {parent.name}, which is also selected: one change would undo the other. "
-                f"Select one of them, or make two calls."
-            )

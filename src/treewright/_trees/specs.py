@@ -33,14 +33,14 @@ def spec_like(tree: Any, default: Any = None, where: Mapping[Any, Any] | None = 
         default: The setting of every other leaf. It may be a prefix of `tree`: a tree that ends earlier, and each of
             its settings applies to all leaves below.
         where: The settings of some leaves, by `where=` as in `at`: a path, `"**.bias"`, a class or a function of the
-            tree, or a predicate of the path and the value of each leaf. All leaves below a place get its setting, and
-            later entries override earlier ones. A tuple, list or dict here is one setting; as `default` it would be a
+            tree, or a predicate of path and value. All leaves below a place get its setting, and later entries override
+            earlier ones. A tuple, list or dict here is one setting; as `default` it would be a
             prefix.
 
     Raises:
-        MissingPlaceError: If a place does not exist.
+        MissingPlaceError: If a place does not exist, or a pattern, predicate or class selects nothing.
         TypeError: If `where` is not a mapping, or a predicate returns anything but a bool.
-        ValueError: If a place is a static, or `default` is not a prefix of `tree`.
+        ValueError: If a place is a static or contains no leaf, or `default` is not a prefix of `tree`.
 
     Examples:
         >>> class Layer(Module):
@@ -49,7 +49,7 @@ def spec_like(tree: Any, default: Any = None, where: Mapping[Any, Any] | None = 
         >>> layers = [Layer(jnp.ones((2, 3)), jnp.ones(3)), Layer(jnp.ones((3, 1)), jnp.ones(1))]
         >>> spec_like(layers, True, {"**.bias": False})
         [Layer(kernel=True, bias=False), Layer(kernel=True, bias=False)]
-        >>> spec_like(layers, "small", {lambda path, leaf: leaf.size > 3: "large", "[1]": None})
+        >>> spec_like(layers, "small", {lambda path, value: path.endswith("kernel"): "large", "[1]": None})
         [Layer(kernel='large', bias='small'), Layer(kernel=None, bias=None)]
     """
     reject_classes("spec_like", tree)

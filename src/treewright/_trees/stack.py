@@ -1,4 +1,4 @@
-"""`stack`, `unstack` and `node_at` for trees with a leading axis; `split_key_like` for a random key per leaf."""
+"""`stack`, `unstack` and `node_at` for trees with a leading axis."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -6,10 +6,9 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 
-from treewright._base.jax_private import Path, is_key_dtype, is_ref, jax_trees, path_text
+from treewright._base.jax_private import Path, is_ref, jax_trees, path_text
 from treewright._base.text import class_name, shape_text, short_text, text, with_article
 from treewright._core import is_node
 from treewright._reports import counted
@@ -88,11 +87,7 @@ def unstack(tree: T) -> list[T]:
         [Layer(kernel=f32[3]), Layer(kernel=f32[3])]
     """
     reject_classes("unstack", tree)
-    length = _length(tree)
-    leaves, treedef = jax_trees.tree_flatten(tree)
-    columns = [jnp.unstack(jnp.asarray(leaf)) for leaf in leaves]
-    trees: list[T] = [treedef.unflatten(column[index] for column in columns) for index in range(length)]
-    return trees
+    return [node_at(tree, index) for index in range(_length(tree))]
 
 
 def node_at(tree: T, index: int | jax.Array) -> T:
@@ -122,33 +117,6 @@ def node_at(tree: T, index: int | jax.Array) -> T:
     leaves, treedef = jax_trees.tree_flatten(tree)
     node: T = treedef.unflatten(jnp.asarray(leaf)[index] for leaf in leaves)
     return node
-
-
-def split_key_like(key: jax.Array, tree: T) -> T:
-    """A tree of the same treedef with a random key in place of each leaf, each independent of the others.
-
-    Args:
-        key: `key<fry>[]` from `jax.random.key`, or a legacy `u32[2]`.
-        tree: A node, or any other tree.
-
-    Examples:
-        >>> class Layer(Module):
-        ...     kernel: jax.Array
-        ...     bias: jax.Array
-        >>> layer = Layer(jnp.zeros((2, 3)), jnp.zeros(3))
-        >>> keys = split_key_like(jax.random.key(0), layer)
-        >>> jax.tree.map(lambda leaf, key: leaf + jax.random.normal(key, leaf.shape), layer, keys)
-        Layer(kernel=f32[2,3], bias=f32[3])
-    """
-    if not hasattr(key, "dtype") or not (is_key_dtype(key.dtype) or key.dtype == np.uint32):
-        raise TypeError(
-            f"The first argument of split_key_like(key, tree) must be a key, such as jax.random.key(0), got "
-            f"{short_text(key)}."
-        )
-    reject_classes("split_key_like", tree)
-    treedef = jax_trees.tree_structure(tree)
-    keys: T = treedef.unflatten(jax.random.split(key, treedef.num_leaves))
-    return keys
 
 
 def _type_of(path: Path, leaf: Any) -> str:

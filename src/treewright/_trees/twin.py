@@ -1,246 +1,194 @@
-"""A twin of a tree: copies of its nodes and containers, which are made when they are read and know their places.
+"""A twin of a tree: run a function on copies of its nodes and containers, which know their places.
 
-A node of a twin is a real instance of the real class, because an instance is the pair of its values and statics: here
-the values are read from the tree one by one. Methods, properties, `type`, `isinstance`, `==` and `jax.tree` see a tree
-like any other. Leaves are the tree's own objects, or stand-ins for them where their identity has to tell places apart.
+An instance is its flat form, so a copy of a node is a real instance of its class whose flat form is read lazily.
+Methods, properties, `type`, `==`, `callable` and `jax.tree` work on it. The twin of `net` in `lambda net:
+net.layers[1].bias` is a `Net` with two lazy values. Reading `.layers` makes a tuple of two copies, reading `.bias` of
+the second returns the bias itself, and `Run.read` has its place, `.layers[1].bias`.
 """
 
 import contextlib
 import copy
+import functools
 import operator
-import types
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Literal, Never
+from typing import Any, Never
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
 from treewright._base.jax_private import GetAttrKey, Key, Path, SequenceKey, jax_trees
-from treewright._core import FLAT_FORM_NAME, flat_form, is_node, is_node_class
+from treewright._core import flat_form, from_flat_form, is_node, is_node_class
 from treewright._freeze import FrozenMapping
-from treewright._trees.level import LEAVES, Place, all_entries, with_changes
-from treewright._trees.pattern import below, item_key
+from treewright._trees.level import LEAVES
+from treewright._trees.pattern import item_key, missing_place
+from treewright._trees.places import Place, all_entries, with_changes
 from treewright.errors import MissingPlaceError
 
-EMPTY: Any = ()  # this object may be at many places
-STRUCTURES = (tuple, list, dict)  # of several places
+EMPTY: Any = ()  # one object for all places
+STRUCTURES = (tuple, list, dict)  # may contain several places
 ONE = jax.tree.structure(0)  # the treedef of a single object
-_SEQUENCES = (list, tuple)
-_LONG = 16  # items of a list or tuple that are copied at once
+_LONG = 16  # items of a list or tuple that are copied together
 _NO_RESULT = object()  # the result of a run that raised
-_PASSIVE = (int, float, bool, types.NoneType, types.FunctionType, types.BuiltinFunctionType)
-_store = object.__setattr__
 
 
 class Run:
-    """One call of a function with a twin of the tree: what it returns, and what it reads.
+    """One call of a function with a twin of the tree: what it reads and what it returns.
 
-    Attributes:
-        returned: The objects in its result; and `structure`, the treedef of the result.
-        read: By the `id` of an object of the tree: the places where the function may have read it.
-        order: The fields that it read in nodes, in order, by the `id` of the node and the key.
-        shared: The `id`s of nodes and containers that it may have read at several places.
-        made: By the `id` of a copy or stand-in: itself, so that the `id` stays in use, and its place.
-        missing: The error for a place that the function reads and the tree does not have; only if `naming` is set.
+    Leaves are the tree's own, and a node or container has one copy for all its places, so `is` works; but objects with
+    an `id` in `apart` have a stand-in or copy for each place, except for leaves at the paths in `kept`. With `naming`,
+    lists, tuples and dicts raise an error with the name of a missing item.
     """
 
-    def __init__(
-        self,
-        where: Callable[[Any], Any],
-        root: Place,
-        *,
-        apart: Collection[int] = (),
-        kept: Collection[Path] = (),
-        naming: Literal["", "missing", "computed"] = "",
-    ) -> None:
-        """Call the function.
+    __slots__ = (
+        *("where", "root", "apart", "kept", "read", "order", "shared", "made", "missing", "returned", "structure"),
+        *("_copies", "_dicts", "is_naming"),
+    )
 
-        Args:
-            where: The function.
-            root: The tree.
-            apart: The `id`s of leaves that have a stand-in at each place.
-            kept: The places among these where the leaf itself is kept.
-            naming: Whether leaves are stand-ins that name a place that is missing below them; also for what is
-                computed with them.
-        """
-        self.where, self.root, self.apart, self.kept, self.naming = where, root, apart, kept, naming
-        self.read: dict[int, list[Place]] = {}
-        self.order: list[tuple[int, Key]] = []
-        self.shared: set[int] = set()
-        self.made: dict[int, tuple[Any, Place]] = {}
+    def __init__(
+        self, where: Any, root: Place, apart: Collection[int] = (), kept: Collection[Path] = (), *, naming: bool = False
+    ) -> None:
+        self.where, self.root, self.apart, self.kept = where, root, apart, kept
+        self.is_naming = naming
+        self.read: dict[int, list[Place]] = {}  # by the `id` of an object: the places where it may have been read
+        self.order: list[tuple[int, Key]] = []  # the fields that were read, in order, with the `id` of the node
+        self.shared: set[int] = set()  # the `id`s of nodes and containers that are at several places
+        self.made: dict[int, tuple[Any, Place]] = {}  # copies and stand-ins by their `id`, which is thus not reused
         self.missing: MissingPlaceError | None = None
         self._copies: dict[int, Any] = {}  # by the `id` of the object
-        self._dicts: list[tuple[Any, Place]] = []
+        self._dicts: list[tuple[Any, Place]] = []  # of classes that may add a key when it is read, as a defaultdict
         result: Any = _NO_RESULT
         try:
-            if apart or naming:
-                with warnings.catch_warnings(action="ignore"):  # of a stand-in's class; the tree itself warns too
-                    result = where(self.value_at(root))
-            else:
-                result = where(self.value_at(root))
+            result = where(self.value_at(root))
         except MissingPlaceError as error:
             self.missing = error
-        except AttributeError as error:
-            self.missing = self._missing_attribute(error) if naming else None
-        except Exception:  # noqa: BLE001, S110  it raises for the tree too, or a stand-in is not enough like it
+        except Exception:  # noqa: BLE001, S110  it raises for the tree too, or a stand-in is not enough like the value
             pass
-        self.returned, self.structure = [result], ONE
-        if isinstance(result, STRUCTURES):
-            self.returned, self.structure = flat_result(result, self.made.keys() | ({id(EMPTY)} & self.read.keys()))
+        self.returned, self.structure = flat(
+            result, self.made if id(EMPTY) not in self.read else {*self.made, id(EMPTY)}
+        )
 
-    @property
-    def added(self) -> MissingPlaceError | None:
-        """The error for a place that reading adds, as in a defaultdict."""
+    def reject_added_keys(self) -> None:
+        """Raise for a key that the function would add to a defaultdict by reading it."""
         for copied, place in self._dicts:
-            for key in copied.keys() - place.value.keys():
-                try:
-                    below(place, item_key(place.value, key))
-                except MissingPlaceError as error:
-                    return error
-        return None
-
-    def place_of(self, returned: Any, value: Any) -> Place | None:
-        """The place of a value that the function returned in this run; None if it is not certain."""
-        made = self.made.get(id(returned))
-        if made is not None:
-            _, place = made
-            if place.value is not value:
-                return None
-        else:
-            places = self.read.get(id(value), [])
-            is_known = returned is value and not isinstance(value, int) and not self.apart
-            if not (is_known and places) or (len(places) > 1 and len({place.path for place in places}) > 1):
-                return None
-            place = places[0]
-        is_shared = self.shared and not self.apart and any(id(step.value) in self.shared for step in place.ancestors)
-        return None if is_shared else place
-
-    def path_of(self, returned: Any) -> Path | None:
-        """The path of a copy or stand-in; None for other objects."""
-        made = self.made.get(id(returned))
-        return None if made is None else made[1].path
+            for name in copied.keys() - place.value.keys():
+                raise missing_place(place, item_key(place.value, name))
 
     def value_at(self, place: Place) -> Any:
-        """A leaf; the copy of a node or container; or a stand-in, which only this place has."""
+        """What the function gets at a place: the leaf, the copy of a node or container, or a stand-in."""
         value = place.value
-        key, cls = id(value), type(value)
-        is_own_node = is_node_class(cls)
-        is_leaf = not is_own_node and _is_leaf(value)
+        key = id(value)
+        cls: Any = type(value)
+        is_own = is_node_class(cls)
+        is_leaf = not is_own and _is_leaf(value)
         if key in self.read:
             self.read[key].append(place)
-        else:
-            self.read[key] = [place]
-        if is_leaf:
-            if not self.naming and (key not in self.apart or place.path in self.kept):
-                return value
-            made = value if self.naming else _twin_of_leaf(value)
-            made = StandIn(place, self) if made is value else made
-        else:
-            if len(self.read[key]) > 1:
+            if not is_leaf:
                 self.shared.add(key)
                 if key not in self.apart and key in self._copies:
                     return self._copies[key]
-            made = self._copies[key] = _copy_of_node(place, self, cls) if is_own_node else self._copy_at(place)
+        else:
+            self.read[key] = [place]
+        made: Any
+        if not is_leaf:
+            made = self._copies[key] = self._copy_of_node(place) if is_own else self._copy_of_container(place)
+        elif key not in self.apart or place.path in self.kept:
+            return value
+        else:
+            made = _equal_object(value)
+            made = _stand_in_class(cls)(value) if made is value else made
         self.made[id(made)] = made, place
         return made
 
-    def _copy_at(self, place: Place) -> Any:
-        """A copy of a container, or of an object of another library."""
+    def _copy_of_node(self, place: Place) -> Any:
+        children, own = flat_form(place.value)
+        statics: Any = _Statics(place, self, own.values, own.table.names)
+        statics.own = own
+        values: Any = _Values(place, self, children, own.table.keys)
+        return from_flat_form(type(place.value), (values, statics))
+
+    def _copy_of_container(self, place: Place) -> Any:
         value = place.value
         cls = type(value)
-        if cls in _SEQUENCES and not self.naming:
-            if len(value) > _LONG:
-                return _LAZY[cls](value, place, self)
-            return cls(self.value_at(Place(item, SequenceKey(i), place)) for i, item in enumerate(value))
+        if cls in _LAZY:
+            if self.is_naming or len(value) > _LONG:
+                lazy = _LAZY[cls](value)
+                lazy.place, lazy.run, lazy.made = place, self, {}
+                return lazy
+            return cls([self.value_at(Place(item, SequenceKey(i), place)) for i, item in enumerate(value)])
         parts = {entry.key: self.value_at(entry) for entry in place.entries()}
-        if isinstance(value, (*STRUCTURES, FrozenMapping)):
-            copied = with_changes(value, parts) if parts else copy.copy(value)
-        else:
-            copied = _copy_of_foreign(place, parts)
-        if isinstance(value, dict) and type(value) is not dict:
+        if cls is dict and self.is_naming:
+            return _NamingDict(place, parts)
+        if not isinstance(value, (*STRUCTURES, FrozenMapping)):
+            return _copy_of_foreign(place, parts)
+        copied = with_changes(value, parts) if parts else copy.copy(value)
+        if isinstance(value, dict) and cls is not dict:
             self._dicts.append((copied, place))
-        return _naming_missing(copied, place) if self.naming and isinstance(value, STRUCTURES) else copied
+        return copied
 
-    def _missing_attribute(self, error: AttributeError) -> MissingPlaceError | None:
-        """The error for the place that an attribute of a copy would have."""
-        made = self.made.get(id(error.obj))
-        try:
-            if made is not None and error.name:
-                below(made[1], GetAttrKey(error.name))
-        except MissingPlaceError as missing:
-            return missing
-        return None
+    def place_of(self, returned: Any, value: Any) -> Place | None:
+        """The place of an object that the function returned in this run and for the tree; None if it is not certain."""
+        _, place = self.made.get(id(returned), (None, None))
+        if place is None and returned is value and not (self.apart or isinstance(value, int)):
+            places = self.read.get(id(value), [])
+            place = places[0] if len(places) == 1 or len({each.path for each in places}) == 1 else None
+        if place is None or place.value is not value:
+            return None
+        is_shared = self.shared and not self.apart and any(id(each.value) in self.shared for each in place.ancestors)
+        return None if is_shared else place
 
 
-def flat_result(result: Any, places: Collection[int]) -> tuple[list[Any], Any]:
-    """The objects in a tuple, list or dict, and its treedef. A tuple that is itself a place is one object."""
+def flat(result: Any, places: Collection[int] = ()) -> tuple[list[Any], Any]:
+    """The objects in a tuple, list or dict, and its treedef. One whose `id` is in `places` is one object."""
 
     def is_object(value: Any) -> bool:
-        return type(value) is StandIn or not isinstance(value, STRUCTURES) or id(value) in places
+        return not isinstance(value, STRUCTURES) or id(value) in places
 
-    return jax.tree.flatten(result, is_leaf=is_object)
+    return ([result], ONE) if is_object(result) else jax.tree.flatten(result, is_leaf=is_object)
 
 
 def _is_leaf(value: Any) -> bool:
     """Whether a value has no places below it."""
-    cls = type(value)
-    if cls in STRUCTURES:
+    if type(value) in STRUCTURES:
         return value is EMPTY
-    return cls in _PASSIVE or isinstance(value, LEAVES) or not (is_node(value) or all_entries(value) is not None)
+    return isinstance(value, LEAVES) or not (is_node(value) or all_entries(value) is not None)
 
 
-# Nodes
-
-
-def _copy_of_node(place: Place, run: Run, cls: type[Any]) -> Any:
-    form = flat_form(place.value)
-    twin = object.__new__(cls)
-    _store(twin, FLAT_FORM_NAME, (_Values(place, run, form[0], form[1].table.keys), _Statics(place, run, form[1])))
-    return twin
+# Copies
 
 
 class _Values:
-    """The children or statics of a node in a run. They are read, and copied, one by one."""
+    """The values of a node's children or statics in a run. They are read, and copied, one by one."""
 
-    __slots__ = ("keys", "made", "place", "run", "values")
+    __slots__ = ("entries", "keys", "made", "place", "run")
 
-    def __init__(self, place: Place, run: Run, values: tuple[Any, ...], keys: tuple[Key, ...]) -> None:
-        self.place, self.run, self.values, self.keys = place, run, values, keys
+    def __init__(self, place: Place, run: Run, entries: tuple[Any, ...], keys: tuple[Any, ...]) -> None:
+        self.place, self.run, self.entries, self.keys = place, run, entries, keys
         self.made: dict[int, Any] = {}
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.entries)
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self.__getitem__, range(len(self)))
+        return map(self.__getitem__, range(len(self.entries)))
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return tuple(self)[index]
         key = self.keys[index]
         self.run.order.append((id(self.place.value), key))
         if index not in self.made:
-            self.made[index] = self.run.value_at(Place(self.values[index], key, self.place))
+            key = GetAttrKey(key) if type(key) is str else key
+            self.made[index] = self.run.value_at(Place(self.entries[index], key, self.place))
         return self.made[index]
 
 
-class _Statics:
-    """The statics of a node in a run, which equal the node's own."""
+class _Statics(_Values):
+    """The statics of a node in a run, and their values. They equal the node's own."""
 
-    __slots__ = ("made", "own", "place", "run", "table")
-
-    def __init__(self, place: Place, run: Run, own: Any) -> None:
-        self.place, self.run, self.own, self.table = place, run, own, own.table
-        self.made: _Values | None = None
+    __slots__ = ("own",)
 
     @property
     def values(self) -> Any:
-        if self.made is None:
-            keys = tuple(map(GetAttrKey, self.table.names))
-            self.made = _Values(self.place, self.run, self.own.values, keys)
-        return self.made
+        return self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.own, name)
@@ -255,61 +203,58 @@ class _Statics:
         return repr(self.own)
 
 
-# Containers
-
-
-class _LazyItems:
-    """The items of a long list or tuple, which are copied when they are read."""
-
-    base: Any  # list or tuple
-    place: Place
-    run: Run
-    made: dict[int, Any]
-
-    def __new__(cls, value: Any, place: Place, run: Run) -> Any:
-        new = cls.base.__new__(cls, value)
-        new.__dict__.update(place=place, run=run, made={})
-        return new
-
-    def __init__(self, value: Any, place: Place, run: Run) -> None:  # noqa: ARG002  those of `__new__`
-        if self.base is list:
-            initialise: Any = self.base.__init__
-            initialise(self, value)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return self.whole()[index]
-        value = self.place.value
-        index = range(len(value))[index]
-        if index not in self.made:
-            self.made[index] = self.run.value_at(Place(value[index], SequenceKey(index), self.place))
-        return self.made[index]
-
-    def whole(self) -> Any:
-        return self.base(self[index] for index in range(len(self.place.value)))
-
-    def __reversed__(self) -> Any:
-        return reversed(self.whole())
-
-    def __hash__(self) -> int:
-        return hash(self.whole())
+# Methods of long lists and tuples that copy all items.
+_READS = (
+    *("__iter__", "__reversed__", "__contains__", "__add__", "__mul__", "__rmul__", "__eq__", "__lt__", "__gt__"),
+    *("__hash__", "index", "count"),
+)
 
 
 def _lazy(base: Any) -> Any:
-    lazy: Any = type(base.__name__, (_LazyItems, base), {"base": base, "__hash__": _LazyItems.__hash__})
+    """A class of lists or tuples whose items are copied when they are read: one of 1,000 takes as long as one of 20."""
+
+    class Lazy(base):  # type: ignore[misc]
+        def __getitem__(self, index: Any) -> Any:
+            place = self.place
+            if isinstance(index, slice):
+                return self.whole()[index]
+            key = item_key(place.value, index)
+            if not (isinstance(key, SequenceKey) and 0 <= key.idx < len(place.value)):
+                if self.run.is_naming:
+                    raise missing_place(place, key)
+                return base.__getitem__(self, index)  # raises
+            if key.idx not in self.made:
+                self.made[key.idx] = self.run.value_at(Place(place.value[index], key, place))
+            return self.made[key.idx]
+
+        def whole(self) -> Any:
+            return base([self[index] for index in range(len(self.place.value))])
+
     for name in _READS:
-        setattr(lazy, name, lambda self, *args, name=name: getattr(self.whole(), name)(*args))
+        if getattr(base, name, None):
+            setattr(Lazy, name, lambda self, *args, name=name: getattr(self.whole(), name)(*args))
+    Lazy.__name__, Lazy.__qualname__, Lazy.__module__ = base.__name__, base.__name__, base.__module__
     jax_trees.register_pytree_with_keys(
-        lazy,
-        lambda items: (tuple((SequenceKey(i), each) for i, each in enumerate(items.whole())), None),
+        Lazy,
+        lambda lazy: (tuple((SequenceKey(i), item) for i, item in enumerate(lazy.whole())), None),
         lambda _, children: base(children),
-        lambda items: (items.whole(), None),
+        lambda lazy: (lazy.whole(), None),
     )
-    return lazy
+    return Lazy
 
 
-_READS = ("__iter__", "__contains__", "__add__", "__mul__", "__rmul__", "__eq__", "__lt__", "__gt__", "index", "count")
-_LAZY: Mapping[type[Any], Any] = types.MappingProxyType({cls: _lazy(cls) for cls in _SEQUENCES})
+_LAZY: dict[type[Any], Any] = {cls: _lazy(cls) for cls in (list, tuple)}
+
+
+class _NamingDict(dict[Any, Any]):
+    """A dict that names a key that it lacks."""
+
+    def __init__(self, place: Place, parts: Mapping[Key, Any]) -> None:
+        super().__init__({key.key: part for key, part in parts.items()})
+        self.place = place
+
+    def __missing__(self, name: object) -> Never:
+        raise missing_place(self.place, item_key(self.place.value, name))
 
 
 def _copy_of_foreign(place: Place, parts: Mapping[Key, Any]) -> Any:
@@ -318,47 +263,22 @@ def _copy_of_foreign(place: Place, parts: Mapping[Key, Any]) -> Any:
     children = {key: part for key, part in parts.items() if key in names}
     try:
         copied = with_changes(place.value, children) if children else copy.copy(place.value)
-    except Exception:  # noqa: BLE001  a constructor
+    except Exception:  # noqa: BLE001  its constructor
         copied, children = copy.copy(place.value), {}
     for key in parts.keys() - children.keys():
         with contextlib.suppress(AttributeError):
-            _store(copied, str(getattr(key, "name", key)), parts[key])
+            object.__setattr__(copied, key.name, parts[key])
     return copied
 
 
-def _naming_missing(copied: Any, place: Place) -> Any:
-    """A list, tuple or dict that raises an error with the name of the place."""
-    cls: Any = type(copied)
-    naming = type(cls.__name__, (_Naming, cls), {})
-    named = naming(*copied) if hasattr(cls, "_fields") else naming(copied) if cls in STRUCTURES else copied
-    with contextlib.suppress(AttributeError):
-        named.place = place
-    return named
+# Stand-ins for leaves
 
 
-class _Naming:
-    place: Place
-
-    def __getitem__(self, item: Any) -> Any:
-        try:
-            return super().__getitem__(item)  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
-        except (LookupError, TypeError):
-            below(self.place, item_key(self.place.value, item))
-            raise
-
-
-# Leaves
-
-
-def _twin_of_leaf(value: Any) -> Any:
-    """A different object that no function can tell from this leaf except by identity; the leaf itself if there is none.
-
-    An array is the same buffers in another object. None, numbers and short strings have no twins.
-    """
-    cls = type(value)
-    if cls is float:
+def _equal_object(value: Any) -> Any:
+    """Another object that no function can tell from a float, string or array except by `is`; or the value itself."""
+    if type(value) is float:
         return value * 1.0
-    if cls is str and len(value) > 1:
+    if type(value) is str and len(value) > 1:
         return value[:1] + value[1:]
     if isinstance(value, np.ndarray):
         return value.view()
@@ -370,57 +290,23 @@ def _twin_of_leaf(value: Any) -> Any:
 
 
 class StandIn:
-    """A leaf of the tree, with its place. It acts like the value, but for its identity and type."""
+    """Acts like a leaf that has no equal object, such as `None`, `True` or a function, but for `is` and `type`."""
 
-    __slots__ = ("place", "run")
+    __slots__ = ("value",)
 
-    def __init__(self, place: Place, run: Run) -> None:
-        self.place = place
-        self.run = run
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
-    # isinstance() reads __class__ here, and gets the value's.
-    def __getattribute__(self, name: str) -> Any:
-        place = _place_of(self)
-        if name == "__class__":
-            return type(place.value)
-        if _run_of(self).naming == "computed" or not hasattr(place.value, name):
-            below(place, GetAttrKey(name))  # raises
-        return getattr(place.value, name)
-
-    def __getitem__(self, item: Any) -> Any:
-        place = _place_of(self)
-        if _run_of(self).naming == "missing" and hasattr(type(place.value), "__getitem__"):
-            return place.value[item]
-        return below(place, item_key(place.value, item))  # raises
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(_place_of(self).value)
-
-    def __len__(self) -> int:
-        return len(_place_of(self).value)
-
-    def __index__(self) -> int:
-        return operator.index(_place_of(self).value)
-
-    def __bool__(self) -> bool:
-        return bool(_place_of(self).value)
-
-    def __contains__(self, item: object) -> bool:
-        return item in _place_of(self).value
-
-    def __repr__(self) -> str:
-        return repr(_place_of(self).value)
-
-    def __hash__(self) -> int:
-        return hash(_place_of(self).value)
-
-    def __eq__(self, other: object) -> Any:
-        return _place_of(self).value == other
-
-    def __array__(self, *_: object, **__: object) -> Never:
-        raise TypeError(f"{_place_of(self).name} has no value here")
+    def __getattribute__(self, name: str) -> Any:  # isinstance() reads __class__ here
+        return getattr(_value_of(self), name)
 
 
-_place_of: Callable[[Any], Place] = vars(StandIn)["place"].__get__
-_run_of: Callable[[Any], Run] = vars(StandIn)["run"].__get__
-StandIn.__name__ = StandIn.__qualname__ = "leaf"  # what a function prints that looks at the class
+_value_of: Callable[[Any], Any] = vars(StandIn)["value"].__get__
+for _function in (len, operator.index, bool, repr, str, hash, operator.eq):
+    setattr(StandIn, f"__{_function.__name__}__", lambda self, *other, do=_function: do(_value_of(self), *other))
+
+
+@functools.lru_cache(64)
+def _stand_in_class(cls: type[Any]) -> Any:
+    """The class of the stand-ins for a class of leaves. It has its name, because libraries show it in warnings."""
+    return type(cls.__name__, (StandIn,), {"__slots__": (), "__module__": cls.__module__})

@@ -7,22 +7,26 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from treewright._base.functions import earlier_class_hint
-from treewright._base.jax_private import SequenceKey, jax_trees, path_text
+from treewright._base.jax_private import Path, SequenceKey, jax_trees, path_text
 from treewright._base.text import did_you_mean, short_text, with_article
 from treewright._core import is_node
-from treewright._trees.level import Place, is_none, note_redefined_classes, walk
+from treewright._reports import counted
+from treewright._trees.level import is_none
 from treewright._trees.pattern import Step, below, key_of, listed, missing_place, name_in, parse, with_items
-from treewright._trees.selection import Selection, select_by_function
+from treewright._trees.places import Place, note_redefined_classes, walk
+from treewright._trees.selection import HOW_CALLED, Selection, select_by_function
 from treewright.errors import MissingPlaceError
 
+_HERE = object()
 _BOOLS = frozenset({bool, np.bool_})
+_FORMS = "where= must be a path, a function, a predicate, a class or a mask (a tree of bools), but got "
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
@@ -45,24 +49,31 @@ def select(tree: Any, where: Any) -> Selection:
 
 
 def chosen_leaves(tree: Any, where: Any) -> list[bool]:
-    """For each leaf, whether `where` selects it: it is below a place, or the mask or the predicate is true for it."""
-    if _is_function(where) and arguments_of(where) == 2:
-        leaves = jax_trees.tree_leaves_with_path(tree)
-        return [_is_true(where(text := path_text(path), leaf), text) for path, leaf in leaves]
+    """For each leaf, whether `where` selects it: it is below a selected place, or the mask is true for it.
+
+    Raises:
+        ValueError: If there is nothing below a place, and `where` selects it by name or selects no other.
+    """
     selected = _selected(Place(tree), where)
     if not isinstance(selected, Selection):
         return selected
-    places = {place.path for place in selected.places}
-    leaves = jax_trees.tree_leaves_with_path(tree)
-    chosen = [any(path[:end] in places for end in range(len(path) + 1)) for path, _ in leaves]
-    statics = [place.path for place in selected.places if _is_static(place)]
-    if statics and not (selected.is_search and any(chosen)):
-        names = ", ".join(map(path_text, statics))
-        raise ValueError(
-            f"{names} of {with_article(type(tree).__qualname__)} is static, so it has no leaf and no setting. To "
-            f"change it: at(tree, where).set(value)."
-        )
-    return chosen
+    by_key = _by_key(selected.places)
+    above = [_first_on(path, by_key) for path, _ in jax_trees.tree_leaves_with_path(tree)]
+    reached = {id(place) for place in above}
+    without = [place for place in selected.places if id(place) not in reached]
+    if without and not (selected.is_search and any(above)):
+        raise ValueError(_without_leaves(without, tree))
+    return [place is not None for place in above]
+
+
+def _without_leaves(places: Sequence[Place], tree: Any) -> str:
+    names = listed([path_text(place.path) or "the whole tree" for place in places])
+    place = places[0]
+    name = f"{names} of {with_article(type(tree).__qualname__)}"
+    if any(map(_is_static, place.ancestors)):
+        return f"{name} is static, so it has no leaf and no setting. To change it: at(tree, where).set(value)."
+    why = "is None, which is not a leaf" if place.value is None else "contains no leaf"
+    return f"{name} {why}, so there is nothing to select."
 
 
 def _selected(root: Place, where: Any) -> Selection | list[bool]:
@@ -74,8 +85,11 @@ def _selected(root: Place, where: Any) -> Selection | list[bool]:
         return _search(found, lambda: f"{root.name} contains no {where.__qualname__}.")
     if not _is_function(where):
         return _by_mask(root, where)
-    if arguments_of(where) == 2:
+    count = arguments_of(where)
+    if count == 2:
         return _search(_matching(root, _test_of(where)), lambda: _no_match_for_predicate(root))
+    if count != 1:
+        raise TypeError(f"{_FORMS}{short_text(where)} with {counted(count, 'argument')}. {HOW_CALLED}")
     return select_by_function(where, root, lambda result: _as_mask(result, root.value))
 
 
@@ -87,20 +101,23 @@ def _is_function(where: Any) -> bool:
 
 
 def arguments_of(function: Any) -> int:
-    """The number of required positional arguments of a function."""
+    """The number of required positional arguments of a function; 1 if there is none, but it accepts one."""
     if isinstance(function, types.FunctionType):  # `inspect` takes as long as a whole update
-        return function.__code__.co_argcount - len(function.__defaults__ or ())
+        code = function.__code__
+        required = code.co_argcount - len(function.__defaults__ or ())
+        return required or bool(code.co_argcount or code.co_flags & inspect.CO_VARARGS)
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # attrgetter, itemgetter and other C functions
         return 1
-    needed = (p for p in parameters if p.default is p.empty and p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD})
-    return len(list(needed))
+    positional = [p for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL}]
+    return sum(p.default is p.empty and p.kind is not p.VAR_POSITIONAL for p in positional) or bool(positional)
 
 
 def _is_static(place: Place) -> bool:
-    parents = ((step.key, step.parent) for step in place.ancestors if step.parent)
-    return any(all(key != child.key for child in parent.children()) for key, parent in parents)
+    """Whether a value is a static of its parent."""
+    parent = place.parent
+    return parent is not None and all(place.key != child.key for child in parent.children())
 
 
 def _search(places: Iterable[Place], no_match: Callable[[], str]) -> Selection:
@@ -113,8 +130,30 @@ def _search(places: Iterable[Place], no_match: Callable[[], str]) -> Selection:
 
 def _topmost(places: Iterable[Place]) -> list[Place]:
     """Each place once, without those inside another of them."""
-    by_path = {place.path: place for place in places}
-    return [place for path, place in by_path.items() if not any(path[:end] in by_path for end in range(len(path)))]
+    found = [(place.path, place) for place in places]
+    by_key = _by_key(place for _, place in reversed(found))
+    return [place for path, place in found if _first_on(path, by_key) is place]
+
+
+def _by_key(places: Iterable[Place]) -> dict[Any, Any]:
+    """Places in nested dicts, by the keys in their paths: `[0].bias` is in `{[0]: {.bias: {_HERE: place}}}`."""
+    by_key: dict[Any, Any] = {}
+    for place in places:
+        inner = by_key
+        for key in place.path:
+            inner = inner.setdefault(key, {})
+        inner[_HERE] = place
+    return by_key
+
+
+def _first_on(path: Path, by_key: Mapping[Any, Any]) -> Place | None:
+    """The first of these places on a path."""
+    for key in path:
+        if _HERE in by_key or key not in by_key:
+            break
+        by_key = by_key[key]
+    place: Place | None = by_key.get(_HERE)
+    return place
 
 
 # A mask
@@ -127,10 +166,7 @@ def _by_mask(root: Place, mask: Any) -> list[bool]:
     if mask is None or (leaves and not is_like_tree and not any(type(leaf) in _BOOLS for leaf in leaves)):
         if is_node(mask) and not is_node(root.value):
             raise TypeError(f"where= is {with_article(type(mask).__qualname__)}. Pass the tree first: at(tree, where).")
-        raise TypeError(
-            f"where= must be a path, a function, a predicate, a class or a mask (a tree of bools), but got "
-            f"{short_text(mask)}."
-        )
+        raise TypeError(f"{_FORMS}{short_text(mask)}.")
     settings = broadcast("where=", mask, root.value)
     wrong = [setting for setting in settings if type(setting) not in _BOOLS]
     if wrong:
@@ -236,11 +272,11 @@ def _no_match_for_predicate(root: Place) -> str:
 def _test_of(predicate: Callable[[str, Any], object]) -> Callable[[Place], bool]:
     def is_selected(place: Place) -> bool:
         try:
-            result = predicate(path_text(place.path), place.value)
+            result = predicate(place.text, place.value)
         except Exception as error:
             error.add_note(
-                f"The predicate was called with {place.name}. at() also calls it with nodes and containers, so check "
-                f"the class first: isinstance(value, jax.Array) and ..."
+                f"The predicate was called with {place.name}. It is called with nodes, containers and statics too, so "
+                f"check the class first: isinstance(value, jax.Array) and ..."
             )
             raise
         return _is_true(result, place)
@@ -248,15 +284,16 @@ def _test_of(predicate: Callable[[str, Any], object]) -> Callable[[Place], bool]
     return is_selected
 
 
-def _is_true(result: Any, place: str | Place) -> bool:
+def _is_true(result: Any, place: Place) -> bool:
     """The result of a predicate, which must be a bool: `path.find("bias")` is -1, and true, where it finds nothing."""
     if result is True or result is False:
         return result
     if result is not None and getattr(result, "dtype", None) == np.dtype(bool) and np.ndim(result) == 0:
         return bool(result)
-    name = place.name if isinstance(place, Place) else place
     lacks = "Does it lack a return?" if result is None else "Write a comparison, or bool(...)."
-    raise TypeError(f"The predicate must return True or False, but returned {short_text(result)} for {name}. {lacks}")
+    raise TypeError(
+        f"The predicate must return True or False, but returned {short_text(result)} for {place.name}. {lacks}"
+    )
 
 
 def _matching(place: Place, is_selected: Callable[[Place], bool]) -> Iterator[Place]:

@@ -21,9 +21,9 @@ from treewright.checkpoint.arrays import digest_of
 from treewright.checkpoint.differences import static_text
 from treewright.checkpoint.disk import exists, is_folder
 from treewright.checkpoint.file import open_saved
-from treewright.checkpoint.fit import as_saved
 from treewright.checkpoint.loading import Read
 from treewright.checkpoint.manifest import LeafRecord, Manifest
+from treewright.checkpoint.placing import as_saved
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
 _BATCH_BYTES = 1 << 25

@@ -13,11 +13,12 @@ from treewright._base.text import short_text
 from treewright._processes import process_count
 from treewright.checkpoint.arrays import DTYPES, Saved, array_to_save, digest_of_pieces, verify
 from treewright.checkpoint.disk import atomic_write, is_folder, parsing
-from treewright.checkpoint.fit import MISSING, LeafRequest, LoadOptions, check_options
+from treewright.checkpoint.fit import MISSING, LoadOptions, check_options
 from treewright.checkpoint.format import CODES, METADATA, open_safetensors, write_safetensors
 from treewright.checkpoint.host import copied_to_host, pieces_of
 from treewright.checkpoint.loading import Read, load_tree
 from treewright.checkpoint.manifest import DIGEST, TEXT, LeafRecord, Manifest, from_metadata
+from treewright.checkpoint.placing import LeafRequest
 from treewright.checkpoint.tree import parts_to_save
 from treewright.errors import CheckpointDamagedError, CheckpointError
 

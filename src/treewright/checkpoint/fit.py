@@ -1,8 +1,6 @@
-"""Load a checkpoint into a tree: the options, the comparison, and the new leaves."""
+"""Load a checkpoint into a tree: the options, the comparison, and the arrays to read."""
 
-import contextlib
 import dataclasses
-import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
@@ -10,31 +8,18 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 import jax
 import numpy as np
 
-from treewright._base.jax_private import is_ref, private, typeof, untyped_jax
 from treewright._base.text import did_you_mean, short_text
-from treewright._freeze import FrozenArray, freeze
 from treewright._reports import first_lines
-from treewright.checkpoint.arrays import (
-    DTYPES,
-    ON_HOST,
-    Form,
-    UnsupportedLeafError,
-    array_to_save,
-    check_fits,
-    check_width,
-    form_of,
-    is_deleted,
-)
+from treewright.checkpoint.arrays import UnsupportedLeafError, array_to_save, form_of, is_deleted
 from treewright.checkpoint.differences import Differences, Mismatch, part_advice, raise_mismatches
-from treewright.checkpoint.host import blocks_for, on_host
 from treewright.checkpoint.manifest import ROOT_LEAF, LeafRecord, Manifest, join_name, renamer
+from treewright.checkpoint.placing import LeafRequest, as_saved, sharding_of, values_of
 from treewright.checkpoint.tree import Parts, parts_to_save, tree_of
 from treewright.errors import CheckpointError, CheckpointWarning, warn_user
 
 T = TypeVar("T")
 
 MISSING: Any = ...  # the default of `like`; None is a tree
-_PLACE_BATCH_BYTES = 1 << 24  # placed in one call; host copies are freed after it
 
 
 class LoadOptions(TypedDict, total=False):
@@ -107,32 +92,6 @@ def check_options(like: Any, options: Options) -> Options:
             f"renamed= must be a dict of new names by old names, such as {{'out': 'head'}}, got {short_text(renamed)}."
         )
     return checked
-
-
-class LeafRequest(NamedTuple):
-    """A leaf to read, and its form in the new tree.
-
-    Attributes:
-        leaf: The record of the saved leaf.
-        path: The path in the tree, for messages.
-        form: The form in the tree, which may have a different dtype.
-        value: The leaf of `like` that it replaces; None without `like`.
-        sharding: The sharding of the array to read; None on the host and for uncommitted arrays.
-    """
-
-    leaf: LeafRecord
-    path: str
-    form: Form
-    value: Any = None
-    sharding: Any = None
-
-
-def as_saved(leaf: LeafRecord, *, on_host: bool = False) -> LeafRequest:
-    """A request for a leaf as it was saved, or as a numpy array."""
-    form = leaf.form
-    if on_host:
-        form = form._replace(kind="numpy" if form.kind == "array" else form.kind, ref=False)
-    return LeafRequest(leaf, leaf.path, form)
 
 
 class Plan(NamedTuple):
@@ -275,7 +234,9 @@ def _into_tree(
     to_copy = [each for each in requests if each.leaf.name in given]
 
     def finish(arrays: Iterable[Any]) -> Any:
-        copies = (_copied(array_to_save(given[each.leaf.name])) for each in to_copy)
+        # Copied, because the caller may change them.
+        arrays_given = (array_to_save(given[each.leaf.name]) for each in to_copy)
+        copies = (np.array(array) if isinstance(array, np.ndarray) else array for array in arrays_given)
         values = {**target.values, **values_of(to_copy, copies), **values_of(to_read, arrays)}
         _warn_of(allowed, options)
         leaves = [values[leaf.name] for leaf in target.manifest.leaves]
@@ -284,14 +245,10 @@ def _into_tree(
     return Plan(to_read, finish)
 
 
-def _copied(array: Any) -> Any:
-    return np.array(array) if isinstance(array, np.ndarray) else array  # the caller may change it
-
-
 def _request(saved: LeafRecord, wanted: LeafRecord, value: Any) -> LeafRequest:
     is_ref = saved.form.ref and isinstance(value, jax.ShapeDtypeStruct)  # a ShapeDtypeStruct can't express refs
     form = wanted.form._replace(ref=True) if is_ref else wanted.form
-    return LeafRequest(saved, wanted.path, form, value, _sharding_of(value, form, wanted.path))
+    return LeafRequest(saved, wanted.path, form, value, sharding_of(value, form, wanted.path))
 
 
 def _allowed_differences(differences: Differences, options: Options) -> list[Mismatch]:
@@ -331,146 +288,3 @@ def _warn_of(allowed: Sequence[Mismatch], options: Options) -> None:
         kept = "The tree keeps its own values" if is_kept else "The leaves were loaded into the classes of the tree"
         lines = "\n  ".join(first_lines(list(map(str, shown))))
         warn_user(f"The checkpoint and the tree differ. {kept}:\n  {lines}", CheckpointWarning)
-
-
-def _sharding_of(value: Any, form: Form, path: str) -> Any:
-    """The sharding of the array to read for a leaf. A key's data has more dimensions than the key.
-
-    Raises:
-        CheckpointError: If it has an abstract mesh, and no current mesh has its axes.
-    """
-    if form.kind in ON_HOST or (isinstance(value, jax.Array) and not value.committed):
-        return None
-    sharding: Any = getattr(value, "sharding", None)
-    if isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):  # from jax.eval_shape
-        mesh = untyped_jax.sharding.get_mesh()
-        if mesh.shape != sharding.mesh.shape:
-            raise CheckpointError(
-                f"{path} has an abstract mesh without devices, {dict(sharding.mesh.shape)}. Load inside "
-                f"`with jax.set_mesh(mesh):`, with a mesh of these axes."
-            )
-        sharding = jax.sharding.NamedSharding(mesh, sharding.spec)
-    if form.kind != "key" or not isinstance(sharding, jax.sharding.NamedSharding):
-        return sharding
-    split = (*sharding.spec, *(None,) * (len(value.shape) - len(sharding.spec)))
-    whole = (None,) * (len(form.shape) - len(value.shape))
-    return jax.sharding.NamedSharding(sharding.mesh, untyped_jax.P(*split, *whole))
-
-
-def values_of(requests: Sequence[LeafRequest], arrays: Iterable[Any]) -> dict[str, Any]:
-    """The leaves of a tree by name. In `jit` they are constants, not results of the program."""
-    values: dict[str, Any] = {}
-    batch: dict[str, tuple[Any, LeafRequest]] = {}  # placed in one call
-    size = 0
-    with jax.ensure_compile_time_eval():
-        for array, each in zip(arrays, requests, strict=True):
-            if each.leaf.form.dtype != each.form.dtype:
-                check_fits(array, each.form.dtype, each.path)
-            if each.form.kind in ON_HOST:
-                fitting = np.asarray(array).astype(DTYPES[each.form.dtype], copy=False)
-                values[each.leaf.name] = _on_host(fitting, each)
-                continue
-            batch[each.leaf.name] = array, each
-            size += array.nbytes
-            if size >= _PLACE_BATCH_BYTES:
-                values.update(_device_arrays(batch))
-                batch, size = {}, 0
-        values.update(_device_arrays(batch))
-    return values
-
-
-def _on_host(array: Any, request: LeafRequest) -> Any:
-    if request.form.kind == "numpy":
-        return freeze(array) if isinstance(request.value, FrozenArray) else array
-    return array[()] if request.form.kind == "numpy scalar" else array.item()
-
-
-def _device_arrays(batch: Mapping[str, tuple[Any, LeafRequest]]) -> dict[str, Any]:
-    """Place arrays on devices and convert them to leaves. numpy arrays may be aliased: no other code has them.
-
-    They are placed in one call: one by one, 2,000 small arrays take a third longer.
-
-    Raises:
-        CheckpointError: If a dtype needs jax_enable_x64, or a key a different version of JAX.
-    """
-    requests = [each for _, each in batch.values()]
-    arrays = [
-        array.astype(DTYPES[each.form.dtype], copy=False) if isinstance(array, np.ndarray) else array
-        for array, each in batch.values()
-    ]
-    placed = _placed(arrays, [each.sharding for each in requests])
-    return dict(zip(batch, map(_leaf_from, placed, requests), strict=True))
-
-
-def _placed(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
-    """Arrays with these shardings. Copies in host memory are moved block by block, each to all devices that need it."""
-    blocks: list[list[tuple[Any, Any]]] = [
-        list(blocks_for(array, sharding)) if _is_copy(array, sharding) else [(array, sharding)]
-        for array, sharding in zip(arrays, shardings, strict=True)
-    ]
-    flat = [pair for pairs in blocks for pair in pairs]
-    moved = iter(device_put([block for block, _ in flat], [target for _, target in flat]))
-    join: Any = untyped_jax.make_array_from_single_device_arrays
-    return [
-        join(array.shape, sharding, list(itertools.islice(moved, len(pairs))))
-        if _is_copy(array, sharding)
-        else next(moved)
-        for array, sharding, pairs in zip(arrays, shardings, blocks, strict=True)
-    ]
-
-
-def _is_copy(array: Any, sharding: Any) -> bool:
-    """Whether an array is the copy in host memory of an array with this sharding."""
-    is_elsewhere = isinstance(array, jax.Array) and sharding is not None and array.sharding != sharding
-    return is_elsewhere and array.sharding == on_host(sharding, array.shape)
-
-
-def device_put(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
-    """`jax.device_put`, five times as fast for numpy arrays that go to one device.
-
-    Only the first array of each shape, dtype and sharding goes through `jax.device_put`; the others reuse its type and
-    sharding: 5 us each instead of 25.
-    """
-    groups: dict[Any, list[int]] = {}
-    for index, (array, sharding) in enumerate(zip(arrays, shardings, strict=True)):
-        is_simple = type(array) is np.ndarray and (sharding is None or sharding.num_devices == 1)
-        groups.setdefault((array.shape, array.dtype, sharding) if is_simple else index, []).append(index)
-    firsts = [indices[0] for indices in groups.values()]
-    placed = untyped_jax.device_put([arrays[index] for index in firsts], [shardings[index] for index in firsts])
-    put: Any = private("interpreters.pxla.batched_device_put")
-    result: dict[int, Any] = {}
-    for first, indices in zip(placed, groups.values(), strict=True):
-        result[indices[0]] = first
-        for index in indices[1:]:
-            result[index] = _placed_like(first, arrays[index], shardings[index], put)
-    return [result[index] for index in range(len(arrays))]
-
-
-def _placed_like(first: Any, array: Any, sharding: Any, put: Any) -> Any:
-    """An array on one device, with the type and sharding of one of the same shape and dtype."""
-    values, devices = [array.astype(first.dtype, copy=False)], list(first.sharding.device_set)
-    with contextlib.suppress(TypeError):  # no such function, or different arguments in this JAX
-        return put(first.aval, first.sharding, values, devices, first.committed)
-    return untyped_jax.device_put(array, sharding)
-
-
-def weakly_typed(array: Any) -> Any:
-    """A weakly typed copy of an array, like `jnp.asarray(1.0)`."""
-    convert: Any = private("lax.lax._convert_element_type")
-    return array if convert is None else convert(array, weak_type=True)
-
-
-def _leaf_from(array: Any, request: LeafRequest) -> Any:
-    path, form, value = request.path, request.form, request.value
-    if array.dtype != DTYPES[form.dtype]:
-        check_width(form.dtype, path)
-        array = array.astype(DTYPES[form.dtype])
-    if form.key is not None:
-        try:
-            array = untyped_jax.random.wrap_key_data(array, impl=form.key)
-        except (ValueError, TypeError) as error:  # an unknown implementation, or data of a different width
-            raise CheckpointError(f"{path} is a key of an implementation that this JAX lacks: {error}") from error
-    if not form.ref:
-        return weakly_typed(array) if getattr(value, "weak_type", False) else array
-    kind = getattr(typeof(value), "kind", None) if is_ref(value) else None
-    return untyped_jax.new_ref(array, **({} if kind is None else {"kind": kind}))

@@ -27,11 +27,12 @@ from treewright._processes import process_count, process_index, run_on_all_proce
 from treewright._reports import counted, first_lines
 from treewright.checkpoint.arrays import DTYPES, Layout, Saved, array_to_save, check_width, digest_of, grid_of, verify
 from treewright.checkpoint.disk import exists, translate_read_errors
-from treewright.checkpoint.fit import LeafRequest, Options
+from treewright.checkpoint.fit import Options
 from treewright.checkpoint.folder import LISTING, MANIFEST, STATE
 from treewright.checkpoint.host import copied_to_host, read_on_host
 from treewright.checkpoint.loading import load_tree
 from treewright.checkpoint.manifest import MAX_BYTES, LeafRecord, Manifest, from_metadata, join_name, seal, unseal
+from treewright.checkpoint.placing import LeafRequest
 from treewright.checkpoint.tree import Parts, parts_to_save
 from treewright.errors import CheckpointError
 

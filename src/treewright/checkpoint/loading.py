@@ -6,8 +6,9 @@ from typing import Any
 
 from treewright._base.jax_private import DictKey, jax_trees
 from treewright._base.text import short_text
-from treewright.checkpoint.fit import LeafRequest, Options, as_saved, part_and_names, plan_of, values_of
+from treewright.checkpoint.fit import Options, part_and_names, plan_of
 from treewright.checkpoint.manifest import LeafRecord, Manifest
+from treewright.checkpoint.placing import LeafRequest, as_saved, values_of
 from treewright.errors import CheckpointError
 
 # Reads arrays, verifies them and yields them in the order of the requests.

@@ -14,7 +14,7 @@ from treewright._base.text import shape_text
 from treewright._core import info_of, is_node
 from treewright._json import modules_in, portable_text
 from treewright._processes import TIMEOUT, compare, process_count
-from treewright._trees.level import Place, walk
+from treewright._trees.places import Place, walk
 from treewright.sharding.text import ROOT
 
 _ALWAYS = ("jax", "jaxlib", "numpy", "treewright")

@@ -21,7 +21,6 @@ from treewright import (
     partition,
     pytree_dataclass,
     spec_like,
-    split_key_like,
     stack,
     static,
     summary,
@@ -88,14 +87,13 @@ with edit(layer) as frozen_for_checkers:
     frozen_for_checkers.activation = "gelu"
 assert_type(frozen_for_checkers, Any)
 
-assert_type(spec_like(net, 0, {"**.bias": None, lambda path, leaf: leaf.ndim > 1: 1}), Net)
+assert_type(spec_like(net, 0, {"**.bias": None, lambda path, value: value is net: 1}), Net)
 assert_type(trainable(net), Net)
 assert_type(partition(net, trainable), tuple[Net, Net])
 assert_type(combine(*partition(net, trainable)), Net)
 assert_type(stack([layer, layer]), Layer)
 assert_type(unstack(stack([layer, layer])), list[Layer])
 assert_type(node_at(stack([layer, layer]), 0), Layer)
-assert_type(split_key_like(jax.random.key(0), net), Net)
 assert_type(count(net), int)
 assert_type(nbytes(net), int)
 assert_type(find_aliases(net), list[tuple[str, ...]])

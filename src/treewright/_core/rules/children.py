@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from treewright._base.functions import foreign_library
+from treewright._base.functions import foreign_library, is_state_of_nnx
 from treewright._base.jax_private import jax_trees
-from treewright._base.text import function_text, text_with_class
+from treewright._base.text import function_text, is_node_class, text_with_class
 from treewright._core.rules import reject
 from treewright._core.rules.declarations import as_static, declaration, reject_field_on_class
 from treewright.errors import ChildWarning, NodeInitError, warn_user
@@ -18,7 +18,8 @@ from treewright.errors import ChildWarning, NodeInitError, warn_user
 if TYPE_CHECKING:
     from treewright._core.info import FieldInfo
 
-_COMMON = frozenset({tuple, dict, type(None), np.ndarray, bool, int, float, complex})
+_COMMON = frozenset({type(None), np.ndarray, bool, int, float, complex})
+_CONTAINERS = frozenset({tuple, list, dict})
 _SETTINGS = (str, bytes, enum.Enum, type, np.dtype)
 # Iterables such as `map` and `dict.values()`, which JAX treats as leaves.
 _ITERABLES = (collections.abc.Iterator, collections.abc.Set, collections.abc.MappingView, range)
@@ -55,21 +56,40 @@ def marker_as_value(cls: type[Any], field: "FieldInfo", value: Any) -> str | Non
 
 
 def layer_of_other_library(cls: type[Any], field: "FieldInfo", value: Any) -> str | None:
-    """A layer of equinox or flax has leaves that are not arrays, or is a leaf if its library did not register it."""
-    if foreign_library(type(value)) is None:
+    """A layer, wherever it sits, may have leaves that are not arrays, or state that jit would lose."""
+    layer = next(filter(_needs_adopt, _layers_in(value)), None)
+    if layer is None:
         return None
-    if all(
-        leaf is not value and (hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex))
-        for leaf in jax.tree.leaves(value)
-    ):
-        return None
-    return _unlikely_leaf(
-        cls,
-        field,
-        value,
+    fix = (
         f"Wrap the layer with adopt, which makes its arrays children and its settings statics:\n"
-        f"  {field.name} = treewright.adopt(...)",
+        f"  {field.name} = treewright.adopt(...)"
     )
+    if any(map(is_state_of_nnx, jax.tree.leaves(layer, is_leaf=is_state_of_nnx))):
+        fix += "\nThen layer.call_and_update(...) returns the layer with its new state."
+        return (
+            f"{cls.__qualname__}.{field.name} is a child but holds {text_with_class(layer)}, whose state changes when "
+            f"it is called. A node is immutable, so under jit each change would be lost.\n{fix}"
+        )
+    return _unlikely_leaf(cls, field, layer, fix)
+
+
+def _layers_in(value: Any) -> list[Any]:
+    """The layers of other libraries in a value and its containers, but not in other nodes, which were checked."""
+    library = foreign_library(type(value))
+    if library is not None or type(value) not in _CONTAINERS:
+        return [value] if library else []
+
+    def is_layer(part: Any) -> bool:
+        return foreign_library(type(part)) is not None
+
+    leaves = jax.tree.leaves(value, is_leaf=lambda part: is_layer(part) or is_node_class(type(part)))
+    return list(filter(is_layer, leaves))
+
+
+def _needs_adopt(layer: Any) -> bool:
+    """Whether a layer has leaves that are not arrays, is itself a leaf, or has state of flax.nnx."""
+    leaves = jax.tree.leaves(layer, is_leaf=is_state_of_nnx)
+    return any(leaf is layer or is_state_of_nnx(leaf) or not hasattr(leaf, "dtype") for leaf in leaves)
 
 
 def iterable_as_leaf(cls: type[Any], field: "FieldInfo", value: Any) -> str | None:

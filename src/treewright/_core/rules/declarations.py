@@ -57,9 +57,14 @@ def declaration(name: str, annotation: Any, cls: type[Any], value: str) -> str:
     return f"{name}: {annotation_text(annotation, cls)} = {value}"
 
 
+def declared_as(kind: str, field: Any, cls: type[Any]) -> str:
+    """The line that declares a field as another kind, with its default."""
+    return declaration(field.name, field.type, cls, specifier_text(kind, defaults_of(field)))
+
+
 def as_static(field: Any, cls: type[Any]) -> str:
     """The line that declares a child as a static."""
-    return declaration(field.name, field.type, cls, specifier_text("static", defaults_of(field)))
+    return declared_as("static", field, cls)
 
 
 def defaults_of(field: Any) -> dict[str, Any]:

@@ -1,0 +1,104 @@
+"""Reports of statics: exact at any depth and size, and with two texts that differ."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from tests.nodes.test_kinds import EXAMPLES, FUNCTIONS, NAMES, nested
+from treewright import Module, diff, explain, explain_retraces, static
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+D = np.array(jax.devices())
+
+
+class Holder(Module):
+    setting: Any = static()
+
+
+ALL = dict(zip(NAMES, EXAMPLES.values(), strict=True)) | FUNCTIONS
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_both_sides_of_a_difference_differ_or_a_reason_says_why(kind: str) -> None:
+    first, second = ALL[kind]
+
+    for difference in diff(Holder(first()), Holder(second())):
+        for part in difference.parts or (difference,):
+            left, _, right = part.change.partition(" -> ")
+            assert left != right or part.reason
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        (tuple(range(401)), tuple(range(402)), "these differ: [401]: 401 added"),
+        (nested(1, 9), nested(2, 9), "s[0][0][0][0][0][0][0][0][0] (static): 1 -> 2"),
+        (nested(1, 200), nested(2, 200), "they differ more than 100 levels below"),
+        ((*((i, i) for i in range(300)), 1), (*((i, i) for i in range(300)), 2), "s[300] (static): 1 -> 2"),
+        (nested(1, 200), nested(1, 200), "function would not retrace"),
+    ],
+)
+def test_explain_finds_a_difference_at_any_depth_and_size(old: Any, new: Any, line: str) -> None:
+    def function(x: Any, s: Any) -> Any:
+        return x
+
+    step: Any = jax.jit(function, static_argnums=1)
+
+    assert line in str(explain(step, (1.0, old), (1.0, new)))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "line"),
+    [
+        (lambda n: optax.warmup_cosine_decay_schedule(0.0, 0.1, 10, n), "decay_steps: 90 -> 190"),
+        (lambda n: optax.join_schedules([optax.linear_schedule(0.0, 0.1, 5)], [n]), "boundaries[0]: 100 -> 200"),
+        (lambda n: optax.cosine_decay_schedule(0.1, n), "decay_steps: 100 -> 200"),
+    ],
+)
+def test_a_number_deep_in_an_optimiser_is_named(schedule: Callable[[int], Any], line: str) -> None:
+    [difference] = diff(Holder(optax.adam(schedule(100))), Holder(optax.adam(schedule(200))))
+
+    assert line in str(difference)
+
+
+def static_mesh(step: Any, mesh: Any) -> None:
+    jax.jit(step, static_argnums=1)(np.ones(4), mesh)
+
+
+def output_sharding(step: Any, mesh: Any) -> None:
+    spec: Any = jax.sharding.PartitionSpec("x")  # type: ignore[no-untyped-call]
+    jax.jit(step, out_shardings=jax.sharding.NamedSharding(mesh, spec))(np.ones(4))
+
+
+def mesh_in_use(step: Any, mesh: Any) -> None:
+    with pytest.warns(DeprecationWarning, match="with mesh"), mesh:
+        jax.jit(step)(np.ones(4))
+
+
+def placement(step: Any, mesh: Any) -> None:
+    spec: Any = jax.sharding.PartitionSpec("x")  # type: ignore[no-untyped-call]
+    jax.jit(step)(jax.device_put(np.ones(4), jax.sharding.NamedSharding(mesh, spec)))
+
+
+@pytest.mark.parametrize("run", [static_mesh, output_sharding, mesh_in_use, placement])
+def test_meshes_over_different_devices_have_different_texts(run: Callable[[Any, Any], None]) -> None:
+    def step(x: Any, _mesh: Any = None) -> Any:
+        return x
+
+    reports: list[Any] = []
+    with explain_retraces(on_report=reports.append, only=step):
+        for devices in (D[:2], D[2:4]):
+            run(step, jax.sharding.Mesh(devices, ("x",)))
+
+    [report] = reports
+    [difference] = report.differences
+    left, _, right = (difference.parts or (difference,))[0].change.partition(" -> ")
+    assert (left.endswith("over devices 0, 1"), right.endswith("over devices 2, 3")) == (True, True)
+    assert "create it once and reuse it" not in str(report)
