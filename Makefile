@@ -50,10 +50,12 @@ STUBTEST := --mypy-config-file pyproject.toml --allowlist tests/typing/stubtest.
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo quick test coverage lint exhaustive format docs pictures bench lock dist clean newest
+.PHONY: help setup demo quick test coverage lint exhaustive format docs pictures bench lock dist clean newest
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: $(VENV)/dev.installed ## only create .venv, with all that the other targets need
 
 demo: $(VENV)/demo.installed ## train a model on handwritten digits
 	$(BIN)/python examples/digits.py $(ARGS)

@@ -58,15 +58,23 @@ def test_jitted_read(name: str, children: int) -> Statement:
     return "call(tree)", {"call": call, "tree": tree}
 
 
-@group("dict", *LIBRARIES, *OURS, title="construct a node, {children} children", children=CHILDREN)
-def test_construction(name: str, children: int) -> Statement:
+def construction(name: str, children: int) -> Statement:
     cls = BY_CHILDREN[children]
     values: dict[str, Any] = {**dict(zip(FIELDS[cls], arrays(children), strict=True)), **dict(statics(name, cls))}
     by_name = name in {"chex", "dict"}  # chex accepts no others
     arguments = ", ".join(f"{field}={field}" if by_name else field for field in values)
-    # One node stays alive, because unused statics are freed.
-    make = getattr(peer(name), cls)
-    return f"make({arguments})", {"make": make, **values, "first": make(**values)}
+    return f"make({arguments})", {"make": getattr(peer(name), cls), **values}
+
+
+@group("dict", *LIBRARIES, *OURS, title="construct a node, {children} children", children=CHILDREN)
+def test_construction(name: str, children: int) -> Statement:
+    return construction(name, children)
+
+
+@group("dict", *LIBRARIES, *OURS, title="construct a node, {children} children, beside an equal one", children=[4])
+def test_construction_of_a_twin(name: str, children: int) -> Statement:
+    statement, names = construction(name, children)
+    return statement, {**names, "first": names["make"](**{key: names[key] for key in names if key != "make"})}
 
 
 # few, because JAX never frees a class

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from tests.conftest import importorskip
-from treewright import Module, Static, TrainState, adopt, buffer, field, static
+from treewright import Adopted, Module, Static, TrainState, adopt, at, buffer, field, static
 from treewright.errors import ChildWarning
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ VALUES: dict[str, Any] = {
 # R: refused.
 OUTCOMES = {
     "float": "WKKT",
-    "complex": "TKKT",
+    "complex": "WKKT",
     "int": "RKKR",
     "bool": "RKKR",
     "str": "RKNR",
@@ -283,3 +283,29 @@ def test_a_static_compares_as_its_value() -> None:
     assert (
         jax.jit(lambda config: config["x"] * (10 if config["mode"] == "train" else 1))({"x": 2.0, "mode": mode}) == 20
     )
+
+
+class Settings(Module):
+    mode: Any = field()
+    modes: Any = field(default=())
+
+
+def test_a_node_with_a_static_differs_from_one_with_its_value() -> None:
+    # Otherwise a node as a static argument of jit would get the program of the other.
+    assert Settings(Static("train")) != Settings("train")
+    assert Settings(None, [Static(2.0)]) != Settings(None, [2.0])
+    assert Settings(Static(1)) != Settings(Static(True))
+    assert Settings(Static("train")) == Settings(Static("train"))
+
+    jitted = jax.jit(lambda settings: isinstance(settings.mode, Static), static_argnums=0)
+    assert [bool(jitted(Settings(mode))) for mode in (Static("train"), "train")] == [True, False]
+
+
+def test_inference_mode_of_a_model_with_adopted_layers_says_what_to_write() -> None:
+    model = Settings({"dropout": adopt(eqx.nn.Dropout(0.5)), "scale": jnp.ones(2)})
+
+    with pytest.raises(TypeError, match=r"adopted layer, because its flags are statics.*model = at\(model, Adopted\)"):
+        eqx.nn.inference_mode(model)
+    model = at(model, Adopted).apply(lambda layer: adopt(eqx.nn.inference_mode(layer.tree)))
+    assert model.mode["dropout"].inference
+    assert model.mode["dropout"](jnp.ones(2)).tolist() == [1.0, 1.0]

@@ -2,6 +2,7 @@
 
 import functools
 import operator
+import sys
 import types
 from collections.abc import Callable  # noqa: TC003  typing.get_type_hints asks for it
 from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
@@ -64,6 +65,11 @@ class Static(Generic[S]):
         return hash(self.value)
 
 
+# equinox replaces leaves: its own error is "False is not a leaf of the pytree".
+_INFERENCE_MODE = (
+    "eqx.nn.inference_mode can't change an adopted layer, because its flags are statics. Adopt each layer again: "
+    "model = at(model, Adopted).apply(lambda layer: adopt(eqx.nn.inference_mode(layer.tree)))"
+)
 _ARRAYS: Any = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, jax.Ref)
 
 
@@ -124,6 +130,8 @@ class Adopted(Module, Generic[T_co], frozen=True):
         """An attribute of the layer. Its methods are called like the layer itself."""
         if name.startswith("__") or name == "tree":
             raise AttributeError(f"{type(self).__qualname__} has no attribute {name!r}")
+        if name == "inference" and sys._getframe(1).f_globals.get("__name__") == "equinox.nn._inference":
+            raise TypeError(_INFERENCE_MODE)  # not an AttributeError: equinox would skip the layer
         tree = self.tree
         value: Any = getattr(tree, name)
         if isinstance(value, types.MethodType) and value.__self__ is tree:

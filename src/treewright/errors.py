@@ -77,10 +77,11 @@ class StaticFieldError(TypeError):
 
 
 class ChildWarning(UserWarning):
-    """A child received a value that `jit`, `grad` and `vmap` do not accept, such as a string, a function or a `map`.
+    """A child received a value that is probably no child: a string, a function, a `map`, or a number to train.
 
-    In a tree that is never passed to them, this is fine. Otherwise declare the field `static()`, or turn a `map` into a
-    tuple. Fields declared with `field()` are not checked.
+    `jit`, `grad` and `vmap` do not accept the first three; in a tree that is never passed to them, they are fine. A
+    Python float among the parameters of a `TrainState` is trained, also an `eps`. Declare the field `static()` or
+    `buffer()`, or turn a `map` into a tuple. Fields declared with `field()` are not checked.
     """
 
 

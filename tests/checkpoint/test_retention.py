@@ -19,6 +19,7 @@ import pytest
 from tests.checkpoint.engines import assert_same
 from tests.checkpoint.runs import LIKE, TREE, hold_commits, saved
 from treewright.checkpoint import CheckpointManager, folder
+from treewright.checkpoint.file import lock_of
 from treewright.checkpoint.retention import Retention
 from treewright.errors import CheckpointError, CheckpointWarning
 
@@ -433,10 +434,10 @@ def test_an_unfinished_step_is_deleted_before_its_lock(tmp_path: Path, monkeypat
     unfinished = [tmp_path / f"{step}{folder._SUFFIX}-0123abcd" for step in (3, 20)]
     for path in unfinished:
         path.mkdir()
-        folder.lock_of(path).touch()
+        lock_of(path).touch()
     (tmp_path / "7.thrown-out-0123abcd").mkdir()
 
     folder.clear(tmp_path)
 
     assert sorted(deleted[:3]) == sorted([*(path.name for path in unfinished), "7.thrown-out-0123abcd"])
-    assert sorted(deleted[3:]) == sorted(folder.lock_of(path).name for path in unfinished)
+    assert sorted(deleted[3:]) == sorted(lock_of(path).name for path in unfinished)

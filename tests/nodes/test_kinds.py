@@ -290,8 +290,32 @@ DEPTHS: dict[str, Callable[[Any], Any]] = {
     "after 450 parts": lambda value: (*range(450), value),
     "after 300 pairs": lambda value: (*((i, i) for i in range(300)), (0, value)),
 }
+
+
+def custom(factor: float) -> Any:
+    """A function with a rule for its derivative, which is closed."""
+
+    @jax.custom_jvp
+    def double(x: Any) -> Any:
+        return x * 2
+
+    double.defjvps(lambda t, _ans, x, factor=factor: t * factor)
+    return double
+
+
+def custom_backward(factor: float) -> Any:
+    @jax.custom_vjp
+    def double(x: Any) -> Any:
+        return x * 2
+
+    double.defvjp(lambda x: (x * 2, None), lambda _, g, factor=factor: (g * factor,))
+    return double
+
+
 FUNCTIONS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "closed function": (lambda: lambda x: x, lambda: lambda x: x + 1),
+    "custom_jvp": (lambda: custom(2.0), lambda: custom(3.0)),
+    "custom_vjp": (lambda: custom_backward(2.0), lambda: custom_backward(3.0)),
     "optimiser": (lambda: optax.adam(0.1), lambda: optax.adam(0.2)),
     "optimiser with a deep schedule": (
         lambda: optax.chain(optax.adam(optax.warmup_cosine_decay_schedule(0.0, 0.1, 10, 100))),

@@ -52,6 +52,7 @@ from treewright._core.rules.statics import (
 
 _MAX_ELEMENTS = 4096  # A library's function that captured a larger array is compared by identity.
 _NAMES = operator.attrgetter("__name__", "__qualname__", "__module__", "__doc__")
+_CUSTOM = (jax.custom_jvp, jax.custom_vjp)
 _PARTIALS = frozenset({functools.partial, jax.tree_util.Partial})
 # What holds a value: a field, or a tuple or the like there; the arguments of a function, partial or method; or a
 # function that captured it: a library's, which captures only constants, a user's, or an installed package's.
@@ -221,6 +222,8 @@ def _by_identity(value: Any, holder: Holder) -> Comparison:
     if options is not None and (holder != "field" or import_path(value) is None):
         parts: Parts = (("function", _inside(holder), (value.__wrapped__,)),)
         return Comparison("parts", (type(value), options), parts, may_recur=True)
+    if isinstance(value, _CUSTOM):
+        return _of_custom_rule(value, holder)
     is_constant = isinstance(value, jax.Device) or type(value) is object or value is MISSING
     if holder == "library" and isinstance(value, types.ModuleType):
         is_constant = is_library(value.__name__)
@@ -233,6 +236,14 @@ def _by_identity(value: Any, holder: Holder) -> Comparison:
     if is_standard_class(cls):
         how = "is compared by identity"
     return _changeable(f"is {with_article(cls.__qualname__)}, which {how}", parts)
+
+
+def _of_custom_rule(value: Any, holder: Holder) -> Comparison:
+    """A `custom_jvp` or `custom_vjp` by its function, its rules and its options, which can be assigned."""
+    attributes = instance_attributes(value)
+    function = attributes.pop("__wrapped__", None)
+    parts: Parts = (("function", _inside(holder), (function,)), ("attribute", "library", attributes))
+    return Comparison("parts", (type(value), Unchanged(value)), parts, may_recur=True)
 
 
 def _of_library(value: Any, holder: Holder) -> Comparison:
@@ -410,7 +421,7 @@ def parts_now(value: Any) -> tuple[Any, ...]:
         return (*keywords, *keywords.values(), *value.__dict__) if keywords or value.__dict__ else ()
     if isinstance(value, np.ndarray):
         return tuple(value.tobytes())  # small ints, which are singletons
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) or isinstance(value, _CUSTOM):
         return tuple(instance_attributes(value).values())
     if isinstance(value, tuple):
         return tuple(value.__dict__)

@@ -91,8 +91,8 @@ def leaves_equal(left: Any, right: Any, place: Callable[[], str]) -> bool:
     """Whether two leaves are equal: nodes by their own `==`, arrays by shape, dtype and value, others as statics."""
     if left is right:
         return True
-    if is_node(left) or is_node(right):
-        return bool(left == right)
+    if is_node(left) or is_node(right):  # a `Static` also equals its value, but not as a part of a tree
+        return type(left) is type(right) and bool(left == right)
     if not any(isinstance(leaf, jax.Array | np.ndarray) for leaf in (left, right)):
         try:  # As exact as statics, because a hashable node can be a static argument of a jitted function.
             return bool(exact_key(left) == exact_key(right))

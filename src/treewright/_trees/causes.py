@@ -52,7 +52,7 @@ class Cause(str):
     is_bare: bool
 
     def __new__(cls, name: str, sentence: str, *, is_bare: bool = False) -> Self:
-        """A cause with a name from `treewright.retrace.report.FIXES`; bare if both values have the same contents."""
+        """A cause with a name from `treewright.retrace.fixes.FIXES`; bare if both values have the same contents."""
         cause = super().__new__(cls, sentence)
         cause.name, cause.is_bare = name, is_bare
         return cause
@@ -363,6 +363,8 @@ def _of_wrappers(old: Any, new: Any) -> Cause | None:
     text = f"a new {' of a '.join(names)} of {which}"
     pairs = list(zip(outer, others, strict=True))
     differences = [change for pair in pairs for change in changes(*pair) if change.path[0].role != "function"]
+    if not is_one:  # A rule that was created again with its function is no further reason.
+        differences = [change for change in differences if not _is_bare(change)]
     if differences:
         is_argument = any(change.path[0].role == "argument" for change in differences)
         return Cause("other arguments" if is_argument else "other options", f"{text}, with {_listed(differences)}")
@@ -453,13 +455,10 @@ def _of_methods(old: Snapshot, new: Snapshot) -> Cause | None:
     functions, owners = ([each.parts[key] for each in (old, new)] for key in (_FUNCTION, _SELF))
     if not alike(*functions):
         return cause_of(*functions)
-    is_one = is_same_object(*owners)
+    if is_same_object(*owners):  # Whatever changed inside it, perhaps by the trace itself, jit does not look at.
+        return Cause("method looked up again", "the same method of the same object, looked up again", is_bare=True)
     differences = [change for change in changes(*owners) if not _is_bare(change)]
-    differences = [_in_place(change) for change in differences] if is_one else differences
     about = f", with {_listed(differences)}" if differences else ""
-    if is_one:
-        text = "the same method of the same object, looked up again"
-        return Cause("method looked up again", text + about, is_bare=not differences)
     return Cause("other method", f"the same method of a different object{about}", is_bare=not differences)
 
 

@@ -106,7 +106,7 @@ def level_of(value: Any) -> Level | None:
             return Level(cls, names, (), tuple((DictKey(name), value[name]) for name in names), ())
     if cls is Level:
         return value  # type: ignore[no-any-return]
-    if cls in _NUMBERS or isinstance(value, LeafType | np.ndarray | jax.Array):
+    if cls in _NUMBERS or cls is str or isinstance(value, LeafType | np.ndarray | jax.Array):
         return None
     entries, treedef = flatten_once(value)
     data = node_data(treedef)

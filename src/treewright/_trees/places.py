@@ -71,6 +71,11 @@ class Place:
         """The keys from the root to this place."""
         return tuple([place.key for place in self.ancestors[1:]])
 
+    @functools.cached_property
+    def text(self) -> str:
+        """The path as text. In a walk from the top, each place adds its key to the text of its parent."""
+        return "" if self.parent is None else f"{self.parent.text}{self.key}"
+
     @property
     def name(self) -> str:
         """The class of the root and the path: `Model.layers[0]`."""

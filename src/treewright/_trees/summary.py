@@ -1,20 +1,19 @@
 """`summary`: a table of the leaves and statics of a tree."""
 
 import dataclasses
-import functools
 import html
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from jax.core import Tracer
 
 from treewright._base.functions import attribute_of
-from treewright._base.jax_private import Path, path_text, typeof
+from treewright._base.jax_private import typeof
 from treewright._base.text import array_text, class_name, cut_text, short_text, text
 from treewright._core import flat_form, is_node
 from treewright._reports import counted, first_names, table
 from treewright._trees.level import reject_classes
-from treewright._trees.places import child_of
 from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of, itemsize_of
 
 _MAX_LENGTH = 40  # characters of a static or another value that is not an array
@@ -139,40 +138,50 @@ def summary(tree: object, *, depth: int | None = None) -> Summary:
     if is_node(tree):
         flat_form(tree)  # raises Treewright's own error if __init__ has not returned
     reject_classes("summary", tree)
-    items = list(items_of(tree))
-    tied = {path: first for first, *others in aliases_in(items) for path in others}
-    groups: dict[Path, list[Item]] = {}
+    items = list(items_of(tree, steps))
+    tied = {id(item): first.path for first, *others in aliases_in(items) for item in others}
+    dtypes: dict[object, str] = {}
+    groups: dict[int, list[Item]] = {}
     for item in items:
-        groups.setdefault(item.path if depth is None else item.path[:depth], []).append(item)
+        groups.setdefault(id(item.group or item), []).append(item)
     rows = tuple(
-        _row(parts[0], tied) if parts[0].path == path else _merged_row(tree, path, parts, tied)
-        for path, parts in groups.items()
+        _row(parts[0], tied, dtypes) if parts[0].group is None else _merged_row(parts[0].group, parts, tied)
+        for parts in groups.values()
     )
     leaves = [item for item in items if item.kind != "static"]
     return Summary(class_name(tree), rows, _total(rows, leaves, tied), tuple(_notes(tree, leaves)))
 
 
-def _row(item: Item, tied: dict[Path, Path]) -> Row:
-    value, path = item.value, path_text(item.path) or "the tree itself"
-    is_array = item.kind != "static" and array_text(value) is not None
-    if item.path in tied:
-        path = f"{path} = {path_text(tied[item.path])}"
-    elif not is_array:
+def _row(item: Item, tied: Mapping[int, str], dtypes: dict[object, str]) -> Row:
+    """The row of a leaf or static. `dtypes` has the texts of the dtypes so far, which take longer than the rest."""
+    value, path = item.value, item.path or "the tree itself"
+    dtype = "" if item.kind == "static" else _dtype_of_array(value, dtypes)
+    first = tied.get(id(item))
+    if first is not None:
+        path = f"{path} = {first}"
+    elif not dtype:
         path = f"{path} = {cut_text(text(value), _MAX_LENGTH)}"
-    row = Row(path, item.owner, "tied" if item.path in tied else item.kind)
-    if item.kind == "static" or not (is_array or elements_in(value)):
-        return row
-    return dataclasses.replace(
-        row,
-        shape=f"[{','.join(map(str, value.shape))}]" if is_array else "",
-        dtype=_dtype(value),
-        count=elements_in(value),
-        nbytes=bytes_in(value),
-        sharding=_sharding(value),
+    kind = "tied" if first is not None else item.kind
+    if item.kind == "static" or not (dtype or elements_in(value)):
+        return Row(path, item.owner, kind)
+    shape = f"[{','.join(map(str, value.shape))}]" if dtype else ""
+    return Row(
+        path, item.owner, kind, shape, dtype or _dtype(value), elements_in(value), bytes_in(value), _sharding(value)
     )
 
 
-def _merged_row(tree: object, path: Path, items: Sequence[Item], tied: Collection[Path]) -> Row:
+def _dtype_of_array(value: Any, dtypes: dict[object, str]) -> str:
+    """The dtype of an array, such as `f32`; empty for other values."""
+    dtype = attribute_of(value, "dtype")
+    if not isinstance(dtype, np.dtype):
+        return "" if array_text(value) is None else _dtype(value)
+    key = type(value), dtype
+    if key not in dtypes:
+        dtypes[key] = "" if array_text(value) is None else _dtype(value)
+    return dtypes[key]
+
+
+def _merged_row(group: Item, items: Sequence[Item], tied: Collection[int]) -> Row:
     """The row that sums up a subtree."""
     leaves = [item for item in items if item.kind != "static"]
     # By dtype, because the text and the size of a dtype take longer than all else about a leaf.
@@ -185,9 +194,9 @@ def _merged_row(tree: object, path: Path, items: Sequence[Item], tied: Collectio
             counts[dtype] = counts.get(dtype, 0) + elements
             examples[dtype] = item.value
     return Row(
-        path_text(path),
-        class_name(functools.reduce(child_of, path, tree)),
-        ", ".join(dict.fromkeys("tied" if item.path in tied else item.kind for item in leaves or items)),
+        group.path,
+        class_name(group.value),
+        ", ".join(dict.fromkeys("tied" if id(item) in tied else item.kind for item in leaves or items)),
         dtype=", ".join(dict.fromkeys(map(_dtype, examples.values()))),
         count=sum(counts.values()),
         nbytes=sum(count * itemsize_of(examples[dtype]) for dtype, count in counts.items()),
@@ -223,14 +232,14 @@ def _spec_text(spec: Any) -> str:
     return str(shown).replace("PartitionSpec", "P")
 
 
-def _total(rows: Sequence[Row], leaves: Sequence[Item], tied: Collection[Path]) -> str:
+def _total(rows: Sequence[Row], leaves: Sequence[Item], tied: Collection[int]) -> str:
     size = sum(row.nbytes for row in rows)
     total = f"{counted(sum(row.count for row in rows), 'number')}, {counted(size, 'byte')}"
     if size >= 1024:
         exponent = min((size.bit_length() - 1) // 10, 4)
         total += f" ({size / 1024**exponent:.1f} {'KMGT'[exponent - 1]}iB)"
     in_buffers = sum(elements_in(item.value) for item in leaves if item.kind == "buffer")
-    in_ties = sum(elements_in(item.value) for item in leaves if item.path in tied)
+    in_ties = sum(elements_in(item.value) for item in leaves if id(item) in tied)
     parts = [
         f"{number:,} of them {where}" for number, where in ((in_buffers, "in buffers"), (in_ties, "tied")) if number
     ]
@@ -249,7 +258,7 @@ def _notes(tree: object, leaves: Sequence[Item]) -> Iterator[str]:
         return
     for kinds, note in _NOTES:
         names = first_names(
-            path_text(item.path)
+            item.path
             for item in leaves
             if item.kind == "child" and type(item.value) in kinds and (is_node(tree) or item.owner != class_name(tree))
         )

@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from treewright._trees.places import Place, note_redefined_classes, walk
 from treewright._trees.selection import HOW_CALLED, Selection, select_by_function
 from treewright.errors import MissingPlaceError
 
+_HERE = object()
 _BOOLS = frozenset({bool, np.bool_})
 _FORMS = "where= must be a path, a function, a predicate, a class or a mask (a tree of bools), but got "
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
@@ -56,18 +57,13 @@ def chosen_leaves(tree: Any, where: Any) -> list[bool]:
     selected = _selected(Place(tree), where)
     if not isinstance(selected, Selection):
         return selected
-    places = {place.path: place for place in selected.places}
-    lengths = sorted({len(path) for path in places})
-    chosen: list[bool] = []
-    reached: set[Path] = set()
-    for path, _ in jax_trees.tree_leaves_with_path(tree):
-        above = [path[:length] for length in lengths if path[:length] in places]
-        reached.update(above)
-        chosen.append(bool(above))
-    without = [place for path, place in places.items() if path not in reached]
-    if without and not (selected.is_search and reached):
+    by_key = _by_key(selected.places)
+    above = [_first_on(path, by_key) for path, _ in jax_trees.tree_leaves_with_path(tree)]
+    reached = {id(place) for place in above}
+    without = [place for place in selected.places if id(place) not in reached]
+    if without and not (selected.is_search and any(above)):
         raise ValueError(_without_leaves(without, tree))
-    return chosen
+    return [place is not None for place in above]
 
 
 def _without_leaves(places: Sequence[Place], tree: Any) -> str:
@@ -134,8 +130,30 @@ def _search(places: Iterable[Place], no_match: Callable[[], str]) -> Selection:
 
 def _topmost(places: Iterable[Place]) -> list[Place]:
     """Each place once, without those inside another of them."""
-    by_path = {place.path: place for place in places}
-    return [place for path, place in by_path.items() if not any(path[:end] in by_path for end in range(len(path)))]
+    found = [(place.path, place) for place in places]
+    by_key = _by_key(place for _, place in reversed(found))
+    return [place for path, place in found if _first_on(path, by_key) is place]
+
+
+def _by_key(places: Iterable[Place]) -> dict[Any, Any]:
+    """Places in nested dicts, by the keys in their paths: `[0].bias` is in `{[0]: {.bias: {_HERE: place}}}`."""
+    by_key: dict[Any, Any] = {}
+    for place in places:
+        inner = by_key
+        for key in place.path:
+            inner = inner.setdefault(key, {})
+        inner[_HERE] = place
+    return by_key
+
+
+def _first_on(path: Path, by_key: Mapping[Any, Any]) -> Place | None:
+    """The first of these places on a path."""
+    for key in path:
+        if _HERE in by_key or key not in by_key:
+            break
+        by_key = by_key[key]
+    place: Place | None = by_key.get(_HERE)
+    return place
 
 
 # A mask
@@ -254,7 +272,7 @@ def _no_match_for_predicate(root: Place) -> str:
 def _test_of(predicate: Callable[[str, Any], object]) -> Callable[[Place], bool]:
     def is_selected(place: Place) -> bool:
         try:
-            result = predicate(path_text(place.path), place.value)
+            result = predicate(place.text, place.value)
         except Exception as error:
             error.add_note(
                 f"The predicate was called with {place.name}. It is called with nodes, containers and statics too, so "
