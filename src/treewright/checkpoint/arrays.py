@@ -169,15 +169,27 @@ def check_fits(array: Any, dtype: str, path: str) -> None:
     for block in () if fits else map(np.asarray, blocks):
         for part in (np.real(block), np.imag(block)) if np.iscomplexobj(block) else (block,):
             outside = (part < low) | (part > high)
-            if not is_int:
+            if is_int and jnp.issubdtype(wanted, jnp.inexact):
+                outside = ~_is_exact(part, wanted)
+            elif not is_int:
                 outside &= ~(np.isinf(part) & np.bool_(_has_infinity(wanted)))
                 outside |= np.isnan(part) & np.bool_(not _has_nan(wanted))
             if outside.any():
-                value = part[outside][0]
+                value, how = part[outside][0], " exactly" if is_int and jnp.issubdtype(wanted, jnp.inexact) else ""
                 raise CheckpointError(
-                    f"{path} was saved as {array.dtype} and contains {value}, which does not fit into {dtype}. Convert "
-                    f"it in migrate=."
+                    f"{path} was saved as {array.dtype} and contains {value}, which does not fit into {dtype}{how}. "
+                    f"Convert it in migrate=."
                 )
+
+
+def _is_exact(ints: Any, dtype: Any) -> Any:
+    """Whether a float dtype contains each of these ints: 4096, but not 4097, is a float16."""
+    info = untyped_jax.numpy.finfo(dtype)
+    size = (ints if ints.dtype == np.uint64 else np.abs(ints.astype(np.int64))).astype(np.uint64)
+    some = np.maximum(size, np.uint64(1))
+    digits = some // (some & (~some + np.uint64(1)))  # without the zeros at the end
+    fits = (digits < np.uint64(2 ** (info.nmant + 1))) & (size <= np.uint64(min(int(float(info.max)), 2**64 - 1)))
+    return fits & (ints.astype(np.float64) >= float(info.min))  # float8_e8m0fnu lacks 0 and negative numbers
 
 
 def _has_infinity(dtype: Any) -> bool:
@@ -213,7 +225,7 @@ def _range(dtype: Any, *, of_ints: bool) -> tuple[Any, Any]:
         return 0, 1
     if jnp.issubdtype(dtype, jnp.integer):
         info = untyped_jax.numpy.iinfo(dtype)
-        return int(info.min), int(info.max)
+        return int(info.min), int(float(info.max))
     info = untyped_jax.numpy.finfo(dtype)
     if of_ints:
         return -(2 ** (info.nmant + 1)), 2 ** (info.nmant + 1)

@@ -105,11 +105,11 @@ def load(path: StrPath, like: Any = MISSING, **options: Any) -> Any:
         >>> save(path := os.path.join(tempfile.mkdtemp(), "model"), {"w": jnp.arange(3.0)})
         >>> load(path, like=jax.eval_shape(lambda: {"w": jnp.zeros(3)}))
         {'w': Array([0., 1., 2.], dtype=float32)}
-        >>> load(path, like={"w": jnp.zeros(4)})
+        >>> load(path, like={"w": jnp.zeros((3, 1))})
         Traceback (most recent call last):
             ...
         treewright.errors.CheckpointMismatchError: The checkpoint does not fit the tree, a difference:
-          ['w']: shape (3,) saved, (4,) in the tree
+          ['w']: shape (3,) saved, (3, 1) in the tree
         What to do:
           Different shape: convert the array in migrate=.
     """
