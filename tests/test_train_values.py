@@ -41,7 +41,7 @@ VALUES: dict[str, Any] = {
 # R: refused.
 OUTCOMES = {
     "float": "WKKT",
-    "complex": "TKKT",
+    "complex": "WKKT",
     "int": "RKKR",
     "bool": "RKKR",
     "str": "RKNR",

@@ -256,13 +256,16 @@ def _has_function(grads: Any, function: Any) -> str:
     return f"{'is' if grads is function else 'contains'} the function {short_text(function)}"
 
 
+_FLOATS = frozenset({float, complex})
+
+
 def _warn_of_trained_numbers(params: Any) -> None:
     """Warn about Python floats in fields without a specifier: an `eps: float = 1e-5` would be trained."""
-    if not any(type(leaf) is float for leaf in jax_trees.tree_leaves(params)):
+    if not any(type(leaf) in _FLOATS for leaf in jax_trees.tree_leaves(params)):
         return
     for place in walk(Place(params)):
         in_nodes = (step for step in reversed(place.ancestors) if step.parent and is_node(step.parent.value))
-        step: Any = next(in_nodes, None) if type(place.value) is float else None
+        step: Any = next(in_nodes, None) if type(place.value) in _FLOATS else None
         if step is None:
             continue
         info = info_of(step.parent.value)
@@ -272,11 +275,11 @@ def _warn_of_trained_numbers(params: Any) -> None:
             info.table.warned.add(warned)  # not if the warning was an error, which must come again
 
 
-def _trained_number(path: str, cls: type[Any], field: FieldInfo, value: float) -> str:
+def _trained_number(path: str, cls: type[Any], field: FieldInfo, value: complex) -> str:
     """A Python float in a field without a specifier is a weight: after some steps `eps` may be negative."""
     return (
-        f"{path} is the Python float {value}, so the optimiser trains it. Say in {cls.__qualname__} what it is. A "
-        f"setting:\n  {declared_as('static', field, cls)}\nA number that training leaves alone:\n"
+        f"{path} is the Python {type(value).__name__} {value}, so the optimiser trains it. Say in {cls.__qualname__} "
+        f"what it is. A setting:\n  {declared_as('static', field, cls)}\nA number that training leaves alone:\n"
         f"  {declared_as('buffer', field, cls)}\nA parameter, also if it is jnp.asarray({value}):\n"
         f"  {declared_as('child', field, cls)}"
     )

@@ -21,7 +21,7 @@ from tests.conftest import skip_before_jax, skip_below_devices
 from tests.expected_text import compare_with_snapshot, without_varying_parts
 from tests.retrace import programs
 from tests.retrace.support import Program, programs_in, rewrite
-from treewright.retrace import report as report_module
+from treewright.retrace import fixes as fixes_module
 
 if TYPE_CHECKING:
     from treewright import RetraceReport
@@ -87,12 +87,12 @@ def test_the_fixed_program_does_not_retrace_and_computes_the_same(file: Path, pr
 
 
 def fixes() -> list[str]:
-    """The sentences of `treewright.retrace.report` with a fix."""
-    tree = ast.parse(inspect.getsource(report_module))
+    """The sentences of `treewright.retrace.fixes`."""
+    tree = ast.parse(inspect.getsource(fixes_module))
     tables = [part for part in tree.body if "FIXES" in ast.unparse(part) and not isinstance(part, ast.FunctionDef)]
     others = [part for part in tree.body if ast.unparse(part).startswith("def _of_")]
     texts = [each.value for part in (*tables, *others) for each in ast.walk(part) if isinstance(each, ast.Constant)]
-    return sorted({text for text in texts if isinstance(text, str) and text.count(" ") > 2} - {*report_module.FIXES})
+    return sorted({text for text in texts if isinstance(text, str) and text.count(" ") > 2} - {*fixes_module.FIXES})
 
 
 @pytest.mark.parametrize("fix", fixes())

@@ -483,6 +483,67 @@ def test_all_functions_read_where_alike(where: Any) -> None:
         assert jax.tree.leaves(spec_like(net, 0, {where: 1})).count(1) == 2
 
 
+MISTAKES: list[Any] = [
+    "layrs",
+    ".layers[9]",
+    ".layers[0].kernel.x",
+    "layers.0.bias",
+    ".layers[",
+    "**.nothing",
+    ".layers[*].nothing",
+    "kernel",
+    complex,
+    Point,
+    lambda: 1,
+    lambda net, path, value: True,
+    lambda net: net.layrs,
+    lambda net: net.layers[9],
+    lambda net: net.table["c"],
+    lambda net: net.layers[0].kernel * 2,
+    lambda net: 3,
+    lambda net: True,
+    lambda net: [],
+    lambda net: (net.layers, net.layers[0]),
+    lambda net: (net.name, net.name),
+    lambda path, value: False,
+    lambda path, value: None,
+    lambda path, value: path.find("kernel"),
+    lambda path, value: value.ndim == 2,
+    None,
+    3,
+    1.5,
+    ("layers", 0),
+    ["layers"],
+    {"layers": 0},
+    {"layers": True},
+]
+
+
+@pytest.mark.parametrize("where", MISTAKES)
+def test_all_functions_reject_a_mistake_in_where_with_one_message(where: Any) -> None:
+    functions: list[Any] = [at, partition]
+    if not isinstance(where, list | dict):  # a mapping has no such keys
+        functions.append(lambda tree, where: spec_like(tree, 0, {where: 1}))
+    errors: set[tuple[Any, ...]] = set()
+    for select in functions:
+        with pytest.raises((AttributeError, LookupError, TypeError, ValueError)) as caught:
+            select(small_net(), where)
+        errors.add((caught.type, str(caught.value), *getattr(caught.value, "__notes__", [])))
+    assert len(errors) == 1
+
+
+@pytest.mark.parametrize(("where", "calls"), [(0, 2), (slice(0, 1), 2), (slice(None), 7), (slice(0, 3), 5)])
+def test_the_number_of_calls_of_a_function_is_the_one_on_the_page(where: Any, calls: int) -> None:
+    counted: list[None] = []
+
+    def select(tree: Any) -> Any:
+        counted.append(None)
+        return tree[where]
+
+    at([1.5, *[None] * 11] if calls == 2 else [None] * 12, select)
+    assert len(counted) == calls
+
+
 def test_a_class_selects_its_nodes() -> None:
     net: Any = small_net()
 

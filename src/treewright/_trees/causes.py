@@ -52,7 +52,7 @@ class Cause(str):
     is_bare: bool
 
     def __new__(cls, name: str, sentence: str, *, is_bare: bool = False) -> Self:
-        """A cause with a name from `treewright.retrace.report.FIXES`; bare if both values have the same contents."""
+        """A cause with a name from `treewright.retrace.fixes.FIXES`; bare if both values have the same contents."""
         cause = super().__new__(cls, sentence)
         cause.name, cause.is_bare = name, is_bare
         return cause

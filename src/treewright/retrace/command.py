@@ -266,7 +266,7 @@ class ProgramRecorder:
 
 
 def _as_json(report: "RetraceReport") -> dict[str, Any]:
-    from treewright.retrace.report import fix_for
+    from treewright.retrace.fixes import fix_for
 
     parts = [part for whole in report.differences for part in whole.parts or (whole,)]
     differences = [{"kind": part.kind, "text": str(part), "fix": fix_for(part)} for part in parts]

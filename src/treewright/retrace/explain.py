@@ -13,6 +13,7 @@ from treewright._base.jax_private import is_jitted, options_of
 from treewright._base.text import did_you_mean, short_text
 from treewright._contents import unwrap
 from treewright.errors import RetraceWarning, TooManyTracesError
+from treewright.retrace.comparison import call_differences, without_placement
 from treewright.retrace.jax_private import (
     OBSERVER,
     Call,
@@ -24,14 +25,8 @@ from treewright.retrace.jax_private import (
     jit_call,
     outermost_jitted,
 )
-from treewright.retrace.report import (
-    ReportedEvent,
-    RetraceReport,
-    Signature,
-    call_differences,
-    signature_of,
-    without_placement,
-)
+from treewright.retrace.report import ReportedEvent, RetraceReport
+from treewright.retrace.signature import Signature, signature_of
 from treewright.retrace.watch import CANT_COUNT, RetraceTracker
 
 F = TypeVar("F", bound=Callable[..., Any])

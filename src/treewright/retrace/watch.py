@@ -15,6 +15,7 @@ import jax
 from treewright._trees.causes import cause_of, snapshot
 from treewright._trees.difference import Difference
 from treewright.errors import RetraceWarning, TooManyTracesError
+from treewright.retrace.comparison import call_differences, without_placement
 from treewright.retrace.jax_private import (
     OBSERVER,
     Call,
@@ -22,15 +23,8 @@ from treewright.retrace.jax_private import (
     can_observe_compilations,
     can_read_calls,
 )
-from treewright.retrace.report import (
-    RetraceReport,
-    Signature,
-    call_differences,
-    is_of_loop,
-    signature_of,
-    too_many,
-    without_placement,
-)
+from treewright.retrace.report import RetraceReport, too_many
+from treewright.retrace.signature import Signature, is_of_loop, signature_of
 
 _MAX_CALLS = 32  # remembered calls per definition
 _JAX = f"JAX {jax.__version__}"

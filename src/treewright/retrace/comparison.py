@@ -1,0 +1,136 @@
+"""Compare the signatures of two calls: their differences, with the reason for each."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+from treewright._base.jax_private import Key
+from treewright._base.text import Verbatim, short_text
+from treewright._contents import Part
+from treewright._reports import mesh_text
+from treewright._trees.causes import Cause, Snapshot, alike, cause_of, class_of, is_same_object, same, snapshot
+from treewright._trees.diff import Comparator, differences, static_difference
+from treewright._trees.difference import ABSENT, Difference, DifferenceKind, describe_apart, shown
+from treewright.retrace.jax_private import FLAX_NODES, OF_PMAP, UNNAMED_SETTINGS
+from treewright.retrace.signature import Signature
+
+
+def _parts_of_both(left: Any, right: Any) -> tuple[Mapping[Key, Any], Mapping[Key, Any]]:
+    """The parts of two containers; empty for callables and for one changed object, which the reason describes."""
+    if not isinstance(left, Snapshot) or not isinstance(right, Snapshot) or left.cls is not right.cls:
+        return {}, {}
+    is_explained = any(isinstance(key, Part) for key in left.parts) or (left.is_alive and is_same_object(left, right))
+    return ({}, {}) if is_explained else (left.parts, right.parts)
+
+
+_WITHOUT_REASONS = Comparator(same, _parts_of_both, lambda _left, _right: "", alike)  # a third of the time
+_WITH_REASONS = Comparator(same, _parts_of_both, lambda left, right: cause_of(left, right) or "", alike)
+
+
+def call_differences(old: Signature, new: Signature, *, reasons: bool = True) -> list[Difference]:
+    """The differences between two calls: arguments, then settings and options."""
+    differences = list(_argument_differences(old, new, _WITH_REASONS if reasons else _WITHOUT_REASONS))
+    if any(difference.kind in {"added", "removed"} for difference in differences):  # flax repeats them in a static
+        differences = [difference for difference in differences if str(difference.path[-1]) != FLAX_NODES]
+    if old.settings is not new.settings:
+        settings = list(_setting_differences(old.settings, new.settings))
+        named = [difference for difference in settings if difference.path != (UNNAMED_SETTINGS,)]
+        # The unnamed settings include the named ones: they are redundant if not more of them changed.
+        unnamed = zip(*(each.settings.get(UNNAMED_SETTINGS, ()) for each in (old, new)), strict=True)
+        differences += named if sum(not same(a, b) for a, b in unnamed) <= len(named) else settings
+    if old.batch != new.batch and len(old.batch) == len(new.batch):
+        differences.append(Difference(("the size of vmap",), _size(old.batch), _size(new.batch), "batch"))
+    return [*differences, *_by_name("option", old.options, new.options)]
+
+
+def _size(batch: tuple[int, ...]) -> Any:
+    return batch[0] if len(batch) == 1 else batch[::-1]  # the outermost axis first, as users write them
+
+
+def _argument_differences(old: Signature, new: Signature, compare: Comparator) -> Iterator[Difference]:
+    for name in dict.fromkeys((*old.passed, *new.passed)):
+        a, b = old.arguments.get(name, ABSENT), new.arguments.get(name, ABSENT)
+        default, default_tree = new.defaults.get(name, (ABSENT, ABSENT))
+        passed, is_static = b if a is ABSENT else a, name in old.statics | new.statics
+        if (a is ABSENT or b is ABSENT) and is_static and default is not ABSENT and not same(default, passed):
+            both = (default, b) if a is ABSENT else (a, default)
+            yield static_difference((name,), *both, compare)
+        elif a is ABSENT or b is ABSENT:
+            is_default = name in (new if a is ABSENT else old).explicit
+            yield _presence_difference(name, (a, b), (default, default_tree), is_default=is_default)
+        elif (name in old.statics) is not (name in new.statics):
+            reasons = ("traced before, and static now", "static before, and traced now")
+            yield Difference((name,), a, b, "class", Cause("other statics", reasons[name in old.statics]))
+        else:
+            if name in old.statics and not (class_of(a) is class_of(b) and same(a, b)):
+                yield static_difference((name,), a, b, compare)
+            if old.passed[name] != new.passed[name]:
+                yield Difference((name,), old.passed[name], new.passed[name], "passing")
+            if name not in old.statics:
+                yield from differences(a, b, values=False, path=(name,), compare=compare)
+
+
+def _presence_difference(name: str, both: Any, defaults: tuple[Any, Any], *, is_default: bool) -> Difference:
+    """The difference between a call with an argument and one without it."""
+    (a, b), (value, default) = both, defaults
+    passed = b if a is ABSENT else a
+    kind: DifferenceKind = "added" if a is ABSENT else "removed"
+    if default is ABSENT:
+        return Difference((name,), a, b, kind, Cause("argument", ""))
+    if is_default:
+        return Difference((name,), a, b, kind, Cause("default passed", ""))
+    if not any(differences(default, passed, values=False, compare=_WITHOUT_REASONS)):
+        return Difference((name,), a, b, kind, Cause("default replaced", ""))
+    text = short_text(value) if getattr(default, "python", None) else shown(default)
+    by_default = Verbatim(f"{text} (default)")
+    cause = Cause("None replaced" if getattr(default, "cls", None) is type(None) else "default replaced", "")
+    return Difference((name,), by_default if a is ABSENT else a, by_default if b is ABSENT else b, "class", cause)
+
+
+def _by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
+    for name in dict.fromkeys((*old, *new)):
+        a, b = old.get(name, ABSENT), new.get(name, ABSENT)
+        if a is not b and not same(a, b):
+            old_value, new_value = _settings(a, b) if kind == "setting" else (snapshot(a), snapshot(b))
+            yield static_difference((name,), old_value, new_value, _WITHOUT_REASONS, kind)
+
+
+def _setting_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
+    """The differences of settings. Those of `pmap`, if only one of the calls went through it, are one."""
+    under = ["pmap" if any(name.endswith(OF_PMAP) for name in each) else "jit" for each in (old, new)]
+    if under[0] == under[1]:
+        yield from _by_name("setting", old, new)
+        return
+    reason = Cause("other transformations", "")
+    yield Difference(("the transformation",), Verbatim(under[0]), Verbatim(under[1]), "setting", reason)
+    common = [{name: value for name, value in each.items() if not name.endswith(OF_PMAP)} for each in (old, new)]
+    yield from _by_name("setting", *common)
+
+
+def _settings(old: Any, new: Any) -> tuple[Any, Any]:
+    """Two settings as reports show them: a mesh by its axes, and also by its devices if the axes are equal."""
+    sides = _setting(old), _setting(new)
+    if not all(isinstance(side, Verbatim) for side in sides) or sides[0].content != sides[1].content:
+        return sides
+    details = describe_apart(_innermost_mesh(old), _innermost_mesh(new)) or ["", ""]
+    left, right = [Verbatim(f"{side.content} {detail}".rstrip()) for side, detail in zip(sides, details, strict=True)]
+    return left, right
+
+
+def _setting(value: Any) -> Any:
+    """A setting as reports show it: a mesh, or the stack of meshes from `with mesh:`, by its axes."""
+    mesh = _innermost_mesh(value)
+    if value == () or isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+        return Verbatim(mesh_text(mesh))
+    axes = getattr(value, "axis_sizes", None)  # named axes, from vmap and pmap
+    return snapshot(value if axes is None else dict(axes))
+
+
+def _innermost_mesh(value: Any) -> Any:
+    return next(reversed(value), None) if type(value) is tuple else value
+
+
+def without_placement(differences: list[Difference]) -> list[Difference]:
+    """The differences that make `jit` retrace; for the others it recompiles the same trace."""
+    return [difference for difference in differences if difference.kind not in {"placement", "option", "batch"}]
