@@ -95,9 +95,9 @@ OURS = "treewright"
 PAGES = MappingProxyType(
     {
         "flax": "docs/migrating/flax-struct.md",
-        "chex": "docs/migrating/chex.md",
+        "chex": "docs/migrating/dataclasses.md",
         "equinox": "docs/migrating/equinox.md",
-        "jax_dataclasses": "docs/migrating/jax-dataclasses.md",
+        "jax_dataclasses": "docs/migrating/dataclasses.md",
     }
 )
 
