@@ -94,7 +94,7 @@ def test_file_system_errors_are_not_damage(
         with pytest.raises(OSError, match=os.strerror(number)) as caught:
             manager.restore_latest_valid(like=LIKE)
         assert caught.value.errno == number
-    with pytest.raises(CheckpointError, match="already has the steps 2"):
+    with pytest.raises(CheckpointError, match="already has the step 2"):
         manager.save(2, LIKE)
     found = manager.restore_latest_valid(like=LIKE)
     assert found is not None

@@ -147,7 +147,7 @@ def test_save_keeps_to_the_rules_of_windows(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "open", open_files_only)
     monkeypatch.setattr(os, "fsync", fsync_writable)
     monkeypatch.setattr(os, "unlink", unlink_closed)
-    monkeypatch.setattr("treewright.checkpoint.file.fcntl", None)
+    monkeypatch.setattr("treewright.checkpoint.disk.fcntl", None)
     for number in (1.0, 2.0):
         save(tmp_path / "x", number)
 
@@ -242,13 +242,12 @@ def test_save_accepts_the_longest_file_names(tmp_path: Path) -> None:
 
 WRITER = """
 import os, sys, time
-import safetensors
-from treewright.checkpoint import save
-def slow(specs, path, metadata):
+import treewright.checkpoint as checkpoint
+def slow(*_):
     print("writes", flush=True)
     time.sleep(60)
-safetensors.serialize_file = slow
-save(sys.argv[1], 1)
+checkpoint.file.write_safetensors = slow
+checkpoint.save(sys.argv[1], 1)
 """
 
 

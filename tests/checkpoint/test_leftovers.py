@@ -135,7 +135,7 @@ def test_a_folder_of_the_user_is_no_step(tmp_path: Path) -> None:
             manager.restore(like=LIKE)
         manager.save(4, TREE)
         for call in (manager.delete, manager.restore, manager.manifest):
-            with pytest.raises(CheckpointError, match=rf"has only the steps 4, so there is no step 2024\. {note}"):
+            with pytest.raises(CheckpointError, match=rf"has only the step 4, so there is no step 2024\. {note}"):
                 call(2024)
         with pytest.raises(
             CheckpointError, match=r"/2024 is not a step: it contains none .*\. Rename it, or save into"

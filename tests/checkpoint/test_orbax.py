@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 import pytest
 from etils import epath  # type: ignore[import-untyped]
 
-from treewright.checkpoint import CheckpointManager, file, folder
+from treewright.checkpoint import CheckpointManager, disk, folder
 from treewright.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def test_temporary_folders_are_created_before_all_files_and_finished_after_them(
 
 def test_a_step_is_flushed_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: set[str] = set()
-    plain = file.flush_to_disk
+    plain = disk.flush_to_disk
 
     def flush(path: Path) -> None:
         assert not (tmp_path / "1").exists()

@@ -47,7 +47,7 @@ FOUND: dict[str, str | tuple[str, str]] = {
     "replicated_differs": r"\(.CheckpointError: Step 1 .*: processes have different values of \['z'\], .*, \(\)\)",
     "damaged_shard": r"\(1, 1, 'CheckpointDamagedError', \(1, 2\)\)",
     "failing_file_system": (
-        r"\('CheckpointError: In process 1, restoring step 2 failed: OSError: \[Errno 116\] Stale.*', 2\)",
+        r"\('CheckpointError: In process 1, the restore of step 2 failed: OSError: \[Errno 116\] Stale.*', 2\)",
         r"\('OSError: \[Errno 116\] Stale file handle', 2\)",
     ),
     "target_differs": (

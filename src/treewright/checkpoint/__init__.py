@@ -10,7 +10,8 @@ from treewright.checkpoint.tree import to_names
 from treewright.errors import missing_extra
 
 if TYPE_CHECKING:
-    from treewright.checkpoint.steps import CheckpointManager, Restored
+    from treewright.checkpoint.reading import Restored
+    from treewright.checkpoint.steps import CheckpointManager
 else:
 
     def __getattr__(name: str) -> object:

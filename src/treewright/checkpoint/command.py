@@ -10,6 +10,7 @@ import contextlib
 import functools
 import itertools
 import math
+import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from treewright._base.text import cut_text
 from treewright._reports import counted
 from treewright.checkpoint.arrays import digest_of
 from treewright.checkpoint.differences import static_text
+from treewright.checkpoint.disk import exists, is_folder
 from treewright.checkpoint.file import open_saved
 from treewright.checkpoint.loading import Read
 from treewright.checkpoint.manifest import LeafRecord, Manifest
@@ -37,6 +39,9 @@ def main(arguments: list[str]) -> int:
     try:
         paths = _checkpoints(options.path.absolute())
         return max([_list(path, whole=len(paths) == 1, verify=options.verify) for path in paths])
+    except BrokenPipeError:  # of `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end
+        return 0
     except (CheckpointError, OSError) as error:
         _print(str(error), to_stderr=True)
     except ImportError as error:  # our own text, of several lines
@@ -54,13 +59,13 @@ def _print(text: str, *, to_stderr: bool = False) -> None:
 
 def _checkpoints(path: Path) -> list[Path]:
     """The file or step at a path, or the steps of a run in order."""
-    if not path.is_dir():
+    if not is_folder(path):
         return [path]
     try:
         from treewright.checkpoint.folder import LISTING, steps_in
     except ImportError as error:
         raise missing_extra("Listing steps", "orbax-checkpoint", "checkpoint") from error
-    steps = [path] if (path / LISTING).exists() else [path / str(step) for step in steps_in(path)]
+    steps = [path] if exists(path / LISTING) else [path / str(step) for step in steps_in(path)]
     if not steps:
         raise CheckpointError(f"{path} contains no steps.")
     return steps
@@ -69,7 +74,7 @@ def _checkpoints(path: Path) -> list[Path]:
 @contextlib.contextmanager
 def _open(path: Path) -> Generator[tuple[Manifest, Read, Callable[[LeafRecord, int], str]]]:
     """The manifest of a file or step, a reader of its arrays, and a function that returns the digests of blocks."""
-    if path.is_dir():
+    if is_folder(path):
         from treewright.checkpoint.folder import MANIFEST
         from treewright.checkpoint.items import arrays_of_step, digests_in, manifest_of_step
 
@@ -98,6 +103,8 @@ def _list(path: Path, *, whole: bool, verify: bool) -> int:
     except CheckpointDamagedError as error:
         _print(f"{path} is damaged: {error}")
         return 1
+    except BrokenPipeError:
+        raise
     except (CheckpointError, OSError) as error:  # the other steps of the run are listed too
         _print(str(error), to_stderr=True)
         return 2

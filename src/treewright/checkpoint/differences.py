@@ -1,5 +1,6 @@
 """Compare a checkpoint with a tree: differences of classes, statics and leaves by path, each with a fix."""
 
+import ast
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterator, Sequence
@@ -12,6 +13,7 @@ from treewright._reports import excerpts, first_lines, first_names
 from treewright._trees.diff import ABSENT
 from treewright.checkpoint.arrays import ARRAYS, NARROWED, NUMBERS, ON_HOST, Form, jax_dtype, keeps_kind
 from treewright.checkpoint.manifest import LeafRecord, Manifest, NodeRecord, join_name, renamer
+from treewright.checkpoint.rules import KEY, SHAPE, first_text
 from treewright.checkpoint.tree import may_be_same_name
 from treewright.errors import CheckpointMismatchError
 
@@ -19,6 +21,7 @@ MismatchKind = Literal["missing", "unexpected", "shape", "dtype", "kind", "class
 
 _MAX_COMPONENTS = 100_000  # in names; a tree with more is too deep for the search of moved subtrees
 _LENGTH = 200  # characters of a static or a path in a message
+_FIX_LENGTH = 2000  # characters of a fix, which may contain names
 _NAMED = frozenset({"name", *OF_CLASS})  # encoded statics that begin with a name
 
 _FIXES: MappingProxyType[str, str] = MappingProxyType(
@@ -30,7 +33,6 @@ _FIXES: MappingProxyType[str, str] = MappingProxyType(
         "dtype": "Different dtype: allow_cast=True.",
         "cast": "Floats are not cast to ints, or complex numbers to real ones: convert the array in migrate=.",
         "kind": "A number instead of an array, or the reverse: allow_cast=True.",
-        "key": "Different kind of key: create it in migrate= with jax.random.wrap_key_data or jax.random.key.",
         "class": "If a class moved: __checkpoint_name__ = '<the saved name>' in its body, or strict=False.",
         "optimiser": "Different optimiser: load only the parameters, part='params', and initialise its state again.",
         "static": "Different static: build the tree as it was saved, or on_static='warn' to keep the tree's static.",
@@ -80,8 +82,13 @@ class Mismatch:
         """The option to pass, or the line to write."""
         if self.kind == "class" and self.saved.startswith("optax.") and self.wanted.startswith("optax."):
             return _FIXES["optimiser"]
-        if self.kind == "kind" and "(key" in self.saved + self.wanted:
-            return _FIXES["key"]
+        advice: str | None = None
+        if self.kind == "kind":
+            advice = first_text(KEY, self.saved, self.wanted)
+        elif self.kind == "shape":
+            advice = first_text(SHAPE, *(ast.literal_eval(shape) for shape in (self.saved, self.wanted)))
+        if advice is not None:
+            return advice
         loses = self.kind == "dtype" and not keeps_kind(self.saved, self.wanted)
         return _FIXES["cast" if loses else self.kind]
 
@@ -94,7 +101,9 @@ def raise_mismatches(mismatches: Sequence[Mismatch], fixes: Sequence[str]) -> No
             f"The checkpoint does not fit the tree, {count}:",
             *(f"  {line}" for line in first_lines(list(map(str, mismatches)))),
         ]
-        message = "\n".join([*lines, "What to do:", *(f"  {fix}" for fix in fixes)])
+        message = "\n".join(
+            [*lines, "What to do:", *("  " + cut_text(fix, _FIX_LENGTH).replace("\n", "\n  ") for fix in fixes)]
+        )
         raise CheckpointMismatchError(message, tuple(mismatches))
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 import jax
 import numpy as np
 
-from treewright._base.text import did_you_mean, short_text
+from treewright._base.text import cut_text, did_you_mean, short_text
 from treewright._reports import first_lines
 from treewright.checkpoint.arrays import UnsupportedLeafError, array_to_save, form_of, is_deleted
 from treewright.checkpoint.differences import Differences, Mismatch, part_advice, raise_mismatches
@@ -272,7 +272,9 @@ def _check_values(manifest: Manifest, target: Parts, names: set[str]) -> None:
         raise CheckpointError(f"No leaf of the checkpoint matches the tree, so nothing would be loaded.\n{fixes}")
     left = [leaf for leaf in target.manifest.leaves if leaf.name not in names]
     values = [(leaf.path, target.values[leaf.name]) for leaf in left]
-    abstract = [path for path, value in values if isinstance(value, jax.ShapeDtypeStruct) or is_deleted(value)]
+    abstract = [
+        cut_text(path, 200) for path, value in values if isinstance(value, jax.ShapeDtypeStruct) or is_deleted(value)
+    ]
     if abstract:
         raise CheckpointError(
             f"{', '.join(first_lines(abstract))}: not saved, and abstract or donated in the tree, so there is no "

@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -20,16 +21,18 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from treewright._base.text import cut_text
-from treewright.checkpoint.file import (
-    StrPath,
+from treewright.checkpoint.disk import (
     create_lock,
     delete_unlocked,
+    exists,
     flush_to_disk,
+    is_folder,
     is_locked,
-    local_path,
     lock_of,
+    mode_of,
     release_lock,
 )
+from treewright.checkpoint.file import StrPath, local_path
 from treewright.errors import CheckpointError, CheckpointWarning, warn_user
 
 LISTING = "_CHECKPOINT_METADATA"  # the file in which Orbax lists the items of a step
@@ -54,24 +57,33 @@ def folder_of_steps(directory: StrPath) -> Any:
     """
     in_bucket = isinstance(directory, str) and directory.startswith(_BUCKETS)
     folder: Any = epath.Path(directory) if in_bucket else local_path(directory).absolute()
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        (folder / LISTING).stat()  # raises; since Python 3.14 `is_file` ignores permission errors
-    if folder.is_file() or (folder / LISTING).is_file():
+    if in_bucket:
+        is_wrong = folder.is_file() or (folder / LISTING).exists()
+    else:
+        is_wrong = stat.S_ISREG(mode_of(folder)) or exists(folder / LISTING)
+    if is_wrong:
         raise CheckpointError(f"{directory} is a file or a step. Pass the folder that contains the steps.")
     return folder
 
 
-def steps_in(directory: Any) -> list[int]:
+def steps_in(directory: Any, known: dict[int, int] | None = None) -> list[int]:
     """The finished steps in a folder, in order.
 
+    `known` has the inodes of folders that are known to be steps, and gets those that are found: none is looked into
+    twice.
+
     Raises:
-        OSError: If the folder exists and can't be listed.
+        OSError: If the folder exists and can't be listed, or a folder that is named like a step can't be looked into.
     """
     if not isinstance(directory, Path):
         return sorted(info.step for info in ocp.path.step.standard_name_format().find_all(directory))
+    known = {} if known is None else known
     steps: list[int] = []
     for _ in range(_MAX_LISTINGS):
-        steps = [step for step in _numbered_folders(directory) if _is_step(directory / str(step))]
+        folders = _numbered_folders(directory)
+        new = {number: inode for number, inode in folders.items() if known.get(number) != inode}
+        known.update({number: inode for number, inode in new.items() if _is_step(directory / str(number))})
+        steps = sorted(number for number, inode in folders.items() if known.get(number) == inode)
         if steps:
             break
     return steps
@@ -79,24 +91,35 @@ def steps_in(directory: Any) -> list[int]:
 
 def foreign_folders(directory: Any) -> list[int]:
     """The numbers of folders that are named like steps, but are not: they are the user's."""
-    numbers = _numbered_folders(directory) if isinstance(directory, Path) else []
+    numbers = sorted(_numbered_folders(directory)) if isinstance(directory, Path) else []
     return [number for number in numbers if not _is_step(directory / str(number))]
 
 
 def is_foreign(path: Any) -> bool:
     """Whether a path exists, but has no part of a step."""
-    return isinstance(path, Path) and path.exists() and not _is_step(path)
+    return isinstance(path, Path) and exists(path) and not _is_step(path)
 
 
 def _is_step(folder: Path) -> bool:
     """Whether a folder has any part of a step, which may be damaged."""
-    return any(os.path.lexists(folder / name) for name in (LISTING, MANIFEST, STATE))
+    return any(exists(folder / name) for name in (LISTING, f"{MANIFEST}/metadata", f"{MANIFEST}/process.0"))
 
 
-def _numbered_folders(directory: Path) -> list[int]:
+def identity_of(step: Any) -> Any:
+    """What changes if a step is deleted and saved again; None if it does not exist. JSON."""
+    if not isinstance(step, Path):
+        return True if step.exists() else None
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        status = step.stat()
+        return [status.st_ino, status.st_mtime_ns]
+    return None
+
+
+def _numbered_folders(directory: Path) -> dict[int, int]:
+    """The folders that are named like steps, and their inodes."""
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
-        return sorted(int(entry.name) for entry in entries if _STEP.fullmatch(entry.name) and entry.is_dir())
-    return []
+        return {int(entry.name): entry.inode() for entry in entries if _STEP.fullmatch(entry.name) and entry.is_dir()}
+    return {}
 
 
 class UnfinishedSteps:
@@ -156,7 +179,7 @@ def _path_class(steps: UnfinishedSteps, token: str) -> type[Any]:
 
 
 def _flush_step(folder: Path) -> None:
-    if not (folder / LISTING).is_file():
+    if not exists(folder / LISTING):
         raise CheckpointError(f"Orbax finishes {folder}, but has written nothing to it that could be flushed to disk")
     for path in (folder, *folder.rglob("*")):
         flush_to_disk(path)
@@ -209,7 +232,7 @@ def clear(directory: Any, *, in_background: bool = False) -> None:
 
 def _deletable(directory: Path) -> Iterator[Path]:
     """Unfinished steps come before locks: a folder whose lock is missing is deletable too."""
-    paths = sorted(directory.iterdir(), reverse=True) if directory.is_dir() else []
+    paths = sorted(directory.iterdir(), reverse=True) if is_folder(directory) else []
     for path in paths:
         is_leftover = _TEMPORARY.fullmatch(path.name) and not path.is_symlink() and not is_locked(lock_of(path))
         if is_leftover or _THROWN_OUT.fullmatch(path.name) or _LOCK.fullmatch(path.name):

@@ -6,6 +6,7 @@ to pinned memory. NumPy views pinned memory without a copy, and Orbax writes it 
 
 import collections
 import functools
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ _HOST_KINDS = frozenset({_PINNED, "unpinned_host"})
 _PLATFORMS = frozenset({"gpu"})  # as in Orbax. NumPy views arrays on a CPU; a TPU's pinned arrays have other layouts
 _THREADS = min(4, os.cpu_count() or 1)  # 4 digest 20 GB/s
 _LARGE_BYTES = 1 << 20  # worth a thread
+_PIECE_BYTES = 1 << 24  # of an array on several devices, gathered at a time
 
 
 def is_remote(sharding: Any) -> bool:
@@ -109,3 +111,41 @@ def on_threads(work: Callable[[Any], R], arrays: Sequence[Any]) -> list[R]:
         results = pool.map(work, large)
         small = iter([work(array) for array in arrays if array.nbytes < _LARGE_BYTES])
         return [next(results if array.nbytes >= _LARGE_BYTES else small) for array in arrays]
+
+
+def pieces_of(array: Any) -> Iterator[Any]:
+    """The values of an array in C order, in consecutive pieces; of an array on several devices gathered one at a time.
+
+    `np.asarray` would gather the whole array, and JAX keep that copy as long as the array.
+    """
+    if not isinstance(array, jax.Array) or len(array.sharding.device_set) == 1:
+        yield np.asarray(array, order="C")
+        return
+    shape, itemsize = array.shape, array.dtype.itemsize
+    blocks = [(_bounds(each.index, shape), each.data) for each in array.addressable_shards if each.replica_id == 0]
+    for bounds in _consecutive_parts(shape, itemsize):
+        piece = np.empty([stop - start for start, stop in bounds], array.dtype)
+        for at, block in blocks:
+            both = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(bounds, at, strict=True)]
+            if all(start < stop for start, stop in both):
+                into, out = (
+                    tuple(slice(a - first, b - first) for (a, b), (first, _) in zip(both, origin, strict=True))
+                    for origin in (bounds, at)
+                )
+                piece[into] = np.asarray(block)[out]
+        yield piece
+
+
+def _consecutive_parts(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Bounds of parts that follow each other in C order, of at most `_PIECE_BYTES`."""
+    row = math.prod(shape[1:]) * itemsize
+    if not shape or row * shape[0] <= _PIECE_BYTES:
+        yield tuple((0, size) for size in shape)
+    elif row <= _PIECE_BYTES:
+        count = _PIECE_BYTES // row
+        for start in range(0, shape[0], count):
+            yield (start, min(start + count, shape[0])), *((0, size) for size in shape[1:])
+    else:
+        for start in range(shape[0]):
+            for rest in _consecutive_parts(shape[1:], itemsize):
+                yield (start, start + 1), *rest

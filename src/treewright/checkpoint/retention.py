@@ -59,9 +59,22 @@ class Retention:
             return None
         return -math.inf if math.isnan(value) else value if self.mode == "max" else -value
 
+    def missing_metric(self, metrics: Mapping[str, float]) -> str:
+        """A text if a step has metrics, but not the one that ranks steps."""
+        if self.metric is None or not metrics or self.metric in metrics:
+            return ""
+        names = ", ".join(map(repr, metrics))
+        return (
+            f"The steps of this manager are ranked by {self.metric!r}{did_you_mean(self.metric, metrics)}, but the "
+            f"metrics of this step are {names}. A step without it is never the best."
+        )
+
     def kept(self, ranks: Mapping[int, float | None]) -> set[int]:
-        """The steps that stay, of steps with their ranks. A step without a rank is never among the best."""
-        if self.keep is None:
+        """The steps that stay, of steps with their ranks. A step without a rank is never among the best.
+
+        While no step has a rank, all stay: the metric may be misspelt.
+        """
+        if self.keep is None or (self.keep_best and all(rank is None for rank in ranks.values())):
             return set(ranks)
         newest = sorted(ranks)[-self.keep :]
         regular = [step for step in ranks if self.keep_every and step % self.keep_every == 0]

@@ -7,19 +7,15 @@ import atexit
 import contextlib
 import functools
 import math
-import operator
 import os
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import (
-    TYPE_CHECKING,
     Any,
-    Generic,
     Literal,
-    NamedTuple,
     Never,
     Self,
     SupportsIndex,
@@ -30,11 +26,11 @@ from typing import (
 
 import orbax.checkpoint as ocp
 
-from treewright._base.text import cut_text, short_text
+from treewright._base.text import cut_text
 from treewright._processes import process_index, run_on_all_processes
-from treewright._reports import first_lines
 from treewright.checkpoint.arrays import blocks_of
-from treewright.checkpoint.file import StrPath, flush_to_disk
+from treewright.checkpoint.disk import exists, flush_to_disk
+from treewright.checkpoint.file import StrPath
 from treewright.checkpoint.fit import MISSING, LoadOptions, check_options
 from treewright.checkpoint.folder import (
     LISTING,
@@ -51,6 +47,7 @@ from treewright.checkpoint.folder import (
 )
 from treewright.checkpoint.items import (
     ManifestHandler,
+    array_handler,
     entries_of,
     items_of_step,
     manifest_of_step,
@@ -59,40 +56,17 @@ from treewright.checkpoint.items import (
     tree_of_step,
 )
 from treewright.checkpoint.manifest import Manifest
+from treewright.checkpoint.reading import Restored, StepGoneError, numbers_text, read_step, step_number, steps_text
 from treewright.checkpoint.retention import Retention, numbers_of, reject_options
 from treewright.checkpoint.waiting import EXIT_STARTS_THREADS, Turns, Waiter
-from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointWarning, warn_user
+from treewright.errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    CheckpointWarning,
+    warn_user,
+)
 
 T = TypeVar("T")
-
-
-class _Pair(NamedTuple, Generic[T]):
-    tree: T
-    step: int
-
-
-class Restored(_Pair[T]):
-    """The result of `CheckpointManager.restore_latest_valid`: the tree and its step.
-
-    Examples:
-        >>> import tempfile
-        >>> from treewright.checkpoint import CheckpointManager
-        >>> with CheckpointManager(tempfile.mkdtemp()) as manager:
-        ...     manager.save(10, {"w": 1.5})
-        ...     tree, step = manager.restore_latest_valid(like={"w": 0.0})
-        >>> tree, step
-        ({'w': 1.5}, 10)
-    """
-
-    __slots__ = ()
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise AttributeError(
-                f"Restored has no attribute {name!r}: it is the pair (tree, step). Use restored.tree.{name}, or "
-                f"tree, step = manager.restore_latest_valid(...)."
-            )
 
 
 class CheckpointManager:
@@ -163,11 +137,13 @@ class CheckpointManager:
         self._saver: Any = None  # Orbax's checkpointer, created by the first save
         self._waiter = Waiter()
         self._unfinished: UnfinishedSteps | None = None  # its temporary folders, unless they are in a bucket
-        self._process = 0  # the process that created it: in a fork, its threads are missing
+        self._process = os.getpid()  # the process that it belongs to: in a fork, its threads are missing
         self._pending: int | None = None  # the step that is being written
         self._is_entered = self._is_closed = False
         self._lock = threading.RLock()
         self._turns = Turns(self._lock)
+        self._has_rank = False  # whether a step is known to have the metric, or its absence was told
+        self._known: dict[int, int] = {}  # the inodes of the steps, by number
         self._records: dict[tuple[int, Any], tuple[Mapping[str, Any], float | None]] = {}  # results of `_record`
 
     def __enter__(self) -> Self:
@@ -204,7 +180,12 @@ class CheckpointManager:
                 the previous save failed.
             ProcessMismatchError: If the processes do not save the same.
         """
-        number = _step_number(step, f"The step comes first: save({state}, state)." if type(state) is int else "")
+        number = step_number(step, f"The step comes first: save({state}, state)." if type(state) is int else "")
+        if self._is_in_fork():
+            raise CheckpointError(
+                f"Step {number} can't be saved: this manager of {self.directory} belongs to process {self._process}, "
+                f"and this is a fork of it. Save there, or create a CheckpointManager of another folder here."
+            )
         if self._is_closed:
             raise CheckpointError(
                 f"Step {number} can't be saved, because this manager of {self.directory} is closed. Save inside its "
@@ -214,6 +195,7 @@ class CheckpointManager:
         def prepare() -> tuple[Any, ...]:
             self._check_number(number)
             of_step = {"metrics": numbers_of(metrics), "retention": self._retention.rules}
+            self._check_metrics(of_step["metrics"])
             return step_to_save(state, {} if items is None else items, self._blocks_of, **of_step)
 
         def entries(prepared: tuple[Any, ...]) -> dict[str, str]:
@@ -224,16 +206,18 @@ class CheckpointManager:
             record.timeout = self._timeout
             saved: dict[str, Any] = {STATE: ocp.args.PyTreeSave(arrays)} if arrays else {}
             with self._as_save_error(number):
-                try:
-                    saver = self._open()
-                    _begin(self)
-                    args = ocp.args.Composite(**saved, **{MANIFEST: record})
-                    saver.save(self.directory / str(number), args=args)
-                    self._pending = number
-                finally:
-                    record.returned.set()
+                saver = self._open()
+                _begin(self)
+                args = ocp.args.Composite(**{MANIFEST: record}, **saved)  # digested while Orbax writes the arrays
+                saver.save(self.directory / str(number), args=args)
+                self._pending = number
             if not (EXIT_STARTS_THREADS or self._is_entered):
                 self._wait_and_raise()
+        if bool(self._is_closed):  # by a signal handler
+            self.close()
+
+    def _is_in_fork(self) -> bool:
+        return os.getpid() != self._process
 
     def _check_number(self, number: int) -> None:
         folder = self.directory / str(number)
@@ -241,32 +225,49 @@ class CheckpointManager:
             raise CheckpointError(
                 f"{folder} is not a step: it contains none of a step's files. Rename it, or save into another folder."
             )
-        newer = [other for other in steps_in(self.directory) if other >= number]
+        newer = [other for other in self._listed() if other >= number]
         if newer:
+            delete = f"it: delete({newer[-1]})" if len(newer) == 1 else f"them, for example delete({newer[-1]})"
             raise CheckpointError(
-                f"{self.directory} already has the steps {_shown(newer)}, and a run resumes from the highest. Delete "
-                f"them, for example delete({newer[-1]}), or save into a different folder."
+                f"{self.directory} already has the {steps_text(newer)}, and a run resumes from the highest. Delete "
+                f"{delete}, or save into a different folder."
             )
+
+    def _check_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Warn once if a step has other metrics than the one that ranks steps, and no step has that one."""
+        if metrics and not self._has_rank:
+            text = self._retention.missing_metric(metrics)
+            if text and self._best() is None:
+                warn_user(text, CheckpointWarning)
+            self._has_rank = True
 
     def _open(self) -> Any:
         """Orbax's checkpointer, created by the first save."""
         if self._saver is None:
             token = self._run_on_all("naming temporary folders", lambda: secrets.token_hex(4), on_first=True)
-            handlers: Any = {STATE: ocp.PyTreeCheckpointHandler(use_compression=False), MANIFEST: ManifestHandler()}
+            handlers: Any = {STATE: array_handler(), MANIFEST: ManifestHandler()}
             self._unfinished = UnfinishedSteps(token) if self._is_local else None
+            # Folders are created in `save`: threads that wait for a folder would wait for ever after an interrupt.
+            options = ocp.AsyncOptions(timeout_secs=math.ceil(self._timeout), create_directories_asynchronously=False)
             self._saver = ocp.AsyncCheckpointer(
-                ocp.CompositeCheckpointHandler(**handlers),
-                async_options=ocp.AsyncOptions(timeout_secs=math.ceil(self._timeout)),
+                ocp.CompositeCheckpointHandler(
+                    composite_options=ocp.CompositeOptions(async_options=options), **handlers
+                ),
+                async_options=options,
                 temporary_path_class=self._unfinished and self._unfinished.path_class,
             )
-            self._process = os.getpid()
             _OPEN.add(self)
         return self._saver
 
     def _finish_at_exit(self) -> None:
         """Finish the save if the program ends without `close`, unless it is the save of a process that forked."""
+        if self._is_in_fork():
+            return
         step, self._pending = self._pending, None
-        if step is not None and self._process == os.getpid():
+        if step is None:
+            with contextlib.suppress(Exception):
+                self.wait()  # for a save that an exception from a signal handler interrupted
+        else:
             try:
                 self._finish(self.directory / str(step))
                 self.wait()  # delete old steps
@@ -275,8 +276,18 @@ class CheckpointManager:
                 warn_user(f"{text} Use the manager in a `with` block, or call close().", CheckpointWarning)
 
     def wait(self) -> None:
-        """Wait until all saves are on disk and old steps are deleted."""
+        """Wait until all saves are on disk and old steps are deleted.
+
+        In a signal handler, it waits only for steps whose `save` has returned; in a fork, it does nothing.
+        """
+        if self._is_in_fork():
+            return
         with self._lock:
+            if self._turns.is_taken:  # in a signal handler: the interrupted `save` goes on after it
+                if self._saver is not None:
+                    with contextlib.suppress(Exception):  # `save` or the next call raises
+                        self._waiter.wait(self._saver.wait_until_finished)
+                return
             self._wait_and_raise()
             if self._saver is not None:
                 self._waiter.wait(self._saver.wait_until_finished)  # a save that Ctrl-C interrupted
@@ -286,6 +297,8 @@ class CheckpointManager:
 
     def _wait_and_raise(self) -> None:
         """Wait for the pending save, and raise in all processes if it failed in one."""
+        if self._is_in_fork():
+            return
         with self._lock:
             if self._pending is not None:
                 self._wait_and_run(f"the end of saving step {self._pending}", lambda: None)
@@ -318,7 +331,7 @@ class CheckpointManager:
         self._waiter.wait(self._saver.wait_until_finished)
         if process_index() != 0:
             return
-        if not folder.is_dir():
+        if not exists(folder):
             raise CheckpointError(
                 "its folder is missing: the save was cancelled, or a different manager deleted the step"
             )
@@ -336,7 +349,7 @@ class CheckpointManager:
         if not self._retention.rules:
             return
         own: dict[int, float | None] = {}
-        for step in steps_in(self.directory):
+        for step in self._listed():
             with contextlib.suppress(CheckpointError, OSError):  # a step that can't be read is kept
                 rules, rank = self._record(step)
                 if rules == self._retention.rules:
@@ -367,12 +380,15 @@ class CheckpointManager:
             ) from error
 
     def close(self) -> None:
-        """Wait for the pending save and close the manager. A closed manager can't save."""
+        """Wait for the pending save and close the manager, which then can't save; in a fork, do nothing."""
+        if self._is_in_fork():
+            return
         try:
             self.wait()
         finally:
             self._is_closed = True
-            self._close_orbax()
+            if not self._turns.is_taken:  # else the interrupted `save` closes it
+                self._close_orbax()
 
     def _close_orbax(self) -> None:
         saver, self._saver, self._pending, self._waiter = self._saver, None, None, Waiter()
@@ -396,7 +412,7 @@ class CheckpointManager:
         Raises:
             OSError: If it can't be renamed.
         """
-        number = self._resolve_step(_step_number(step))
+        number = self._resolve_step(step_number(step))
 
         def delete() -> None:
             throw_out(self.directory, [number])
@@ -416,7 +432,10 @@ class CheckpointManager:
 
     def all_steps(self) -> tuple[int, ...]:
         """The finished steps in order, without waiting for the pending save."""
-        return tuple(self._run_on_all("listing steps", lambda: steps_in(self.directory), on_first=True))
+        return tuple(self._run_on_all("listing steps", self._listed, on_first=True))
+
+    def _listed(self) -> list[int]:
+        return steps_in(self.directory, self._known)
 
     def latest_step(self) -> int | None:
         """The highest of `all_steps`; None if there are none."""
@@ -434,18 +453,16 @@ class CheckpointManager:
             raise CheckpointError(
                 "The manager has no metric to rank steps. Pass one: CheckpointManager(..., metric='loss', mode='min')."
             )
-        steps = self.all_steps()
-
-        def best() -> int | None:
-            ranked: list[tuple[float, int]] = []
-            for step in steps:
-                with contextlib.suppress(CheckpointError):  # damaged, deleted, or saved by a different program
-                    rank = self._record(step)[1]
-                    ranked += [] if rank is None else [(rank, step)]
-            return max(ranked)[1] if ranked else None
-
-        number: int | None = self._run_on_all("ranking steps", best, on_first=True)
+        number: int | None = self._run_on_all("ranking steps", self._best, on_first=True)
         return number
+
+    def _best(self) -> int | None:
+        ranked: list[tuple[float, int]] = []
+        for step in self._listed():
+            with contextlib.suppress(CheckpointError):  # damaged, deleted, or saved by a different program
+                rank = self._record(step)[1]
+                ranked += [] if rank is None else [(rank, step)]
+        return max(ranked)[1] if ranked else None
 
     def metrics(self, step: SupportsIndex = MISSING) -> dict[str, float]:
         """The metrics of a step."""
@@ -462,7 +479,9 @@ class CheckpointManager:
             CheckpointDamagedError: If they can't be read.
         """
         index = process_index() if process is None else process
-        return dict(self._read(self._resolve_step(step), "the items", lambda folder: items_of_step(folder, index)))
+        return dict(
+            self._read(self._resolve_step(step), "reading the items", lambda folder: items_of_step(folder, index))
+        )
 
     def manifest(self, step: SupportsIndex = MISSING) -> Manifest:
         """The manifest of a step, after waiting for the pending save. Reads no array.
@@ -470,30 +489,24 @@ class CheckpointManager:
         Raises:
             CheckpointDamagedError: If it can't be read.
         """
-        manifest: Manifest = self._read(self._resolve_step(step), "the manifest", manifest_of_step)
+        manifest: Manifest = self._read(self._resolve_step(step), "reading the manifest", manifest_of_step)
         return manifest
 
     def _read(self, step: int, name: str, read: Callable[[Any], Any]) -> Any:
-        """Read something from the folder of a step. A step that is deleted meanwhile is not reported as damaged."""
-        try:
-            return self._run_on_all(f"reading {name} of step {step}", lambda: read(self.directory / str(step)))
-        except CheckpointDamagedError as error:
-            if step in self.all_steps():
-                raise
-            raise CheckpointError(f"Step {step} in {self.directory} was deleted while it was read.") from error
+        return read_step(self.directory / str(step), f"{name} of step {step}", read, self._run_on_all)
 
     def _resolve_step(self, step: Any, fix_of_tree: str = "") -> int:
         """The number of an existing step, by default the latest, after waiting for the pending save."""
         self._wait_and_raise()
         steps = self.all_steps()
-        number = _step_number(step, fix_of_tree) if step is not MISSING else max(steps, default=-1)
+        number = step_number(step, fix_of_tree) if step is not MISSING else max(steps, default=-1)
         if number in steps:
             return number
-        empty = "has no steps" if self.directory.is_dir() else "does not exist"
-        has = f"has only the steps {_shown(steps)}" if steps else empty
+        empty = "has no steps" if exists(self.directory) else "does not exist"
+        has = f"has only the {steps_text(steps)}" if steps else empty
         so = "." if step is MISSING else f", so there is no step {number}."
         if foreign := foreign_folders(self.directory):
-            so += f" Not steps, because they contain none of a step's files: {_shown(foreign)}."
+            so += f" Not steps, because they contain none of a step's files: {numbers_text(foreign)}."
         raise CheckpointError(f"{self.directory} {has}{so}")
 
     # Restoring
@@ -517,7 +530,7 @@ class CheckpointManager:
         """
         checked = check_options(like, options)
         number = self._resolve_step(step, "Pass the tree by name: restore(like=tree).")
-        return self._read(number, "the tree", lambda folder: tree_of_step(folder, like, checked))
+        return self._read(number, "reading the tree", lambda folder: tree_of_step(folder, like, checked))
 
     @overload
     def restore_latest_valid(self, *, like: T, **options: Unpack[LoadOptions]) -> Restored[T] | None: ...
@@ -542,11 +555,11 @@ class CheckpointManager:
         while untried := [step for step in self.all_steps() if step not in skipped]:
             step = untried[-1]
             try:
-                restore = functools.partial(tree_of_step, self.directory / str(step), like, checked)
-                tree = self._run_on_all(f"restoring step {step}", restore)
+                tree = self._read(step, "the restore", lambda folder: tree_of_step(folder, like, checked))
+            except StepGoneError:
+                continue
             except CheckpointDamagedError as error:
-                if step in self.all_steps():
-                    skipped[step] = str(error)
+                skipped[step] = str(error)
                 continue
             if skipped:
                 notes = self._run_on_all(
@@ -582,19 +595,3 @@ def _finish_all() -> None:
 
 
 getattr(threading, "_register_atexit", atexit.register)(_finish_all)  # before the executors of Orbax end
-
-
-def _step_number(step: Any, fix_of_tree: str = "") -> int:
-    number = -1
-    with contextlib.suppress(TypeError):
-        number = -1 if isinstance(step, bool) else operator.index(step)
-    if number < 0:
-        fix = fix_of_tree if not isinstance(step, SupportsIndex | float | str) else ""
-        if step is None:
-            fix = "best_step() and latest_step() return None if there is none. For the latest step, pass no step."
-        raise CheckpointError(f"A step must be a non-negative integer, got {short_text(step)}. {fix}".rstrip())
-    return number
-
-
-def _shown(steps: Sequence[int]) -> str:
-    return ", ".join(first_lines(list(map(str, steps))))

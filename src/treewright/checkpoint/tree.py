@@ -9,12 +9,14 @@ import jax
 import numpy as np
 
 from treewright._base.jax_private import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
+from treewright._base.text import cut_text
 from treewright._core import info_of, is_node
 from treewright._json import encode
 from treewright._reports import first_lines
 from treewright._trees.level import Level, level_of
 from treewright.checkpoint.arrays import NOT_A_LEAF, UnsupportedLeafError, form_of
 from treewright.checkpoint.manifest import ROOT_LEAF, LeafRecord, Manifest, NodeRecord, join_name
+from treewright.checkpoint.rules import LEAF, WHOLE_TREE, first_text
 from treewright.errors import CheckpointError, StaticSerializationError
 
 _DECLARED = "__checkpoint_name__"
@@ -132,7 +134,7 @@ class _Records:
         try:
             leaf = LeafRecord(part.name, path, form_of(value, abstract=self._abstract))
         except UnsupportedLeafError as problem:
-            self.problems.append(f"{path} {_with_cure(problem, part.parent)}")
+            self.problems.append(f"{cut_text(path, 200)} {_with_cure(problem, part)}")
             return
         if leaf.form.ref and not self._abstract and self._refs.setdefault(id(value), path) is not path:
             first = self._refs[id(value)]
@@ -171,8 +173,12 @@ def _step_of(key: Any) -> str:
     return str(key if attribute is None else getattr(key, attribute))
 
 
-def _with_cure(problem: UnsupportedLeafError, parent: type[Any]) -> str:
+def _with_cure(problem: UnsupportedLeafError, part: _Part) -> str:
     """The problem with a leaf, and its fix; the fields of an equinox module have no `static()`."""
+    parent, is_whole = part.parent, part.path == "the tree"
+    advice = first_text((*LEAF, *WHOLE_TREE) if is_whole else LEAF, part.value)
+    if advice is not None:
+        return f"{problem}. {advice}"
     if not str(problem).endswith(NOT_A_LEAF):
         return str(problem)
     if any(base.__module__.startswith("equinox.") for base in parent.__mro__):

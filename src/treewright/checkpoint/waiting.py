@@ -18,20 +18,20 @@ class Turns:
 
     def __init__(self, lock: "threading.RLock") -> None:
         self._lock = lock
-        self._is_taken = False  # read under the lock, so only this thread can have set it
+        self.is_taken = False  # read under the lock, so only this thread can have set it
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        if self._is_taken:
+        if self.is_taken:
             self._lock.release()
             raise CheckpointError(
                 "save() was called inside another save() of this manager, for example by a signal handler. Let the "
                 "handler set a flag, and save in the training loop."
             )
-        self._is_taken = True
+        self.is_taken = True
 
     def __exit__(self, *_: object) -> None:
-        self._is_taken = False
+        self.is_taken = False
         self._lock.release()
 
 
