@@ -47,12 +47,13 @@ def test_static_marks_match_their_libraries(name: str, mark: str) -> None:
 
 
 def test_strings_without_a_specifier_are_not_evaluated() -> None:
-    calls: list[str] = []
+    calls: list[Any] = []
     namespace = {"probe": lambda *names: calls.append(names), "statics": calls}
     body = {"__annotations__": {"x": "probe('x')", "y": "Annotated[int, probe()]"}, "__module__": __name__}
     globals().update(namespace)
     try:
-        assert type("Net", (Module,), body)(1.0, 2).x == 1.0
+        net: Any = type("Net", (Module,), body)
+        assert net(1.0, 2).x == 1.0
     finally:
         for name in namespace:
             del globals()[name]

@@ -26,7 +26,7 @@ RULES: Rules = {"embed": "fsdp", "mlp": "tensor", "layers": None}
 class Linear(Module):
     kernel: jax.Array = field(sharding=("embed", "mlp"))
     bias: jax.Array = field(sharding=("mlp",))
-    scale: float = 1.0
+    scale: float = field(default=1.0)
 
 
 class Net(Module):

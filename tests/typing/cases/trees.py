@@ -87,7 +87,7 @@ with edit(layer) as frozen_for_checkers:
     frozen_for_checkers.activation = "gelu"
 assert_type(frozen_for_checkers, Any)
 
-assert_type(spec_like(net, 0, {"**.bias": None, lambda path, value: value is net: 1}), Net)
+assert_type(spec_like(net, 0, {"**.kernel": None, lambda path, value: value is net: 1}), Net)
 assert_type(trainable(net), Net)
 assert_type(partition(net, trainable), tuple[Net, Net])
 assert_type(combine(*partition(net, trainable)), Net)
