@@ -84,7 +84,8 @@ if TYPE_CHECKING:
     from treewright._freeze import FrozenArray, FrozenMapping, freeze
     from treewright._loop import loop
     from treewright._trees.at import at
-    from treewright._trees.diff import Difference, allclose, diff
+    from treewright._trees.diff import allclose, diff
+    from treewright._trees.difference import Difference
     from treewright._trees.edit import edit
     from treewright._trees.partition import combine, partition
     from treewright._trees.sizes import count, find_aliases, nbytes
@@ -108,7 +109,8 @@ else:
             "_core.copies": ("replace",),
             "module": ("Module", "pytree_dataclass"),
             "_trees.at": ("at",),
-            "_trees.diff": ("Difference", "allclose", "diff"),
+            "_trees.diff": ("allclose", "diff"),
+            "_trees.difference": ("Difference",),
             "_trees.edit": ("edit",),
             "_trees.partition": ("combine", "partition"),
             "_trees.specs": ("spec_like", "trainable"),

@@ -31,7 +31,7 @@ from treewright.errors import ChildWarning, NodeInitError, missing_extra, warn_u
 from treewright.module import Module
 
 if TYPE_CHECKING:
-    from treewright._trees.diff import Difference
+    from treewright._trees.difference import Difference
 
 P = TypeVar("P", default=Any)  # the default is for TrainState without a parameter, as in flax
 

@@ -25,7 +25,7 @@ from treewright._contents import Part, contents, unwrap_api_boundary
 from treewright._core import By, how_compared, is_node, kind_of
 from treewright._freeze import FrozenArray
 from treewright._reports import first_names
-from treewright._trees.diff import ABSENT, Difference, DifferenceKind, describe_apart, same_exactly, same_to_jit
+from treewright._trees.difference import ABSENT, Difference, DifferenceKind, describe_apart, same_exactly, same_to_jit
 
 _MAX_LEVELS = 100  # levels of a value in its snapshot: Python's stack ends at a few hundred
 # Of an object that is compared by identity, whose contents only describe it.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from treewright._base.text import cut_text
 from treewright._json import OF_CLASS, encoded_text
 from treewright._reports import excerpts, first_lines, first_names
-from treewright._trees.diff import ABSENT
+from treewright._trees.difference import ABSENT
 from treewright.checkpoint.arrays import ARRAYS, NARROWED, NUMBERS, ON_HOST, Form, jax_dtype, keeps_kind
 from treewright.checkpoint.manifest import LeafRecord, Manifest, NodeRecord, join_name, renamer
 from treewright.checkpoint.rules import KEY, SHAPE, first_text

@@ -10,16 +10,8 @@ from treewright._base.text import Verbatim, short_text
 from treewright._contents import Part
 from treewright._reports import mesh_text
 from treewright._trees.causes import Cause, Snapshot, alike, cause_of, class_of, is_same_object, same, snapshot
-from treewright._trees.diff import (
-    ABSENT,
-    Comparator,
-    Difference,
-    DifferenceKind,
-    describe_apart,
-    differences,
-    shown,
-    static_difference,
-)
+from treewright._trees.diff import Comparator, differences, static_difference
+from treewright._trees.difference import ABSENT, Difference, DifferenceKind, describe_apart, shown
 from treewright.retrace.jax_private import FLAX_NODES, OF_PMAP, UNNAMED_SETTINGS
 from treewright.retrace.signature import Signature
 

@@ -8,7 +8,7 @@ from typing import Any
 from treewright._base.jax_private import is_key_dtype, is_ref_type
 from treewright._loop import loop
 from treewright._trees.causes import class_of
-from treewright._trees.diff import Difference
+from treewright._trees.difference import Difference
 from treewright._trees.level import LeafType
 from treewright.retrace.jax_private import is_installed
 

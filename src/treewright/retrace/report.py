@@ -8,7 +8,7 @@ from typing import Literal
 from treewright._base.functions import public
 from treewright._base.jax_private import DictKey, Path, SequenceKey
 from treewright._reports import first_lines, first_names
-from treewright._trees.diff import Difference
+from treewright._trees.difference import Difference
 from treewright.retrace.fixes import fix_for
 
 _X64 = "jax.config.jax_enable_x64"

@@ -14,7 +14,7 @@ from treewright._base.text import short_text
 from treewright._loop import FlatTree, loop
 from treewright._reports import first_names
 from treewright._trees.causes import alike, same, snapshot
-from treewright._trees.diff import ABSENT
+from treewright._trees.difference import ABSENT
 from treewright._trees.level import LeafType, Level, leaf_type_of, level_of
 from treewright.retrace.jax_private import Call, trace_settings
 

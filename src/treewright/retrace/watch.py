@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax
 
 from treewright._trees.causes import cause_of, snapshot
-from treewright._trees.diff import Difference
+from treewright._trees.difference import Difference
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.comparison import call_differences, without_placement
 from treewright.retrace.jax_private import (
