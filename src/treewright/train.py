@@ -223,10 +223,6 @@ class TrainState(Module, Generic[P], kw_only=True):
         weights, old_buffers = partition(self.params, trainable)
         new_buffers = old_buffers if buffers is None else _new_buffers(self, old_buffers, buffers)
         trained: Any = partition(grads, trainable)[0]
-        function = next(filter(callable, jax_trees.tree_leaves(trained)), None)
-        if function is not None:
-            call = "Call it: grads = jax.grad(loss)(state.params, ...)."
-            raise _rejection(self, grads, f"grads {_has_function(grads, function)}. {call}")
         problem = _gradient_problem(weights, trained, grads)
         if problem and not _are_per_example(weights, trained):
             raise _rejection(self, grads, problem)
@@ -250,10 +246,6 @@ class TrainState(Module, Generic[P], kw_only=True):
         updated: Any = optax.apply_updates(weights, updates)
         params = combine(updated, new_buffers)
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **changes)
-
-
-def _has_function(grads: Any, function: Any) -> str:
-    return f"{'is' if grads is function else 'contains'} the function {short_text(function)}"
 
 
 _FLOATS = frozenset({float, complex})
@@ -413,6 +405,12 @@ def _new_buffers(state: TrainState[Any], old: Any, model: Any) -> Any:
 def _gradient_problem(weights: Any, trained: Any, grads: Any) -> str:
     """The reason why gradients do not match the weights; empty if they do."""
     differing = _structure_differences("params", weights, trained)
+    function = next(filter(callable, jax_trees.tree_leaves(trained)), None) if differing else None
+    if function is not None:
+        is_all = "is" if grads is function else "contains"
+        return (
+            f"grads {is_all} the function {short_text(function)}. Call it: grads = jax.grad(loss)(state.params, ...)."
+        )
     kinds = {difference.kind for difference in differing}
     problem, fix = "must have the structure of params", ""
     if kinds == {"shape"} and _are_per_example(weights, trained):

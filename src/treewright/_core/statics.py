@@ -10,6 +10,7 @@ import enum
 import itertools
 import operator
 import threading
+import types
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Self
@@ -224,6 +225,8 @@ def _is_constant(value: Any) -> bool:
         return len(value) <= _MAX_LENGTH
     if cls is tuple:
         return len(value) <= _MAX_LENGTH and all(map(_is_constant, value))
+    if cls is types.FunctionType and "<" in value.__qualname__:
+        return False  # for speed: a lambda or a local function can't be imported
     return cls in CONSTANTS or (isinstance(value, np.dtype) and value.isbuiltin == 1) or library_of(value) != ""
 
 
