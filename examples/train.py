@@ -123,7 +123,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 print(f"stopped by SIGTERM after step {number}: run the same line again")
                 break
         manager.wait()
-        print("best step:", manager.best_step(), manager.metrics(manager.best_step()))
+        if (best := manager.best_step()) is not None:
+            print("best step:", best, manager.metrics(best))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import pytest
 from tests.checkpoint.engines import assert_same
 from tests.checkpoint.runs import LIKE, TREE, hold_commits, saved
 from treewright.checkpoint import CheckpointManager, folder
-from treewright.checkpoint.file import lock_of
+from treewright.checkpoint.disk import lock_of
 from treewright.checkpoint.retention import Retention
 from treewright.errors import CheckpointError, CheckpointWarning
 

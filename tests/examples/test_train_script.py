@@ -21,12 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytest.importorskip("orbax.checkpoint")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.devices(4),
-    # optax turns the number of steps of a cosine schedule into a float when it is first used.
-    pytest.mark.filterwarnings(r"ignore:[\s\S]*decay_steps=[0-9]+.0 saved"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.devices(4)]
 ROOT = Path(__file__).parents[2]
 OPTIONS = ("--steps", "80", "--every", "10", "--folder")
 

@@ -128,9 +128,12 @@ def test_unused_statics_are_freed() -> None:
         x: Any
         setting: Any = static()
 
+    def function() -> None: ...
+    def unused() -> None: ...
+
     assert in_use(Example) == 0
-    example = Example(jnp.ones(2), ("a", 1))
-    other = Example(jnp.ones(2), 2)
+    example = Example(jnp.ones(2), function)
+    other = Example(jnp.ones(2), unused)
     jitted = jax.jit(lambda example: example.x)
     jitted(example)
     assert in_use(Example) == 2

@@ -227,6 +227,14 @@ def test_the_exit_status_of_the_program_comes_first(tmp_path: Path) -> None:
     assert (ended.returncode, "--max-retraces allows" in ended.stderr) == (4, False)
 
 
+def test_an_operation_of_a_library_is_reported_at_the_users_line(tmp_path: Path) -> None:
+    calling = "import optax, jax.numpy as jnp\ndef main():\n    optax.tree.norm({'w': jnp.ones(3)})\nmain()\n"
+
+    ended = run(*RETRACES, program(tmp_path, calling), folder=tmp_path)
+
+    assert re.search(r"program\.py:3 in main \(at _tree_math\.py:\d+ in _square\): \d+ programs", ended.stderr)
+
+
 def test_a_program_without_jax_is_reported_as_such(tmp_path: Path) -> None:
     ended = run(*RETRACES, program(tmp_path, "print(1)"), folder=tmp_path)
 

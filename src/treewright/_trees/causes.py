@@ -396,6 +396,11 @@ def _decorator(wrapper: Snapshot) -> str:
     return name.partition(".")[0].strip("_")
 
 
+def _is_rate(key: Any) -> bool:
+    """Whether a number is the learning rate, by the names that optax gives it."""
+    return any(name in str(key) for name in ("learning_rate", "step_size"))
+
+
 def _of_functions(old: Snapshot, new: Snapshot, before: Code, after: Code) -> Cause | None:
     if before != after:
         text = f"two functions, defined at {' and '.join(dict.fromkeys((before.place, after.place)))}"
@@ -406,8 +411,9 @@ def _of_functions(old: Snapshot, new: Snapshot, before: Code, after: Code) -> Ca
     inner_cause = _cause_in_user_part(old, new, differences) if after.is_library else ""
     if inner_cause:
         return Cause(name, inner_cause, is_bare=is_bare)
-    if name == "recreated optimiser" and any(type(each.right) in {int, float} for each in differences):
-        name = "other numbers"
+    numbers = [each for each in differences if type(each.right) in {int, float}]
+    if name == "recreated optimiser" and numbers:
+        name = "other rate" if any(_is_rate(each.path[-1]) for each in numbers) else "other numbers"
     texts: list[str] = []
     for verb, role in _VERBS:
         of_verb = [change for change in differences if change.path[0].role == role]

@@ -8,12 +8,13 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from treewright._base.text import cut_text
+from treewright._core import first_text
 from treewright._json import OF_CLASS, encoded_text
 from treewright._reports import excerpts, first_lines, first_names
 from treewright._trees.difference import ABSENT
 from treewright.checkpoint.arrays import ARRAYS, NARROWED, NUMBERS, ON_HOST, Form, jax_dtype, keeps_kind
 from treewright.checkpoint.manifest import LeafRecord, Manifest, NodeRecord, join_name, renamer
-from treewright.checkpoint.rules import KEY, SHAPE, first_text
+from treewright.checkpoint.rules import KEY, SHAPE
 from treewright.checkpoint.tree import may_be_same_name
 from treewright.errors import CheckpointMismatchError
 

@@ -4,18 +4,9 @@ A rule returns the text for the user, or None if it does not apply; the first th
 """
 
 import math
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-
-Rule = Callable[..., str | None]
-
-
-def first_text(rules: Iterable[Rule], *context: Any) -> str | None:
-    """The text of the first rule that applies."""
-    return next((text for rule in rules if (text := rule(*context)) is not None), None)
-
 
 # A leaf that is saved and wanted in different kinds: texts such as `uint32[2] (key threefry2x32)`
 

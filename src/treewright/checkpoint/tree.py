@@ -10,13 +10,13 @@ import numpy as np
 
 from treewright._base.jax_private import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 from treewright._base.text import cut_text
-from treewright._core import info_of, is_node
+from treewright._core import first_text, info_of, is_node
 from treewright._json import encode
 from treewright._reports import first_lines
 from treewright._trees.level import Level, level_of
 from treewright.checkpoint.arrays import NOT_A_LEAF, UnsupportedLeafError, form_of
 from treewright.checkpoint.manifest import ROOT_LEAF, LeafRecord, Manifest, NodeRecord, join_name
-from treewright.checkpoint.rules import LEAF, WHOLE_TREE, first_text
+from treewright.checkpoint.rules import LEAF, WHOLE_TREE
 from treewright.errors import CheckpointError, StaticSerializationError
 
 _DECLARED = "__checkpoint_name__"

@@ -1,13 +1,16 @@
 """The fix for each difference of a retrace report, by its cause or kind: a text, or a function of both sides."""
 
+import sys
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from treewright._base.jax_private import is_key_dtype, is_ref_type
 from treewright._loop import loop
+from treewright._trees.causes import class_of
 from treewright._trees.difference import Difference
 from treewright._trees.level import LeafType
+from treewright.retrace.jax_private import is_installed
 
 
 def fix_for(difference: Difference) -> str:
@@ -77,6 +80,14 @@ def _of_classes(old: Any, new: Any) -> str:
     return "use one of the two" if classes == {list, tuple} else ""
 
 
+def _of_identities(_old: Any, new: Any) -> str:
+    module = sys.modules.get(class_of(new).__module__)
+    once = "create it once and reuse it"
+    if is_installed(getattr(module, "__file__", None) or "<frozen built-in>"):
+        return once  # a class that the user can't change
+    return f"define __eq__ and __hash__, for example with a frozen dataclass, or {once}"
+
+
 def _of_values(old: Any, new: Any) -> str:
     classes = {type(value.value if isinstance(value, LeafType) else value) for value in (old, new)}
     if not classes <= {int, float, complex}:
@@ -92,15 +103,17 @@ FIXES: Mapping[str, str | Callable[[Any, Any], str]] = types.MappingProxyType(
         "changed in place": "create a new object instead of changing this one; a frozen dataclass can't change",
         "recreated function": "define it once, before the loop, and reuse it",
         "recreated optimiser": "build the optimiser once and reuse it",
-        "other numbers": "a number that changes, such as a rate, belongs in the optimiser's state: build it once, by "
+        "other rate": "a rate that changes belongs in the optimiser's state: build it once, by "
         "optax.inject_hyperparams(optax.adam)(learning_rate=rate), and set "
         "opt_state.hyperparams['learning_rate'] = jnp.asarray(rate, jnp.float32), or the parameters' dtype",
+        "other numbers": "build the optimiser once; if the number must change, optax.inject_hyperparams keeps the "
+        "numeric arguments of an optimiser in its state, in opt_state.hyperparams",
         "other function": "use the same function in all calls",
         "other method": "reuse one object, or pass the object to a plain function as an argument",
         "other arguments": "create it once, and pass the changing values as arguments",
         "wrapped again": "create it once and reuse it",
         "nan": "use None for a missing value, or reuse one NaN object such as math.nan",
-        "identity": "define __eq__ and __hash__, for example with a frozen dataclass, or create it once and reuse it",
+        "identity": _of_identities,
         "same text": "create it once and reuse it",
         "unequal hashes": "equal values must have equal hashes",
         "default passed": "passing a default explicitly adds an argument: always pass it, or never",

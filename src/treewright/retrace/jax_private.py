@@ -8,11 +8,14 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import os
 import sys
+import sysconfig
 import threading
 import traceback
 import types
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path as FilePath
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import jax
@@ -56,6 +59,12 @@ FLAX_NODES = "._pytree__nodes"  # the static in which nnx lists its attributes; 
 OPERATIONS = ("jax._src.numpy", "jax._src.lax", "jax._src.random")
 
 _LIBRARIES = frozenset({"chex", "contextlib", "equinox", "flax", "functools", "jax", "jaxlib", "treewright"})
+
+# The folders of Python and of installed libraries.
+_INSTALLED = tuple(
+    str(FilePath(sysconfig.get_path(name))) + os.sep
+    for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+)
 
 # The options of `jax.jit` that cause a recompile, by their public names and by JAX's internal ones.
 _COMPARED_OPTIONS: Mapping[str, str] = types.MappingProxyType(
@@ -148,6 +157,26 @@ def frames_up_to_user() -> list[types.FrameType]:
 
 def _package(frame: types.FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file belongs to Python or to an installed library, rather than to the user."""
+    return file.startswith(("<frozen ", *_INSTALLED))
+
+
+def _line_of_user(nearest: types.FrameType) -> str:
+    """The line of the user that called a library, such as optax, and the library's line; or the nearest line alone."""
+    frame: types.FrameType | None = nearest
+    while frame is not None and (is_installed(frame.f_code.co_filename) or _package(frame) in _LIBRARIES):
+        frame = frame.f_back
+    return _line(nearest) if frame is None or frame is nearest else f"{_line(frame)} (at {_line(nearest)})"
+
+
+def _line(frame: types.FrameType) -> str:
+    code = frame.f_code
+    file = code.co_filename.replace("\\", "/").rpartition("/")[2]
+    place = code.co_qualname.replace(".<locals>", "")
+    return f"{file}:{frame.f_lineno}" + ("" if place == "<module>" else f" in {place}")
 
 
 def call_in(frames: list[types.FrameType]) -> Call | None:
@@ -307,7 +336,7 @@ class Event:
     definition: tuple[str, Any]
     call: Call | None  # the call that caused it, if JAX's frames show it
     is_operation: bool  # True for JAX's own functions, such as `jnp.ones`
-    caller: str  # the nearest line in the user's own code: `train.py:69 in main`
+    caller: str  # the user's line: `train.py:69 in main`, or `train.py:31 (at _tree_math.py:275 in _square)`
     signature: Any = None  # the call's signature, shared by all listeners
     thread: int = dataclasses.field(default_factory=threading.get_ident)
 
@@ -336,10 +365,7 @@ class Observer:
         if kind == "trace" and not private("core.trace_state_clean", _is_outermost)():
             return  # JAX 0.9 also sends events for traces inside another trace, `grad` or `vmap`
         frames = frames_up_to_user()
-        call, code = call_in(frames), frames[-1].f_code
-        file = code.co_filename.replace("\\", "/").rpartition("/")[2]
-        place = code.co_qualname.replace(".<locals>", "")
-        caller = f"{file}:{frames[-1].f_lineno}" + ("" if place == "<module>" else f" in {place}")
+        call, caller = call_in(frames), _line_of_user(frames[-1])
         if call is None:
             definition: tuple[str, Any] = str(details.get("fun_name", "")), None
             modules = [str(frame.f_globals.get("__name__", "")) for frame in frames]

@@ -41,6 +41,16 @@ _ONLY_COMPILED = (
     "under grad or vmap JAX reports only compilations; these arguments are new in this block, but may have been traced "
     "before"
 )
+# The order of JAX's events, each sent after its work, in the thread and on the stack of the call:
+#
+#     step(x), nothing cached    trace "traced", lower, compile: a trace, whose report is sent after the compilation
+#     step(x), trace cached      trace "shared", lower, compile: a recompile, if the trace has a program already
+#     step(x), program cached    nothing
+#     step raises                trace "failed"
+#     eval_shape(step, x)        trace, for no program; a later step(x) sends trace "shared", lower, compile
+#     grad(step), vmap(step)     lower, compile for each program of the transformation, without a trace
+#
+# So a trace is pending, for each thread, until its compilation, the next trace, or the end of the block.
 # The kinds of compilations: the first program for a trace; a further program for it, because a placement, an option or
 # a batch size differs; one of the programs of a transformation, such as the backward pass; one under a transformation,
 # whose traces JAX does not report; one after JAX's caches were cleared; or one for a trace of `eval_shape` or the like.

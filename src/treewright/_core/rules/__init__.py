@@ -22,12 +22,16 @@ from treewright.errors import warn_user
 Rule = Callable[..., str | None]
 
 
+def first_text(rules: Iterable[Rule], *context: Any) -> str | None:
+    """The text of the first rule that applies."""
+    return next((text for rule in rules if (text := rule(*context)) is not None), None)
+
+
 def reject(rules: Iterable[Rule], error: Callable[[str], Exception], *context: Any) -> None:
     """Raise an error for the first problem that one of the rules finds."""
-    for rule in rules:
-        problem = rule(*context)
-        if problem is not None:
-            raise error(problem)
+    problem = first_text(rules, *context)
+    if problem is not None:
+        raise error(problem)
 
 
 def warn(rules: Iterable[Rule], category: type[Warning], *context: Any) -> None:
