@@ -150,7 +150,7 @@ def test_each_python_block_prints_the_output_on_the_page(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if path.name in {"in-place.md", "internals.md", "sharding.md", "statics.md"}:  # refs, errors, a PartitionSpec
+    if path.name in {"internals.md", "sharding.md", "statics.md"}:  # errors, a PartitionSpec
         skip_before_jax(0, 10, 2)
     if re.search(r"make_mesh\(\(\d", text_of(path)):
         skip_below_devices(4)

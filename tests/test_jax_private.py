@@ -24,7 +24,6 @@ from jax._src.monitoring import get_event_duration_listeners
 from jax.sharding import AxisType
 
 import treewright
-from tests.expected_text import compare_with_snapshot
 from tests.retrace.support import details, explained, fresh
 from treewright._base.jax_private import PRIVATE_PARTS, coordination_client, private
 from treewright._trees import level
@@ -229,23 +228,6 @@ def test_private_parts_have_one_door_and_no_version_is_compared() -> None:
 
     assert imports == attributes == []
     assert versions == ['__version__ = "0.1.0"']
-
-
-def test_the_docs_have_the_table_of_private_parts() -> None:
-    page = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
-    head = "| part | without the name | without its module |\n|---|---|---|\n"
-    written = page.partition(head)[2].partition("\n\n")[0]
-    rows: list[str] = []
-    for place, loss in PRIVATE_PARTS.items():
-        module = place.rpartition(".")[0]
-        siblings = [other for other in PRIVATE_PARTS if other.startswith(f"{module}.") and other != place]
-        names = "".join(f", and `{sibling.rpartition('.')[2]}`" for sibling in siblings)
-        rows.append(f"| `{place}` | {loss} | the same{names} |")
-
-    def rewrite(text: str) -> None:
-        (ROOT / "docs" / "internals.md").write_text(page.replace(head + written, head + text), encoding="utf-8")
-
-    compare_with_snapshot(lambda: "\n".join(rows), written, rewrite)
 
 
 def test_every_private_part_exists_and_is_used(tmp_path: Path) -> None:

@@ -70,8 +70,8 @@ part_of_jit_key: Any = untyped_jax.make_user_context
 # Private.
 
 
-# What a version of JAX without the part loses: because it renamed the part, or moved the module. docs/internals.md
-# prints this table. Frames and variables are not imported but found by name on the stack of a call, in any module.
+# What a version of JAX without the part loses: because it renamed the part, or moved the module.
+# Frames and variables are not imported but found by name on the stack of a call, in any module.
 PRIVATE_PARTS: Mapping[str, str] = types.MappingProxyType(
     {
         "config.trace_context": "Of the settings of a trace, reports know only the long-standing ones and the mesh.",
