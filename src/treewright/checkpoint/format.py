@@ -91,7 +91,7 @@ class SafetensorsFile:
             if self._start > MAX_BYTES:
                 raise ValueError(f"its length is {self._start - 8:,} bytes")
             self.entries: dict[str, Any] = json.loads(file.read(self._start - 8))
-            self.metadata = dict(self.entries.pop(METADATA, {}))
+            self.metadata: dict[str, str] = dict(self.entries.pop(METADATA, {}))
             self._bounds = {name: entry["data_offsets"] for name, entry in self.entries.items()}
             length = file.seek(0, os.SEEK_END) - self._start
             is_right = all(0 <= begin <= end for begin, end in self._bounds.values())

@@ -18,7 +18,7 @@ class Turns:
 
     def __init__(self, lock: "threading.RLock") -> None:
         self._lock = lock
-        self.is_taken = False  # read under the lock, so only this thread can have set it
+        self.is_taken: bool = False  # read under the lock, so only this thread can have set it
 
     def __enter__(self) -> None:
         self._lock.acquire()
