@@ -10,9 +10,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import gc
 import itertools
 import operator
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -217,6 +219,48 @@ def test_an_ordinary_function_selects_what_it_read(where: Where, expected: list[
 )
 def test_items_of_a_long_list_are_read_one_by_one_and_keep_their_places(where: Where, expected: list[str]) -> None:
     assert paths(LONG, where) == expected
+
+
+def test_c_code_that_reads_a_long_list_gets_no_wrong_place() -> None:
+    short, long = Net([Layer(TIED) for _ in range(5)], Layer(TIED)), LONG
+    for tree in (short, long):
+        assert paths(tree, lambda m: [x.b for x in [m.head] + m.layers][3]) == [".layers[2].b"]
+        assert paths(tree, lambda m: m.layers.copy()[3].b) == [".layers[3].b"]
+    with pytest.raises(ValueError, match=r"Select by path"):
+        at(long, lambda m: list.__getitem__(m.layers, 3).b)
+
+
+def test_no_update_keeps_an_earlier_tree_alive_until_the_next_collection() -> None:
+    net = Net([Layer(jnp.ones(2)) for _ in range(20)], Layer(TIED))
+    gc.collect()
+    gc.disable()
+    try:
+        kept = weakref.ref(net.layers[3])
+        net = at(net, lambda m: m.layers[3].b).set(1.0)
+        net = at(net, lambda m: m.layers[3]).set(Layer(TIED))
+        assert kept() is None
+        with contextlib.suppress(AttributeError):
+            at(net, lambda m: m.layers[3].missing)
+    finally:
+        gc.enable()
+
+
+def test_a_copy_that_is_the_object_itself_is_not_changed() -> None:
+    flax = importorskip("flax", "flax.struct")
+
+    class Frozen:
+        w: Any
+        config: Any = flax.struct.field(pytree_node=False, default=None)
+
+        def __copy__(self) -> Any:
+            return self
+
+    cls: Any = flax.struct.dataclass(Frozen)
+    config = {"k": 1}
+    frozen = cls(jnp.ones(2), config)
+    with contextlib.suppress(TypeError, ValueError):
+        at({"f": frozen}, lambda tree: tree["f"].config["k"]).get()
+    assert frozen.config is config
 
 
 def test_some_of_these_functions_select_other_places_in_equinox() -> None:

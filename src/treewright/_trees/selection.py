@@ -43,9 +43,17 @@ def select_by_function(
     returned object at several places, it runs again with a stand-in at each of these.
     """
     run = Run(where, root)
+    try:
+        return _selected(run, as_mask)
+    finally:
+        run.release()
+
+
+def _selected(run: Run, as_mask: Callable[[Any], list[bool] | None]) -> Selection | list[bool]:
+    root = run.root
     run.reject_added_keys()
     try:
-        result = where(root.value)
+        result = run.where(root.value)
     except (AttributeError, TypeError, LookupError) as error:
         _note_missing_place(error, run)
         raise
@@ -75,7 +83,7 @@ def _note_missing_place(error: Exception, run: Run) -> None:
     """Add the place that the tree lacks to a user's error, if it is certain, and how the function is called."""
     if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
         return
-    named = Run(run.where, run.root, naming=True)
+    named = run.again(naming=True)
     missing, name = named.missing, getattr(error, "name", None) or ""
     places = {place.path: place for place in named.read.get(id(getattr(error, "obj", None)), ())}
     for place in places.values():
@@ -99,7 +107,7 @@ def _places_apart(run: Run, values: Sequence[Any], places: Sequence[Place | None
     apart |= run.shared
     if not apart:
         return places
-    again = Run(run.where, run.root, apart)
+    again = run.again(apart)
 
     def is_same_way(other: Run) -> bool:
         return other.order == run.order and len(other.returned) == len(values)
@@ -112,7 +120,7 @@ def _places_apart(run: Run, values: Sequence[Any], places: Sequence[Place | None
     numbers = {path: number for number, path in enumerate(dict.fromkeys(claims.values()), 1)}
     for bit in range(len(numbers).bit_length()):
         kept = {path for path, number in numbers.items() if number >> bit & 1}
-        other = Run(run.where, run.root, apart, kept)
+        other = run.again(apart, kept)
         if not is_same_way(other):
             return places
         for i, path in claims.items():

@@ -42,7 +42,7 @@ class Run:
 
     __slots__ = (
         *("where", "root", "apart", "kept", "read", "order", "shared", "made", "missing", "returned", "structure"),
-        *("_copies", "_dicts", "is_naming"),
+        *("_copies", "_dicts", "is_naming", "others"),
     )
 
     def __init__(
@@ -50,6 +50,7 @@ class Run:
     ) -> None:
         self.where, self.root, self.apart, self.kept = where, root, apart, kept
         self.is_naming = naming
+        self.others: list[Run] = []
         self.read: dict[int, list[Place]] = {}  # by the `id` of an object: the places where it may have been read
         self.order: list[tuple[int, Key]] = []  # the fields that were read, in order, with the `id` of the node
         self.shared: set[int] = set()  # the `id`s of nodes and containers that are at several places
@@ -67,6 +68,17 @@ class Run:
         self.returned, self.structure = flat(
             result, self.made if id(EMPTY) not in self.read else {*self.made, id(EMPTY)}
         )
+
+    def again(self, apart: Collection[int] = (), kept: Collection[Path] = (), *, naming: bool = False) -> "Run":
+        """Another call of the function."""
+        other = Run(self.where, self.root, apart, kept, naming=naming)
+        self.others.append(other)
+        return other
+
+    def release(self) -> None:
+        """Let go of the twins: they refer to their run, and would keep the tree alive until Python looks for cycles."""
+        for run in (self, *self.others):
+            run.made, run._copies, run._dicts, run.returned = {}, {}, [], []
 
     def reject_added_keys(self) -> None:
         """Raise for a key that the function would add to a defaultdict by reading it."""
@@ -112,7 +124,7 @@ class Run:
         cls = type(value)
         if cls in _LAZY:
             if self.is_naming or len(value) > _LONG:
-                lazy = _LAZY[cls](value)
+                lazy = _LAZY[cls]([_UNREAD] * len(value))
                 lazy.place, lazy.run, lazy.made = place, self, {}
                 return lazy
             return cls([self.value_at(Place(item, SequenceKey(i), place)) for i, item in enumerate(value)])
@@ -206,8 +218,9 @@ class _Statics(_Values):
 # Methods of long lists and tuples that copy all items.
 _READS = (
     *("__iter__", "__reversed__", "__contains__", "__add__", "__mul__", "__rmul__", "__eq__", "__lt__", "__gt__"),
-    *("__hash__", "index", "count"),
+    *("__hash__", "__le__", "__ge__", "__ne__", "index", "count", "copy"),
 )
+_UNREAD = object()  # stored in a long list, for code in C that does not ask its methods
 
 
 def _lazy(base: Any) -> Any:
@@ -226,6 +239,9 @@ def _lazy(base: Any) -> Any:
             if key.idx not in self.made:
                 self.made[key.idx] = self.run.value_at(Place(place.value[index], key, place))
             return self.made[key.idx]
+
+        def __radd__(self, other: Any) -> Any:
+            return other + self.whole()
 
         def whole(self) -> Any:
             return base([self[index] for index in range(len(self.place.value))])
@@ -265,7 +281,7 @@ def _copy_of_foreign(place: Place, parts: Mapping[Key, Any]) -> Any:
         copied = with_changes(place.value, children) if children else copy.copy(place.value)
     except Exception:  # noqa: BLE001  its constructor
         copied, children = copy.copy(place.value), {}
-    for key in parts.keys() - children.keys():
+    for key in parts.keys() - children.keys() if copied is not place.value else ():
         with contextlib.suppress(AttributeError):
             object.__setattr__(copied, key.name, parts[key])
     return copied
