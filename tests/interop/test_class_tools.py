@@ -1,6 +1,6 @@
 """Python tools that read or change a class: each treats a Module and a decorated class like a plain dataclass.
 
-Rows of the table in docs/works-with.md; the plain dataclass shows that the tool itself expects this.
+The tools of docs/works-with.md, and others; the plain dataclass shows that the tool itself expects this.
 """
 
 from __future__ import annotations
