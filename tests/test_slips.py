@@ -154,7 +154,7 @@ def run(code: str, folder: Path) -> tuple[str, BaseException | None]:
 
 def notes_of(error: BaseException) -> list[str]:
     notes: list[str] = getattr(error, "__notes__", [])
-    return notes
+    return [note for note in notes if not note.startswith("when serializing ")]  # Python's, from 3.14 on
 
 
 def table_text(text: str) -> str:

@@ -13,7 +13,7 @@ from treewright._base.functions import import_path, lookup_imported
 from treewright._core.info import info_of
 from treewright._core.instance import from_flat_form
 from treewright._core.kinds import JSON_TYPES, kind_of
-from treewright._core.rules import files as rules
+from treewright._core.rules import statics as rules
 from treewright._core.statics import Statics
 from treewright.errors import StaticSerializationError
 

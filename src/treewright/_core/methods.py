@@ -24,8 +24,7 @@ from treewright._core.instance import (
 from treewright._core.keys import compared_by_itself, exact_key
 from treewright._core.pydantic import pydantic_schema
 from treewright._core.rules import instances as rules
-from treewright._core.rules.files import pickle_of_other_fields
-from treewright._core.rules.statics import NoExactKeyError
+from treewright._core.rules.statics import NoExactKeyError, pickle_of_other_fields
 from treewright._core.statics import Statics
 from treewright.errors import TracedComparisonError
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from treewright._base.functions import import_path, is_pickled_by
 from treewright._core.kinds import kind_of, partial_parts, with_parts
-from treewright._core.rules.files import function_without_name
+from treewright._core.rules.statics import function_without_name
 
 
 class Recipe:

@@ -4,7 +4,7 @@ import argparse
 import collections.abc
 import dataclasses
 import types
-from collections.abc import Callable, Mapping, MutableSequence, MutableSet
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, MutableSet
 from typing import Any, NamedTuple
 
 import jax
@@ -306,3 +306,49 @@ def _advice(rejection: Rejection, use: str) -> str:
     """The value to use instead of one that can change."""
     is_generator = rejection.instead is _IDENTITY
     return "Pass the values that it returns as arguments" if is_generator else f"{use} {rejection.instead}"
+
+
+# Pickles and exported programs that do not fit
+
+
+def function_without_name(full_name: str, value: Any) -> str:
+    """`pickle` writes a function as its import path, and would say so without the field."""
+    return (
+        f"{full_name} holds {short_text(value)}, a function that pickle can't find by its name. Use "
+        f"cloudpickle.dumps(...) instead of pickle.dumps(...)."
+    )
+
+
+def pickle_of_other_fields(cls: type[Any], written: Iterable[str], names: Iterable[str]) -> str:
+    """The class has changed since, so a value would be lost or missing."""
+    return (
+        f"The pickle contains the fields {_listed(written)} of {cls.__qualname__}, which now has {_listed(names)}. It "
+        f"was written by a different version of the class. Load it with that version, or recreate the object."
+    )
+
+
+def export_of_other_statics(cls: type[Any], written: Iterable[str], names: Iterable[str]) -> str:
+    """The class has changed since, so the program was compiled for another one."""
+    return (
+        f"The exported program has the static fields {_listed(written)} of {cls.__qualname__}, which now has "
+        f"{_listed(names)}. Export it again with this version of the class."
+    )
+
+
+def static_without_json(full_name: str, value: Any) -> str:
+    """Another process could not make the value from its text."""
+    return (
+        f"{full_name}: {short_text(value)} can't be saved in an exported program. Use numbers, strings, enums, "
+        f"functions and classes at the top level of a module, or tuples and frozen dataclasses of them."
+    )
+
+
+def unknown_name(module: str, name: str) -> str:
+    """Reading a program imports nothing, because the file may come from anywhere."""
+    return (
+        f"{module}.{name} was not found, but the exported program needs it. Import {module} before reading the program."
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
