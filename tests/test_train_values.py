@@ -109,6 +109,35 @@ def test_numbers_outside_of_fields_are_data(params: Any) -> None:
         TrainState.create(params=params, tx=optax.sgd(0.1))
 
 
+def test_a_number_below_a_buffer_is_not_trained() -> None:
+    class Norm(Module):
+        scale: jax.Array
+        eps: float = 1e-5
+
+    class Averaged(Module):
+        model: jax.Array
+        average: Norm = buffer()
+
+    with warnings.catch_warnings(action="error"):
+        TrainState.create(params=Averaged(jnp.ones(2), Norm(jnp.ones(2))), tx=optax.sgd(0.1))
+
+
+def test_containers_that_jax_can_not_flatten_are_accepted_as_children() -> None:
+    class Net(Module):
+        table: Any
+
+    loop: list[Any] = []
+    loop.append(loop)
+    for value in ({1: jnp.ones(2), "a": jnp.ones(2)}, loop):
+        with warnings.catch_warnings(action="error"):
+            assert Net(value).table is value
+
+
+def test_inference_mode_skips_adopted_layers_without_a_mode() -> None:
+    model = (adopt(eqx.nn.MLP(2, 2, 2, 1, key=jax.random.key(0))), eqx.nn.Dropout(0.5))
+    assert eqx.nn.inference_mode(model)[1].inference
+
+
 # Callable parameters
 
 

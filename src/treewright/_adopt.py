@@ -130,13 +130,18 @@ class Adopted(Module, Generic[T_co], frozen=True):
         """An attribute of the layer. Its methods are called like the layer itself."""
         if name.startswith("__") or name == "tree":
             raise AttributeError(f"{type(self).__qualname__} has no attribute {name!r}")
-        if name == "inference" and sys._getframe(1).f_globals.get("__name__") == "equinox.nn._inference":
-            raise TypeError(_INFERENCE_MODE)  # not an AttributeError: equinox would skip the layer
         tree = self.tree
+        is_mode = name == "inference" and sys._getframe(1).f_globals.get("__name__") == "equinox.nn._inference"
+        if is_mode and any(map(_has_mode, jax.tree.leaves(tree, is_leaf=_has_mode))):
+            raise TypeError(_INFERENCE_MODE)  # not an AttributeError: equinox would skip the layer
         value: Any = getattr(tree, name)
         if isinstance(value, types.MethodType) and value.__self__ is tree:
             return functools.partial(_call, self, name)
         return value
+
+
+def _has_mode(layer: Any) -> bool:
+    return hasattr(layer, "inference")
 
 
 def _call(adopted: Adopted[Any], method: str, /, *args: Any, **kwargs: Any) -> Any:

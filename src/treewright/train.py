@@ -255,7 +255,7 @@ def _warn_of_trained_numbers(params: Any) -> None:
     """Warn about Python floats in fields without a specifier: an `eps: float = 1e-5` would be trained."""
     if not any(type(leaf) in _FLOATS for leaf in jax_trees.tree_leaves(params)):
         return
-    for place in walk(Place(params)):
+    for place in walk(Place(partition(params, trainable)[0])):
         in_nodes = (step for step in reversed(place.ancestors) if step.parent and is_node(step.parent.value))
         step: Any = next(in_nodes, None) if type(place.value) in _FLOATS else None
         if step is None:
@@ -499,7 +499,7 @@ def _add_notes(error: Exception, state: TrainState[Any], grads: Any) -> None:
 def _note_buffers(error: Exception, params: Any) -> None:
     """Name the buffers if a transformation fails on the `None` in their place."""
     buffers = jax_trees.tree_leaves_with_path(partition(params, trainable)[1])
-    if buffers and "None" in str(error):
+    if buffers and "NoneType" in str(error):
         error.add_note(
             f"{path_text(buffers[0][0], 'params')} is a buffer, so the optimiser gets None in its place, and this one "
             f"can't handle that. Keep what is not trained in a field of your own: class State(TrainState): stats: ..."

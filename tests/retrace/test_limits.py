@@ -71,6 +71,12 @@ ABOVE: dict[str, Callable[[Any], Use]] = {
     "decorator around jit": through_a_decorator,
     "jit of jit": lambda function: jax.jit(max_traces(1)(jax.jit(function))),
     "under grad": lambda function: jax.grad(max_traces(1)(jax.jit(lambda x: function(x).sum()))),
+    "loop of jit": lambda function: loop(
+        max_traces(1)(jax.jit(lambda state, x: (state + function(x).sum(), None))), jnp.zeros(())
+    ),
+    "filter_jit of jit": lambda function: eqx.filter_jit(max_traces(1)(jax.jit(function))),
+    "jit of filter_jit": lambda function: jax.jit(max_traces(1)(eqx.filter_jit(function))),
+    "jit of vmap of jit": lambda function: jax.jit(jax.vmap(max_traces(1)(jax.jit(function)))),
     "also explained": lambda function: max_traces(1)(treewright.explain_retraces()(jax.jit(function))),
     "loop": lambda function: loop(max_traces(1)(lambda state, x: (state + function(x).sum(), None)), jnp.zeros(())),
 }

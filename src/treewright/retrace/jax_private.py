@@ -14,7 +14,7 @@ import sysconfig
 import threading
 import traceback
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -58,6 +58,7 @@ FLAX_NODES = "._pytree__nodes"  # the static in which nnx lists its attributes; 
 # The modules of functions that are operations to users.
 OPERATIONS = ("jax._src.numpy", "jax._src.lax", "jax._src.random")
 
+_MAX_WRAPPERS = 100
 _LIBRARIES = frozenset({"chex", "contextlib", "equinox", "flax", "functools", "jax", "jaxlib", "treewright"})
 
 # The folders of Python and of installed libraries.
@@ -112,20 +113,30 @@ def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any], 
     return Call(function, tuple(args), kwargs, compared, frozenset(statics))
 
 
+def _chain(function: Any) -> Iterator[Any]:
+    """A function, and what it wraps, step by step; bounded, because a mock has all attributes."""
+    for _ in range(_MAX_WRAPPERS):
+        yield function
+        is_partial = isinstance(function, functools.partial)
+        inner = function.func if is_partial else getattr(function, "__func__", getattr(function, "__wrapped__", None))
+        if inner is None:
+            return
+        function = inner
+
+
 def outermost_jitted(function: Any) -> Any:
     """The outermost jitted function that a wrapper or method calls; without one, the innermost function."""
     each = function
-    while each is not None:
+    for each in _chain(function):
         if is_jitted(each) or type(each).__module__.startswith((EQUINOX_JIT, FLAX_NNX)):
-            return each
-        each = getattr(each, "__func__", getattr(each, "__wrapped__", getattr(each, "func", None)))
-    return unwrap(function)
+            break
+    return each
 
 
 def goes_through(call: Call, function: Any) -> bool:
     """Whether a call goes through this jitted function, not only to the function that it jits."""
     entry = getattr(function, "_jit_info", function)
-    return any(each is entry for each in call.entries)
+    return any(each is entry for each in call.entries) or any(each is function for each in _chain(call.function))
 
 
 def definition_of(function: Any) -> tuple[str, Any]:

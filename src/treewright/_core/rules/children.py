@@ -3,6 +3,7 @@
 import collections.abc
 import dataclasses
 import enum
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 
 from treewright._base.functions import foreign_library, is_state_of_nnx
 from treewright._base.jax_private import jax_trees
-from treewright._base.text import function_text, is_node_class, text_with_class
+from treewright._base.text import function_text, text_with_class
 from treewright._core.rules import reject
 from treewright._core.rules.declarations import as_static, declaration, reject_field_on_class
 from treewright.errors import ChildWarning, NodeInitError, warn_user
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _COMMON = frozenset({type(None), np.ndarray, bool, int, float, complex})
 _CONTAINERS = frozenset({tuple, list, dict})
+_MAX_ITEMS = 32  # of a container, that are searched for layers
 _SETTINGS = (str, bytes, enum.Enum, type, np.dtype)
 # Iterables such as `map` and `dict.values()`, which JAX treats as leaves.
 _ITERABLES = (collections.abc.Iterator, collections.abc.Set, collections.abc.MappingView, range)
@@ -73,17 +75,14 @@ def layer_of_other_library(cls: type[Any], field: "FieldInfo", value: Any) -> st
     return _unlikely_leaf(cls, field, layer, fix)
 
 
-def _layers_in(value: Any) -> list[Any]:
-    """The layers of other libraries in a value and its containers, but not in other nodes, which were checked."""
-    library = foreign_library(type(value))
-    if library is not None or type(value) not in _CONTAINERS:
-        return [value] if library else []
-
-    def is_layer(part: Any) -> bool:
-        return foreign_library(type(part)) is not None
-
-    leaves = jax.tree.leaves(value, is_leaf=lambda part: is_layer(part) or is_node_class(type(part)))
-    return list(filter(is_layer, leaves))
+def _layers_in(value: Any, depth: int = 3) -> list[Any]:
+    """The layers of other libraries in a value, and in the first items of its containers."""
+    if foreign_library(type(value)) is not None:
+        return [value]
+    if type(value) not in _CONTAINERS or depth == 0:
+        return []
+    items = itertools.islice(value.values() if type(value) is dict else value, _MAX_ITEMS)
+    return [layer for item in items for layer in _layers_in(item, depth - 1)]
 
 
 def _needs_adopt(layer: Any) -> bool:
