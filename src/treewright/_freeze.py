@@ -101,7 +101,7 @@ class FrozenArray(FrozenValue, np.ndarray[Any, Any]):
     """An immutable numpy array, which can be static. `freeze` creates it.
 
     It computes like any numpy array. `==` of two frozen arrays is one bool, as for any hashable value: whether dtype,
-    shape and bytes are equal. Then they are also the same static. With anything else `==` is elementwise, and
+    shape and bytes are equal. Then they are also the same static. With anything else, and of views, it is elementwise;
     `numpy.equal` always is. As a static it becomes a constant of the compiled program. Results computed from it are
     ordinary arrays, which must be frozen before they can be static.
 
@@ -133,8 +133,8 @@ class FrozenArray(FrozenValue, np.ndarray[Any, Any]):
         raise TypeError("can't set the state of a FrozenArray, which is immutable. Use treewright.freeze(array).")
 
     def __eq__(self, other: object) -> Any:
-        if not isinstance(other, FrozenArray):
-            return super().__eq__(other)
+        if not isinstance(other, FrozenArray) or not (type(self.base) is type(other.base) is bytes):
+            return super().__eq__(other)  # also of a view, as in `ids[:, None] == ids[None, :]`
         same = (self.dtype, self.shape) == (other.dtype, other.shape) and _bytes_of(self) == _bytes_of(other)
         return np.bool_(same)  # numpy's, for which `.all()` works too
 

@@ -186,6 +186,7 @@ def test_a_frozen_array_compares_elementwise_with_anything_that_is_not_frozen() 
     assert (table != np.array([1.0, 1.0])).tolist() == [False, True]
     assert np.equal(table, table).tolist() == [True, True]
     assert (table == table).all()
+    assert (table[:, None] == table[None, :]).tolist() == [[True, False], [False, True]]
 
 
 @pytest.mark.parametrize("value", [np.ones(2), {"table": np.ones(2)}, [np.ones(2), 1]])

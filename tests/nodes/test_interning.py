@@ -166,3 +166,19 @@ def test_statics_of_users_live_as_long_as_their_nodes(make: Callable[[], Any]) -
     del node
 
     assert number_after_collection(table) == 0
+
+
+def test_rules_that_are_defined_after_the_node_are_its_own() -> None:
+    class Net(Module):
+        x: Any
+        act: Any = static()
+
+    def double(x: Any) -> Any:
+        return 2 * x
+
+    acts = [jax.custom_vjp(double), jax.custom_vjp(double)]
+    nets = [Net(1.0, act) for act in acts]
+    for act, factor in zip(acts, (3.0, 5.0), strict=True):
+        act.defvjp(lambda x: (2 * x, None), lambda _, g, factor=factor: (factor * g,))
+
+    assert [float(jax.grad(net.act)(1.0)) for net in nets] == [3.0, 5.0]

@@ -89,14 +89,7 @@ EXAMPLES: dict[Any, tuple[Callable[[], Any], Callable[[], Any]]] = {
     fractions.Fraction: (lambda: fractions.Fraction(1, 2), lambda: fractions.Fraction(1, 3)),
     uuid.UUID: (lambda: uuid.UUID(int=1), lambda: uuid.UUID(int=2)),
     ipaddress.IPv4Address: (lambda: ipaddress.ip_address("10.0.0.1"), lambda: ipaddress.ip_address("10.0.0.2")),
-    ipaddress.IPv4Network: (lambda: ipaddress.ip_network("10.0.0.0/8"), lambda: ipaddress.ip_network("10.0.0.0/9")),
-    ipaddress.IPv4Interface: (
-        lambda: ipaddress.ip_interface("10.0.0.1/8"),
-        lambda: ipaddress.ip_interface("10.0.0.1/9"),
-    ),
     ipaddress.IPv6Address: (lambda: ipaddress.ip_address("::1%a"), lambda: ipaddress.ip_address("::1%b")),
-    ipaddress.IPv6Network: (lambda: ipaddress.ip_network("::/64"), lambda: ipaddress.ip_network("::/65")),
-    ipaddress.IPv6Interface: (lambda: ipaddress.ip_interface("::1/64"), lambda: ipaddress.ip_interface("::1/65")),
     re.Pattern: (lambda: re.compile("a"), lambda: re.compile("a", re.IGNORECASE)),
     types.GenericAlias: (lambda: list[int], lambda: list[float]),
     type(typing.Optional[int]): (lambda: typing.Optional[int], lambda: typing.Optional[float]),  # noqa: UP045

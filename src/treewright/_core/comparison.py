@@ -243,6 +243,8 @@ def _of_custom_rule(value: Any, holder: Holder) -> Comparison:
     attributes = instance_attributes(value)
     function = attributes.pop("__wrapped__", None)
     parts: Parts = (("function", _inside(holder), (function,)), ("attribute", "library", attributes))
+    if None in (attributes.get("jvp", 0), attributes.get("fwd", 0)):
+        return _changeable("has no rules yet", parts)
     return Comparison("parts", (type(value), Unchanged(value)), parts, may_recur=True)
 
 

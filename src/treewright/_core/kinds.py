@@ -109,10 +109,7 @@ def _mesh_parts(mesh: Any) -> tuple[Any, ...]:
 
 JSON_TYPES = frozenset({str, int, float, bool, types.NoneType})  # JSON keeps their type and value.
 _UNIONS: tuple[Any, ...] = (type(typing.Optional[int]), types.UnionType)  # noqa: UP045  one class from Python 3.14 on
-_ADDRESSES: tuple[Any, ...] = (
-    *(ipaddress.IPv4Address, ipaddress.IPv4Network, ipaddress.IPv4Interface),
-    *(ipaddress.IPv6Address, ipaddress.IPv6Network, ipaddress.IPv6Interface),
-)
+_ADDRESSES: tuple[Any, ...] = (ipaddress.IPv4Address, ipaddress.IPv6Address)  # networks have attributes
 
 # By exact class, because a subclass may have a different meaning.
 KINDS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(

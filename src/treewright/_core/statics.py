@@ -223,8 +223,10 @@ def _is_constant(value: Any) -> bool:
     cls = type(value)
     if cls is str or cls is bytes:
         return len(value) <= _MAX_LENGTH
-    if cls is tuple:
-        return len(value) <= _MAX_LENGTH and all(map(_is_constant, value))
+    if cls is int:
+        return bool(value.bit_length() <= _MAX_LENGTH)
+    if cls is tuple:  # not nested, which could be any number of parts
+        return len(value) <= _MAX_LENGTH and all(type(part) is not tuple and _is_constant(part) for part in value)
     if cls is types.FunctionType and "<" in value.__qualname__:
         return False  # for speed: a lambda or a local function can't be imported
     return cls in CONSTANTS or (isinstance(value, np.dtype) and value.isbuiltin == 1) or library_of(value) != ""
