@@ -96,6 +96,11 @@ def _bytes_of(array: Any) -> bytes:
     return data
 
 
+def _is_whole(array: Any) -> bool:
+    """Whether a frozen array is no view of another one."""
+    return type(array.base) is bytes
+
+
 @public
 class FrozenArray(FrozenValue, np.ndarray[Any, Any]):
     """An immutable numpy array, which can be static. `freeze` creates it.
@@ -133,7 +138,7 @@ class FrozenArray(FrozenValue, np.ndarray[Any, Any]):
         raise TypeError("can't set the state of a FrozenArray, which is immutable. Use treewright.freeze(array).")
 
     def __eq__(self, other: object) -> Any:
-        if not isinstance(other, FrozenArray) or not (type(self.base) is type(other.base) is bytes):
+        if not (isinstance(other, FrozenArray) and _is_whole(self) and _is_whole(other)):
             return super().__eq__(other)  # also of a view, as in `ids[:, None] == ids[None, :]`
         same = (self.dtype, self.shape) == (other.dtype, other.shape) and _bytes_of(self) == _bytes_of(other)
         return np.bool_(same)  # numpy's, for which `.all()` works too
