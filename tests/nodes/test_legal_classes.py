@@ -293,3 +293,18 @@ def test_a_class_that_is_registered_for_export_keeps_its_registration() -> None:
     """
 
     assert jax.tree.leaves(run(program)["a"]) == [2.0]
+
+
+def test_a_hook_of_a_base_may_have_a_name_like_a_dunder() -> None:
+    class Base(Module):
+        x: Any
+
+        def __call__(self, y: Any) -> Any:
+            template: Any = self
+            return template._call_(y)
+
+    class Dense(Base):
+        def _call_(self, y: Any) -> Any:
+            return self.x * y
+
+    assert Dense(2.0)(3.0) == 6.0

@@ -143,7 +143,10 @@ def misspelt_hook(draft: Draft, name: str, value: Any) -> str | None:
         return None
     bare = name.strip("_")
     close = difflib.get_close_matches(f"__{bare}__", [*_HOOKS, "__call__"], 1, 0.87 if name.startswith("__") else 1.0)
-    if not close or close[0][2] != bare[:1] or name in _names_used(vars(draft.cls).values()):
+    if not close or close[0][2] != bare[:1] or name in draft.inherited:
+        return None
+    members = [member for base in draft.cls.__mro__[:-1] for member in vars(base).values()]
+    if name in _names_used(members):
         return None
     return f"{draft.cls.__qualname__}.{name} never runs. Did you mean {close[0]}? Write def {close[0]}(self, ...)"
 
