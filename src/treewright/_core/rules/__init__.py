@@ -8,9 +8,9 @@ the reason. `tests/slips` has its wrong and right programs, and the site prints 
     classes     a class is read (BODY, ATTRIBUTE: the first text is the error) or finished (FINISHED: warnings)
     fields      a class is read, field by field (FIELD)
     children    a node is made: children that are unlikely (CHILD: warnings)
-    statics     a node is made: statics that were rejected (the error), or that can change (CHANGING: warnings)
+    statics     a node is made: statics that were rejected (the error), or that can change (CHANGING: warnings); a node
+                is written or read, as a pickle or in an exported program
     instances   an attribute is rejected, a copy is made, or an error passes through (CONSTRUCTOR, COPY, METHOD: notes)
-    files       a node is written or read, as a pickle or in an exported program
 """
 
 import contextlib

@@ -12,7 +12,7 @@ import numpy as np
 from treewright._base.functions import foreign_library, is_state_of_nnx
 from treewright._base.jax_private import jax_trees
 from treewright._base.text import function_text, text_with_class
-from treewright._core.rules import reject
+from treewright._core.rules import first_text, reject
 from treewright._core.rules.declarations import as_static, declaration, reject_field_on_class
 from treewright.errors import ChildWarning, NodeInitError, warn_user
 
@@ -40,7 +40,7 @@ def check_fields(node: Any) -> None:
         reject_field_on_class(value)
         reject([marker_as_value], NodeInitError, info.cls, field, value)
         if field.is_plain and field.name not in info.table.warned:
-            problem = next(filter(None, (rule(info.cls, field, value) for rule in CHILD)), None)
+            problem = first_text(CHILD, info.cls, field, value)
             if problem is not None:
                 warn_user(problem, ChildWarning)
                 info.table.warned.add(field.name)  # not if the warning was an error, which must come again
