@@ -121,6 +121,11 @@ def constrains() -> dict[str, Any]:
     }
 
 
+class Model:
+    def scale(self, x: Any) -> Any:
+        return x * 2
+
+
 def reports() -> dict[str, Any]:
     jitted: Any = jax.jit(fresh(lambda x: x * 2))
     x, listeners = jnp.ones(2), get_event_duration_listeners()
@@ -143,12 +148,16 @@ def reports() -> dict[str, Any]:
     for listener in listeners:
         if listener not in get_event_duration_listeners():
             jax.monitoring.register_event_duration_secs_listener(listener)
+    model = Model()
+    first, second = jax.jit(model.scale), jax.jit(model.scale)
+    first(x)
     return {
         "report of a shape": shape,
         "report of a setting": setting,
         "report of a rare setting": re.split(r" \(|:| \d", rare)[0],
         "reports of calls inside others": len(inner),
         "reports after listeners were cleared": len(again),
+        "earlier programs of an equal method": sum(report.before for report in explained(lambda: second(jnp.ones(3)))),
     }
 
 
@@ -175,6 +184,7 @@ FACTS: dict[str, Any] = {
     "report of a rare setting": "jax.config.jax_softmax_custom_jvp" if NAMES_SETTINGS else "an unnamed setting of JAX",
     "reports of calls inside others": 1,
     "reports after listeners were cleared": 1,
+    "earlier programs of an equal method": 1,
     "the coordination service of a job": "client",
 }
 # The facts that are different without each part.
@@ -184,6 +194,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "core.trace_ctx": {"a loop in a different trace": "leaks"},
     "core.trace_state_clean": {"reports of calls inside others": 2} if jax.__version_info__ < (0, 10) else {},
     "distributed.global_state": {"the coordination service of a job": None},
+    "interpreters.partial_eval.trace_to_jaxpr": {"earlier programs of an equal method": 0},
     "interpreters.pxla.batched_device_put": {},
     "lax.lax._convert_element_type": {"restored weak types": False},
     "mesh.thread_resources": {"a warning of `with mesh:`": False},

@@ -184,21 +184,37 @@ def test_a_limit_of_recompiles_is_the_uses_own() -> None:
         uses[0](jax.device_put(jnp.ones(2), jax.devices()[-1]))
 
 
+def test_closures_of_one_def_have_limits_of_their_own() -> None:
+    jitted = jax.jit(new_function())
+
+    def new_trial() -> Use:
+        @max_traces(1)
+        def trial(x: Any) -> Any:
+            return jitted(x)
+
+        return trial
+
+    trials = [new_trial() for _ in range(3)]
+
+    assert [is_allowed(trial, length) for length, trial in enumerate(trials)] == [True, True, True]
+    assert not is_allowed(trials[0], 9)
+
+
+@pytest.mark.parametrize(
+    ("function", "fix"),
+    [
+        (loop(lambda state: (state, None), 0.0), r"Decorate its step: loop\(max_traces\(1\)\(step\), state\)\."),
+        (eqx.filter_pmap(new_function()), r"Write `with max_traces\(1\):` around the calls\."),
+    ],
+)
+def test_a_decorator_refuses_what_it_can_not_track(function: Any, fix: str) -> None:
+    with pytest.raises(TypeError, match=r"@max_traces can't track the calls of .*\. " + fix):
+        max_traces(1)(function)
+
+
 def test_explain_retraces_as_a_decorator_without_parentheses_shows_the_line() -> None:
     wrong: Any = treewright.explain_retraces
     with pytest.raises(
         TypeError, match=r"explain_retraces takes no positional argument, got .*double\. Write @explain"
     ):
         wrong(new_function())
-
-
-def test_pmap_beside_jit_is_another_transformation() -> None:
-    reports: list[str] = []
-    function = new_function()
-    with treewright.explain_retraces(on_report=lambda report: reports.append(str(report))):
-        jax.jit(function)(jnp.ones((1, 3)))
-        jax.pmap(function)(jnp.ones((1, 3)))
-
-    [report] = reports
-    assert "the transformation (setting): jit -> pmap" in report
-    assert "ABSENT" not in report
