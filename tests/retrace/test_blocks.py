@@ -497,32 +497,6 @@ def test_a_block_does_not_change_the_number_of_traces(cls: Any) -> None:
     assert len(explained(call_equal_functions)) == 2
 
 
-def test_a_limit_on_a_plain_function_counts_the_jitted_functions_that_it_calls() -> None:
-    step, other = jitted_copy(), jitted_copy(lambda x: x + 1)
-
-    @treewright.max_traces(1)
-    def epoch(*numbers: int) -> None:
-        for number in numbers:
-            step(np.ones(number, np.float32))
-            other(np.ones(1, np.float32))
-
-    epoch(2, 2)
-    call_with_lengths(step, 5, 6)  # not a call of the decorated function
-    with pytest.raises(TooManyTracesError, match="double was traced twice; the limit is 1"):
-        epoch(3)
-
-
-def test_a_limit_on_a_jitted_function_ignores_the_functions_that_its_eager_calls_trace() -> None:
-    step = jitted_copy()
-
-    def epoch(number: int) -> None:
-        step(np.ones(number, np.float32))
-
-    treewright.max_traces(1)(jax.jit(epoch, static_argnums=0))(1)
-    epoch(2)
-    epoch(3)
-
-
 def test_retraces_of_the_functions_that_a_plain_function_calls_are_reported() -> None:
     reports: list[RetraceReport] = []
 

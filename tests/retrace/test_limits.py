@@ -163,17 +163,30 @@ def test_a_block_counts_what_runs_in_it_for_all_uses() -> None:
             max_traces(1)(jax.jit(function))(jnp.ones(length))
 
 
-def test_a_decorated_test_counts_each_function_that_it_calls() -> None:
-    @max_traces(1)
-    def check(*lengths: int) -> None:
-        one, other = jax.jit(lambda x: x + 1), jax.jit(lambda x: x + 2)
-        for length in lengths:
-            one(jnp.ones(length))
-            other(jnp.ones(length))
+def test_a_limit_on_a_plain_function_counts_the_jitted_functions_that_it_calls() -> None:
+    step, other = jax.jit(new_function()), jax.jit(lambda x: x + 1)
 
-    check(1)
-    with pytest.raises(TooManyTracesError, match=r"<lambda> was traced twice; the limit is 1"):
-        check(2)
+    @max_traces(1)
+    def epoch(*numbers: int) -> None:
+        for number in numbers:
+            step(jnp.ones(number))
+            other(jnp.ones(1))
+
+    epoch(2, 2)
+    assert all(is_allowed(step, length) for length in (5, 6))  # not a call of the decorated function
+    with pytest.raises(TooManyTracesError, match="double was traced twice; the limit is 1"):
+        epoch(3)
+
+
+def test_a_limit_on_a_jitted_function_ignores_the_functions_that_its_eager_calls_trace() -> None:
+    step = jax.jit(new_function())
+
+    def epoch(number: int) -> None:
+        step(jnp.ones(number))
+
+    max_traces(1)(jax.jit(epoch, static_argnums=0))(1)
+    epoch(2)
+    epoch(3)
 
 
 def test_a_limit_of_recompiles_is_the_uses_own() -> None:
