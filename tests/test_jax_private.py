@@ -138,7 +138,7 @@ def reports() -> dict[str, Any]:
     shape, setting, rare, *inner = [details(report)[0] for report in found]
     meshes = [jax.sharding.Mesh([device], ("x",)) for device in jax.devices()[:2]]
     placed: Any = jax.jit(fresh(lambda x: x * 2))
-    [recompiled] = explained(*(lambda mesh=mesh: under(jax.set_mesh(mesh), placed) for mesh in meshes))  # type: ignore[misc]
+    [recompiled] = explained(*(lambda mesh=mesh: under(jax.set_mesh(mesh), placed) for mesh in meshes))
     clear: Any = jax.monitoring.clear_event_listeners
     clear()
     other: Any = jax.jit(fresh(lambda x: x * 2))

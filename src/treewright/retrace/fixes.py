@@ -98,9 +98,8 @@ def _of_values(old: Any, new: Any) -> str:
 
 
 def _of_options(old: Any, _new: Any) -> str:
-    if class_of(old) is jax.sharding.Mesh:
-        return FIXES["setting"]
-    return "jit the function once, with one set of options"
+    is_mesh = class_of(old) is jax.sharding.Mesh
+    return "set it once, before the first call" if is_mesh else "jit the function once, with one set of options"
 
 
 # The fix for each cause, and for each kind of difference without a cause.
