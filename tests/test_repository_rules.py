@@ -117,7 +117,7 @@ def test_only_two_modules_call_exec() -> None:
     assert executing == ["_core.init", "retrace.command"]
 
 
-# The map in CONTRIBUTING.md
+# The maps in src/README.md and tests/README.md
 
 
 def house_map(folder: Path, width: int) -> str:
@@ -137,7 +137,7 @@ def house_map(folder: Path, width: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("page", "folder", "width"), [("CONTRIBUTING.md", SOURCE, 21), ("tests/README.md", ROOT / "tests", 32)]
+    ("page", "folder", "width"), [("src/README.md", SOURCE, 21), ("tests/README.md", ROOT / "tests", 32)]
 )
 def test_a_map_lists_every_file(page: str, folder: Path, width: int) -> None:
     path = ROOT / page
