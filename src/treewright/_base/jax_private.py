@@ -84,6 +84,7 @@ PRIVATE_PARTS: Mapping[str, str] = types.MappingProxyType(
         ),
         "interpreters.pxla.batched_device_put": "`load` and `restore` take longer for thousands of small arrays.",
         "lax.lax._convert_element_type": "Weakly typed arrays are restored strongly typed, so functions retrace once.",
+        "mesh.get_concrete_mesh": "A report of a `set_mesh` over other devices sees no difference.",
         "mesh.thread_resources": "No warning says that a `with mesh:` block has no effect on `constrain`.",
         "monitoring.get_event_duration_listeners": (
             "Where a block begins while another thread compiles, other listeners of JAX may miss that event."

@@ -41,7 +41,9 @@ def call_differences(old: Signature, new: Signature, *, reasons: bool = True) ->
         differences += named if sum(not same(a, b) for a, b in unnamed) <= len(named) else settings
     if old.batch != new.batch and len(old.batch) == len(new.batch):
         differences.append(Difference(("the size of vmap",), _size(old.batch), _size(new.batch), "batch"))
-    return [*differences, *_by_name("option", old.options, new.options)]
+    changed = {difference.path for difference in differences}  # a mesh with other axes is a setting
+    options = _by_name("option", old.options, new.options)
+    return differences + [difference for difference in options if difference.path not in changed]
 
 
 def _size(batch: tuple[int, ...]) -> Any:

@@ -442,10 +442,11 @@ OBSERVER = Observer()
 
 # Settings on which a trace depends
 
+MESH_IN_USE = "the mesh in use"
 # JAX's internal names, and the names that users know.
 _SETTINGS_IN_WORDS: Mapping[str, str] = types.MappingProxyType(
     {
-        "abstract_mesh_context_manager": "the mesh in use",
+        "abstract_mesh_context_manager": MESH_IN_USE,
         "mesh_context_manager": "the mesh of `with mesh:`",
         "axis_env_state": "the named axes in scope",
         "trace_state": "the trace around the call",
@@ -471,7 +472,7 @@ def trace_settings() -> dict[str, Any]:
     are missing, as in JAX 0.9, all other settings are one unnamed value.
     """
     values, names = private("config.trace_context", tuple)(), _names_of_settings()
-    mesh = {"the mesh in use": untyped_jax.sharding.get_abstract_mesh()}
+    mesh = {MESH_IN_USE: untyped_jax.sharding.get_abstract_mesh()}
     if len(names) == len(values) > 0:
         return dict(zip(names, values, strict=True)) | mesh
     return (
@@ -479,6 +480,12 @@ def trace_settings() -> dict[str, Any]:
         | mesh
         | {f"jax.config.{name}": getattr(jax.config, name) for name in _KNOWN_SETTINGS}
     )
+
+
+def compiled_mesh() -> dict[str, Any]:
+    """The mesh of `set_mesh` with its devices, for which `jit` compiles. Its trace depends only on the axes."""
+    mesh = private("mesh.get_concrete_mesh", lambda: None)()
+    return {} if mesh is None or mesh.empty else {MESH_IN_USE: mesh}
 
 
 @functools.cache
