@@ -31,8 +31,7 @@ def rules_of(path: Path) -> dict[str, ast.FunctionDef]:
     return {
         f"{room}.{node.name}": node
         for node in functions
-        if not node.name.startswith("_")
-        and ast.unparse(node.returns or node) in {"str", "str | None", "Rejection | None"}
+        if not node.name.startswith("_") and ast.unparse(node.returns or node) in {"str", "str | None", "Rejection"}
     }
 
 
