@@ -119,13 +119,18 @@ def constrains() -> dict[str, Any]:
     }
 
 
+class Model:
+    def scale(self, x: Any) -> Any:
+        return x * 2
+
+
 def reports() -> dict[str, Any]:
     jitted: Any = jax.jit(fresh(lambda x: x * 2))
     x, listeners = jnp.ones(2), get_event_duration_listeners()
 
-    def under(setting: Any) -> None:
+    def under(setting: Any, function: Any = jitted) -> None:
         with setting:
-            jitted(x)
+            function(x)
 
     found = explained(
         *(lambda: jitted(x), lambda: jitted(jnp.ones(3)), lambda: under(jax.default_matmul_precision("float32"))),
@@ -134,6 +139,9 @@ def reports() -> dict[str, Any]:
         lambda: jax.jit(lambda x: jitted(x) + 1)(jnp.ones(5)),
     )
     shape, setting, rare, *inner = [details(report)[0] for report in found]
+    meshes = [jax.sharding.Mesh([device], ("x",)) for device in jax.devices()[:2]]
+    placed: Any = jax.jit(fresh(lambda x: x * 2))
+    [recompiled] = explained(*(lambda mesh=mesh: under(jax.set_mesh(mesh), placed) for mesh in meshes))
     clear: Any = jax.monitoring.clear_event_listeners
     clear()
     other: Any = jax.jit(fresh(lambda x: x * 2))
@@ -141,12 +149,17 @@ def reports() -> dict[str, Any]:
     for listener in listeners:
         if listener not in get_event_duration_listeners():
             jax.monitoring.register_event_duration_secs_listener(listener)
+    model = Model()
+    first, second = jax.jit(model.scale), jax.jit(model.scale)
+    first(x)
     return {
         "report of a shape": shape,
         "report of a setting": setting,
         "report of a rare setting": re.split(r" \(|:| \d", rare)[0],
+        "report of other devices": re.split(r" \(|:", details(recompiled)[0])[0],
         "reports of calls inside others": len(inner),
         "reports after listeners were cleared": len(again),
+        "earlier programs of an equal method": sum(report.before for report in explained(lambda: second(jnp.ones(3)))),
     }
 
 
@@ -171,8 +184,10 @@ FACTS: dict[str, Any] = {
     "report of a shape": "x: float32[2] -> float32[3]",
     "report of a setting": "jax.config.jax_default_matmul_precision (setting): None -> 'float32'",
     "report of a rare setting": "jax.config.jax_softmax_custom_jvp" if NAMES_SETTINGS else "an unnamed setting of JAX",
+    "report of other devices": "the mesh in use",
     "reports of calls inside others": 1,
     "reports after listeners were cleared": 1,
+    "earlier programs of an equal method": 1,
     "the coordination service of a job": "client",
 }
 # The facts that are different without each part.
@@ -182,8 +197,10 @@ LOSSES: dict[str, dict[str, Any]] = {
     "core.trace_ctx": {"a loop in a different trace": "leaks"},
     "core.trace_state_clean": {"reports of calls inside others": 2} if jax.__version_info__ < (0, 10) else {},
     "distributed.global_state": {"the coordination service of a job": None},
+    "interpreters.partial_eval.trace_to_jaxpr": {"earlier programs of an equal method": 0},
     "interpreters.pxla.batched_device_put": {},
     "lax.lax._convert_element_type": {"restored weak types": False},
+    "mesh.get_concrete_mesh": {"report of other devices": "no visible difference"},
     "mesh.thread_resources": {"a warning of `with mesh:`": False},
     "monitoring.get_event_duration_listeners": {},
     "traceback_util.register_exclusion": {},

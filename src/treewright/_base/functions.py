@@ -14,7 +14,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -89,6 +89,18 @@ class FrozenValue:
     __slots__ = ()
 
 
+class ComputedArray(np.ndarray[Any, Any]):
+    """An array computed from frozen arrays, which prints and pickles like an ordinary numpy array."""
+
+    def __repr__(self) -> str:
+        return repr(np.asarray(self))
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        return np.asarray(self).__reduce_ex__(protocol)
+
+
+# Others contain more than data, such as a mask.
+PLAIN_ARRAYS = frozenset({np.ndarray, np.memmap, ComputedArray})
 METHOD_TYPES = (types.MethodType, NodeMethod)
 C_METHOD_TYPES = frozenset({types.BuiltinFunctionType, types.MethodWrapperType})
 

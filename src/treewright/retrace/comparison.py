@@ -41,7 +41,9 @@ def call_differences(old: Signature, new: Signature, *, reasons: bool = True) ->
         differences += named if sum(not same(a, b) for a, b in unnamed) <= len(named) else settings
     if old.batch != new.batch and len(old.batch) == len(new.batch):
         differences.append(Difference(("the size of vmap",), _size(old.batch), _size(new.batch), "batch"))
-    return [*differences, *_by_name("option", old.options, new.options)]
+    changed = {difference.path for difference in differences}  # a mesh with other axes is a setting
+    options = _by_name("option", old.options, new.options)
+    return differences + [difference for difference in options if difference.path not in changed]
 
 
 def _size(batch: tuple[int, ...]) -> Any:
@@ -90,7 +92,7 @@ def _presence_difference(name: str, both: Any, defaults: tuple[Any, Any], *, is_
 
 def _by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
     for name in dict.fromkeys((*old, *new)):
-        a, b = old.get(name, ABSENT), new.get(name, ABSENT)
+        a, b = old.get(name), new.get(name)
         if a is not b and not same(a, b):
             old_value, new_value = _settings(a, b) if kind == "setting" else (snapshot(a), snapshot(b))
             yield static_difference((name,), old_value, new_value, _WITHOUT_REASONS, kind)

@@ -5,6 +5,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+
 from treewright._base.jax_private import is_key_dtype, is_ref_type
 from treewright._loop import loop
 from treewright._trees.causes import class_of
@@ -95,6 +97,11 @@ def _of_values(old: Any, new: Any) -> str:
     return "if it is only used in arithmetic, pass it as a traced argument; a shape or a length must be static"
 
 
+def _of_options(old: Any, _new: Any) -> str:
+    is_mesh = class_of(old) is jax.sharding.Mesh
+    return "set it once, before the first call" if is_mesh else "jit the function once, with one set of options"
+
+
 # The fix for each cause, and for each kind of difference without a cause.
 FIXES: Mapping[str, str | Callable[[Any, Any], str]] = types.MappingProxyType(
     {
@@ -133,7 +140,7 @@ FIXES: Mapping[str, str | Callable[[Any, Any], str]] = types.MappingProxyType(
         "removed": "use the same structure in every call",
         "passing": "pass it the same way each time: jit distinguishes positional from keyword arguments",
         "setting": "set it once, before the first call",
-        "option": "jit the function once, with one set of options",
+        "option": _of_options,
     }
 )
 # The fixes if the function itself is a different one.
@@ -145,7 +152,7 @@ _FIXES_OF_FUNCTIONS: Mapping[str, str] = types.MappingProxyType(
         "the changing values as arguments",
         "other method": "jit one function that takes the object as an argument: traced if it is a node, else static, "
         "with __eq__ and __hash__",
-        "other decorators": "",
+        "other transformations": "",
         "other options": "",
     }
 )

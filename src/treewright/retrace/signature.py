@@ -16,7 +16,7 @@ from treewright._reports import first_names
 from treewright._trees.causes import alike, same, snapshot
 from treewright._trees.difference import ABSENT
 from treewright._trees.level import LeafType, Level, leaf_type_of, level_of
-from treewright.retrace.jax_private import Call, trace_settings
+from treewright.retrace.jax_private import Call, compiled_mesh, trace_settings
 
 _MAX_DEPTH = 200  # levels of a tree in its snapshot; Python's stack ends at a few hundred
 _MAX_DEVICES = 8  # device ids in the text of a placement
@@ -65,6 +65,7 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
     if like is not None and like.settings == settings:
         settings = like.settings
     defaults = {name: (snapshot(value), _tree_snapshot(value, None, call)) for name, value in raw_defaults.items()}
+    options = {**options, **compiled_mesh()}
     return Signature(
         arguments, frozenset(statics), passed, settings, options, defaults, call.batch, frozenset(explicit)
     )
