@@ -50,7 +50,8 @@ def layer_of_other_library(cls: type[Any], field: "FieldInfo", value: Any) -> st
     problem, end = _LOST_STATE if has_state else _OTHER_LEAVES
     return (
         f"{cls.__qualname__}.{field.name} is a child but holds {text_with_class(layer)}, {problem}\nWrap the layer "
-        f"with adopt, which makes its arrays children and its settings statics:\n  {field.name} = treewright.adopt(...){end}"
+        f"with adopt, which makes its arrays children and its settings statics:\n"
+        f"  {field.name} = treewright.adopt(...){end}"
     )
 
 
