@@ -50,7 +50,7 @@ FOUND: dict[str, str | tuple[str, str]] = {
         r"\('CheckpointError: In process 1, the restore of step 2 failed: OSError: \[Errno 116\] Stale.*', 2\)",
         r"\('OSError: \[Errno 116\] Stale file handle', 2\)",
     ),
-    "folder_differs": r"\(.CheckpointError: .*process 1 has no .*, which process 0 created\. Pass the same shared folder.*",
+    "folder_differs": r"\(.CheckpointError: .*process 1 has no .*, which process 0 created\. Pass the same .*",
     "target_differs": (
         r"CheckpointError: In process 1, reading the tree of step 1 failed: CheckpointMismatchError: .*",
         r"CheckpointMismatchError: The checkpoint does not fit the tree, a difference: .*",
