@@ -12,7 +12,7 @@ from treewright._reports import mesh_text
 from treewright._trees.causes import Cause, Snapshot, alike, cause_of, class_of, is_same_object, same, snapshot
 from treewright._trees.diff import Comparator, differences, static_difference
 from treewright._trees.difference import ABSENT, Difference, DifferenceKind, describe_apart, shown
-from treewright.retrace.jax_private import FLAX_NODES, OF_PMAP, UNNAMED_SETTINGS
+from treewright.retrace.jax_private import FLAX_NODES, OF_PMAP
 from treewright.retrace.signature import Signature
 
 
@@ -34,11 +34,7 @@ def call_differences(old: Signature, new: Signature, *, reasons: bool = True) ->
     if any(difference.kind in {"added", "removed"} for difference in differences):  # flax repeats them in a static
         differences = [difference for difference in differences if str(difference.path[-1]) != FLAX_NODES]
     if old.settings is not new.settings:
-        settings = list(_setting_differences(old.settings, new.settings))
-        named = [difference for difference in settings if difference.path != (UNNAMED_SETTINGS,)]
-        # The unnamed settings include the named ones: they are redundant if not more of them changed.
-        unnamed = zip(*(each.settings.get(UNNAMED_SETTINGS, ()) for each in (old, new)), strict=True)
-        differences += named if sum(not same(a, b) for a, b in unnamed) <= len(named) else settings
+        differences += _setting_differences(old.settings, new.settings)
     if old.batch != new.batch and len(old.batch) == len(new.batch):
         differences.append(Difference(("the size of vmap",), _size(old.batch), _size(new.batch), "batch"))
     changed = {difference.path for difference in differences}  # a mesh with other axes is a setting

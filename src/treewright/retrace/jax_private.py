@@ -8,24 +8,20 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import os
 import sys
-import sysconfig
 import threading
 import traceback
 import types
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path as FilePath
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.monitoring
 import numpy as np
 
+from treewright._base.functions import STANDARD_FOLDER
 from treewright._base.jax_private import is_jitted, options_of, options_record, private, untyped_jax
 from treewright._contents import unwrap, wrapper_chain
-
-T = TypeVar("T")
 
 # Frames of JAX, and their local variables
 
@@ -61,12 +57,6 @@ FLAX_NODES = "._pytree__nodes"  # the static in which nnx lists its attributes; 
 OPERATIONS = ("jax._src.numpy", "jax._src.lax", "jax._src.random")
 
 _LIBRARIES = frozenset({"chex", "contextlib", "equinox", "flax", "functools", "jax", "jaxlib", "treewright"})
-
-# The folders of Python and of installed libraries.
-_INSTALLED = tuple(
-    str(FilePath(sysconfig.get_path(name))) + os.sep
-    for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
-)
 
 # The options of `jax.jit` that cause a recompile, by their public names and by JAX's internal ones.
 _COMPARED_OPTIONS: Mapping[str, str] = types.MappingProxyType(
@@ -162,7 +152,7 @@ def _package(frame: types.FrameType) -> str:
 
 def is_installed(file: str) -> bool:
     """Whether a file belongs to Python or to an installed library, rather than to the user."""
-    return file.startswith(("<frozen ", *_INSTALLED))
+    return "-packages" in file or file.startswith(("<frozen ", STANDARD_FOLDER))
 
 
 def _line_of_user(nearest: types.FrameType) -> str:
@@ -415,11 +405,6 @@ class Observer:
         """Whether this thread runs the work of `events_of`."""
         return threading.get_ident() in self._probes
 
-    def owners(self, kind: type[T]) -> list[T]:
-        """The objects of a class whose methods are called."""
-        owners: list[Any] = [getattr(listener, "__self__", None) for listener in self._listeners]
-        return [owner for owner in owners if isinstance(owner, kind)]
-
     def events_of(self, work: Callable[[], object]) -> list[Event]:
         """The events of some work, run in a new thread, outside the caller's traces and settings."""
         events: list[Event] = []
@@ -457,29 +442,23 @@ _SETTINGS_IN_WORDS: Mapping[str, str] = types.MappingProxyType(
         "pallas_tpu_interpret_mode_context_manager": "the interpret mode of Pallas for TPU",
     }
 )
-# Long-standing settings, by their public names.
+# Long-standing settings, which all versions of JAX have.
 _KNOWN_SETTINGS = (
     *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_device", "jax_numpy_dtype_promotion"),
     *("jax_numpy_rank_promotion", "jax_threefry_partitionable", "jax_random_seed_offset", "jax_debug_key_reuse"),
 )
-UNNAMED_SETTINGS = f"an unnamed setting of JAX {jax.__version__}"
 
 
 def trace_settings() -> dict[str, Any]:
     """The settings of this thread on which JAX's traces depend, by the names that users know.
 
-    Without JAX's `trace_context`, these are the settings in `_KNOWN_SETTINGS` and the mesh. If the names of its values
-    are missing, as in JAX 0.9, all other settings are one unnamed value.
+    Without JAX's `trace_context`, or the names of its values, as in JAX 0.9, these are the long-standing ones.
     """
     values, names = private("config.trace_context", tuple)(), _names_of_settings()
-    mesh = {MESH_IN_USE: untyped_jax.sharding.get_abstract_mesh()}
-    if len(names) == len(values) > 0:
-        return dict(zip(names, values, strict=True)) | mesh
-    return (
-        {UNNAMED_SETTINGS: values}
-        | mesh
-        | {f"jax.config.{name}": getattr(jax.config, name) for name in _KNOWN_SETTINGS}
-    )
+    if len(names) != len(values) or not names:
+        names = tuple(f"jax.config.{name}" for name in _KNOWN_SETTINGS)
+        values = tuple(getattr(jax.config, name) for name in _KNOWN_SETTINGS)
+    return dict(zip(names, values, strict=True)) | {MESH_IN_USE: untyped_jax.sharding.get_abstract_mesh()}
 
 
 def compiled_mesh() -> dict[str, Any]:

@@ -204,20 +204,11 @@ class RetraceTracker:
         self.traced: set[str] = set()  # the names of all traced functions, tracked or not
         self._on_report, self._concerns = on_report, concerns
         self.decorated: weakref.ref[Any] | None = None  # the function that it tracks as a decorator
-        self.limit(limit, recompiles)
+        self._limits: Mapping[str, int | None] = {"trace": limit, "count": limit, "recompile": recompiles}
         self._lock = threading.RLock()
         self._histories: dict[Any, CallHistory] = {}
         self._pending: dict[int, _CurrentCall] = {}  # per thread, the call that is not compiled yet
         self._events: set[str] = set()  # the kinds of events so far, "transformation" and "unread"
-
-    @property
-    def has_limits(self) -> bool:
-        """Whether a trace or recompile can raise."""
-        return self._limits["trace"] is not None
-
-    def limit(self, traces: int | None, recompiles: int | None) -> None:
-        """Set the limits."""
-        self._limits: Mapping[str, int | None] = {"trace": traces, "count": traces, "recompile": recompiles}
 
     def start(self, *, stacklevel: int) -> None:
         """Begin tracking, and warn about calls that can't be observed in this version of JAX."""
@@ -333,7 +324,7 @@ class RetraceTracker:
         name, definition = event.definition
         key: Any = definition or name
         with self._lock:
-            if self.has_limits and self.decorated is not None and is_of_loop(call.function):
+            if self.decorated is not None and self._limits["trace"] is not None and is_of_loop(call.function):
                 key = weakref.ref(call.function, lambda loop: self._histories.pop(loop, None))
             return self._histories.setdefault(key, CallHistory(name))
 
