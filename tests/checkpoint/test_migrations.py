@@ -157,6 +157,23 @@ def test_a_leaf_that_the_migration_forgets_is_an_error(options: Any, tmp_path: P
     )
 
 
+@pytest.mark.parametrize(
+    "error", [KeyError, TypeError, ValueError, OSError, FileNotFoundError, EOFError, RecursionError]
+)
+def test_an_error_in_a_migration_is_no_damage(error: type[Exception], tmp_path: Path) -> None:
+    def migrate(leaves: dict[str, Any]) -> Any:
+        raise error(f"of the user, after {leaves['x']}")
+
+    with CheckpointManager(tmp_path) as manager:
+        for step in (1, 2):
+            manager.save(step, {"x": step})
+        for restore in (manager.restore, manager.restore_latest_valid):
+            with pytest.raises(error, match=r"^'?of the user, after 2'?$") as caught:
+                restore(like={"x": 0}, migrate=migrate)
+            assert type(caught.value) is error
+        assert manager.all_steps() == (1, 2)
+
+
 def test_a_class_whose_leaves_did_not_change_stays_an_error(tmp_path: Path) -> None:
     save(tmp_path / "x", {"net": Plain(LAYERS[0], LAYERS[1]), "old": 1})
     like = {"net": Keyed.create(params={}, tx=ADAM, key=KEY), "new": 1}
