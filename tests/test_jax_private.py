@@ -219,7 +219,7 @@ def take_away(place: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forget() -> None:
-    remembered: list[Any] = [private, jax_private._names_of_settings, jax_private._outcomes]
+    remembered: list[Any] = [private, jax_private._names_of_settings, jax_private.can_read_calls]
     for function in [*remembered, jax_private.can_observe_compilations]:
         function.cache_clear()
 

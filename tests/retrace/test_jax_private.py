@@ -50,7 +50,7 @@ def what_jax_shows_is_looked_up_in_each_test() -> Iterator[None]:
 
 def _forgotten() -> Iterator[None]:
     remembered: list[Any] = [
-        jax_private._outcomes,
+        jax_private.can_read_calls,
         jax_private.can_observe_compilations,
         jax_private._names_of_settings,
         private,
@@ -97,7 +97,7 @@ def test_inspection_ignores_the_surrounding_trace_and_settings() -> None:
     seen: list[Any] = []
 
     def look(x: Any) -> Any:
-        jax_private._outcomes.cache_clear()
+        jax_private.can_read_calls.cache_clear()
         seen.append(jax_private.can_read_calls())
         return x
 

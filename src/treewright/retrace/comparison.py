@@ -55,8 +55,7 @@ def _argument_differences(old: Signature, new: Signature, compare: Comparator) -
             both = (default, b) if a is ABSENT else (a, default)
             yield static_difference((name,), *both, compare)
         elif a is ABSENT or b is ABSENT:
-            is_default = name in (new if a is ABSENT else old).explicit
-            yield _presence_difference(name, (a, b), (default, default_tree), is_default=is_default)
+            yield _presence_difference(name, (a, b), (default, default_tree))
         elif (name in old.statics) is not (name in new.statics):
             reasons = ("traced before, and static now", "static before, and traced now")
             yield Difference((name,), a, b, "class", Cause("other statics", reasons[name in old.statics]))
@@ -69,15 +68,13 @@ def _argument_differences(old: Signature, new: Signature, compare: Comparator) -
                 yield from differences(a, b, values=False, path=(name,), compare=compare)
 
 
-def _presence_difference(name: str, both: Any, defaults: tuple[Any, Any], *, is_default: bool) -> Difference:
+def _presence_difference(name: str, both: Any, defaults: tuple[Any, Any]) -> Difference:
     """The difference between a call with an argument and one without it."""
     (a, b), (value, default) = both, defaults
     passed = b if a is ABSENT else a
     kind: DifferenceKind = "added" if a is ABSENT else "removed"
     if default is ABSENT:
         return Difference((name,), a, b, kind, Cause("argument", ""))
-    if is_default:
-        return Difference((name,), a, b, kind, Cause("default passed", ""))
     if not any(differences(default, passed, values=False, compare=_WITHOUT_REASONS)):
         return Difference((name,), a, b, kind, Cause("default replaced", ""))
     text = short_text(value) if getattr(default, "python", None) else shown(default)

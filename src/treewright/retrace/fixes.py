@@ -176,7 +176,6 @@ FIXES: Mapping[str, str] = types.MappingProxyType(
         "identity": "define __eq__ and __hash__, for example with a frozen dataclass, or create it once and reuse it",
         "same text": "create it once and reuse it",
         "unequal hashes": "equal values must have equal hashes",
-        "default passed": "passing a default explicitly adds an argument: always pass it, or never",
         "default replaced": "pass it in every call",
         "None replaced": "pass the same type in each call, such as an array of zeros instead of None",
         "other statics": "jit the function once, with one set of static arguments",

@@ -274,9 +274,9 @@ def _outcome(function: Any, names: Mapping[str, Any]) -> Outcome:
         return "unknown"
     if of_call is of_program:
         return "traced"
+    # From JAX 0.11 on, the program of a function that captured arrays is a copy, so signatures have to decide.
     constants = getattr(program, "consts", None)
-    may_be_copy = constants is None or len(constants) > 0
-    return "unknown" if may_be_copy and (OBSERVER.is_probing() or not keeps_names()) else "shared"
+    return "unknown" if constants is None or len(constants) > 0 else "shared"
 
 
 def _user_call(call: Call, frames: list[types.FrameType]) -> Call:
@@ -401,10 +401,6 @@ class Observer:
         with self._lock:
             self._listeners = tuple(other for other in self._listeners if other != listener)
 
-    def is_probing(self) -> bool:
-        """Whether this thread runs the work of `events_of`."""
-        return threading.get_ident() in self._probes
-
     def events_of(self, work: Callable[[], object]) -> list[Event]:
         """The events of some work, run in a new thread, outside the caller's traces and settings."""
         events: list[Event] = []
@@ -480,36 +476,13 @@ def _names_of_settings() -> tuple[str, ...]:
 # What this version of JAX shows
 
 
-# `functools.cache` does not lock during the call: the traces below are themselves events for other listeners.
+# `functools.cache` does not lock during the call: the trace below is itself an event for other listeners.
 @functools.cache
-def _outcomes() -> tuple[Outcome | None, Outcome | None]:
-    """The outcomes that are read for the first trace of a function, and of one that captured an array."""
-    array = np.ones(1)
-
-    def plain(x: Any) -> Any:
-        return x
-
-    def capturing(x: Any) -> Any:
-        return x, array
-
-    events = OBSERVER.events_of(lambda: [untyped_jax.jit(function).trace(0.0) for function in (plain, capturing)])
-    calls = [event.call for event in events if event.kind == "trace" and event.call is not None]
-    outcomes: dict[Any, Outcome] = {call.function: call.outcome for call in calls}
-    return outcomes.get(plain), outcomes.get(capturing)
-
-
 def can_read_calls() -> bool:
-    """Whether JAX reports a trace with its call and its outcome; tested by tracing two functions, on no device."""
-    plain, capturing = _outcomes()
-    return plain == "traced" and capturing in {"traced", "unknown"}
-
-
-def keeps_names() -> bool:
-    """Whether the program of a function that captured an array keeps the names of the call that traced it.
-
-    From JAX 0.11 on such a program is a copy, so whether a call traced it is decided by comparing signatures.
-    """
-    return _outcomes()[1] == "traced"
+    """Whether JAX reports a trace with its call and its outcome; tested by tracing a function, on no device."""
+    jitted: Any = untyped_jax.jit(lambda x: x)
+    events = OBSERVER.events_of(lambda: jitted.trace(0.0))
+    return [event.call.outcome for event in events if event.kind == "trace" and event.call is not None] == ["traced"]
 
 
 @functools.cache
