@@ -48,7 +48,7 @@ class WithReplace:
 
     A decorator can't declare a method. At run time every such class has the method, and this base is empty.
 
-    Example:
+    Examples:
         >>> from treewright.typed import WithReplace
         >>> @pytree_dataclass
         ... class Cell(WithReplace):
