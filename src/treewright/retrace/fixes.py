@@ -5,14 +5,13 @@ A rule returns the fix for one mistake, or None; its docstring is the reason. Th
 
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from treewright._base.jax_private import is_key_dtype, is_ref_type
 from treewright._core import first_text
-from treewright._core.rules import Rule
 from treewright._loop import loop
 from treewright._trees.causes import class_of
 from treewright._trees.difference import Difference
@@ -141,7 +140,7 @@ def recreated_loop(_old: Any, new: Any) -> str | None:
 
 
 # By cause, or by kind if a difference has no cause; asked in this order.
-RULES: Mapping[str, tuple[Rule, ...]] = types.MappingProxyType(
+RULES: Mapping[str, tuple[Callable[..., str | None], ...]] = types.MappingProxyType(
     {
         "shape": (other_kind_of_key, axes_in_a_different_order, smaller_last_batch, other_size),
         "dtype": (python_number,),

@@ -459,7 +459,8 @@ def trace_settings() -> dict[str, Any]:
 
 def compiled_mesh() -> dict[str, Any]:
     """The mesh of `set_mesh` with its devices, for which `jit` compiles. Its trace depends only on the axes."""
-    mesh = private("mesh.get_concrete_mesh", lambda: None)()
+    current = private("mesh.get_concrete_mesh")
+    mesh = None if current is None else current()
     return {} if mesh is None or mesh.empty else {MESH_IN_USE: mesh}
 
 
