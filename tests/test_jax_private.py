@@ -234,6 +234,10 @@ def test_each_private_part_has_a_row() -> None:
     assert {place for code in SOURCES for place in re.findall(r'private\(\s*"([^"]+)"', code)} == set(PRIVATE_PARTS)
 
 
+def test_the_default_of_a_private_part_is_no_new_object_for_each_call() -> None:
+    assert not [call for code in SOURCES for call in re.findall(r"private\([^)]*lambda", code)]  # it is a cache's key
+
+
 def test_private_parts_have_one_door_and_no_version_is_compared() -> None:
     imports = [line for code in SOURCES for line in re.findall(r"import.* jax\._src.*|jax\._src\b.* import.*", code)]
     attributes = [line for code in SOURCES for line in re.findall(r".*\bjax\._src\.\w+\.\w+.*", code)]
