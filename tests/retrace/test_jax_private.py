@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import config, dispatch, pjit
+from jax._src import dispatch, pjit
 
 import treewright
 from tests.conftest import skip_before_jax
@@ -179,25 +179,6 @@ def test_a_block_that_ends_during_an_event_hides_it_from_no_other_block() -> Non
 
 
 # Settings, pmap, and the outcome of a call
-
-
-def test_a_changed_setting_without_a_name_is_an_untracked_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax_private, "_names_of_settings", tuple)
-    jitted: Any = jax.jit(fresh(double))
-    [call] = calls_with_lengths(jitted, 2)
-
-    def under(setting: Any) -> None:
-        with setting:
-            call()
-
-    named, unnamed = explained(
-        call,
-        lambda: under(jax.default_matmul_precision("float32")),
-        lambda: under(config.softmax_custom_jvp(not getattr(jax.config, "jax_softmax_custom_jvp"))),  # noqa: B009
-    )
-
-    assert details(named)[0] == "jax.config.jax_default_matmul_precision (setting): None -> 'float32'"
-    assert details(unnamed)[0].startswith("no visible difference: ")
 
 
 def test_a_block_without_vmap_frames_reports_missing_batch_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
