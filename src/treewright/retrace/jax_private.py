@@ -20,7 +20,14 @@ import jax.monitoring
 import numpy as np
 
 from treewright._base.functions import STANDARD_FOLDER
-from treewright._base.jax_private import is_jitted, options_of, options_record, private, untyped_jax
+from treewright._base.jax_private import (
+    is_jitted,
+    mesh_of_old_context,
+    options_of,
+    options_record,
+    private,
+    untyped_jax,
+)
 from treewright._contents import unwrap, wrapper_chain
 
 # Frames of JAX, and their local variables
@@ -424,11 +431,12 @@ OBSERVER = Observer()
 # Settings on which a trace depends
 
 MESH_IN_USE = "the mesh in use"
+_OLD_MESH = "the mesh of `with mesh:`"
 # JAX's internal names, and the names that users know.
 _SETTINGS_IN_WORDS: Mapping[str, str] = types.MappingProxyType(
     {
         "abstract_mesh_context_manager": MESH_IN_USE,
-        "mesh_context_manager": "the mesh of `with mesh:`",
+        "mesh_context_manager": _OLD_MESH,
         "axis_env_state": "the named axes in scope",
         "trace_state": "the trace around the call",
         "eager_constant_folding": "jax.ensure_compile_time_eval",
@@ -452,8 +460,8 @@ def trace_settings() -> dict[str, Any]:
     """
     values, names = private("config.trace_context", tuple)(), _names_of_settings()
     if len(names) != len(values) or not names:
-        names = tuple(f"jax.config.{name}" for name in _KNOWN_SETTINGS)
-        values = tuple(getattr(jax.config, name) for name in _KNOWN_SETTINGS)
+        names = (_OLD_MESH, *(f"jax.config.{name}" for name in _KNOWN_SETTINGS))
+        values = (mesh_of_old_context(), *(getattr(jax.config, name) for name in _KNOWN_SETTINGS))
     return dict(zip(names, values, strict=True)) | {MESH_IN_USE: untyped_jax.sharding.get_abstract_mesh()}
 
 
