@@ -11,9 +11,9 @@ import numpy as np
 from treewright._base.jax_private import GetAttrKey, jax_trees, path_text
 from treewright._base.text import short_text
 from treewright._core import is_node
-from treewright._trees.pattern import listed, missing_place
+from treewright._trees.pattern import item_key, listed, missing_place
 from treewright._trees.places import Place, reject_overlaps, walk
-from treewright._trees.twin import EMPTY, ONE, Run, StandIn, flat
+from treewright._trees.twin import EMPTY, ONE, Run, flat
 from treewright.errors import MissingPlaceError
 
 _MAX_SHOWN = 5  # places that a message lists
@@ -39,8 +39,8 @@ def select_by_function(
     """The places of the objects that a function returns for the tree; or if it returns a mask, the mask.
 
     An object does not know its place, and `None`, numbers, strings and tied arrays are in many. So the function also
-    runs on a twin of the tree, whose nodes and containers know their places; leaves are the tree's own. If it reads a
-    returned object at several places, it runs again with a stand-in at each of these.
+    runs on a twin of the tree, whose nodes and containers know their places; leaves are the tree's own. If a returned
+    object may be from elsewhere, it runs again with a stand-in at each place where it read the object.
     """
     run = Run(where, root)
     try:
@@ -57,14 +57,10 @@ def _selected(run: Run, as_mask: Callable[[Any], list[bool] | None]) -> Selectio
     except (AttributeError, TypeError, LookupError) as error:
         _note_missing_place(error, run)
         raise
-    try:
-        values = run.structure.flatten_up_to(result)
-    except (ValueError, TypeError):
-        places: Sequence[Any] = [None]
-    else:
-        places = list(map(run.place_of, run.returned, values))
-        if None in places and run.read:
-            places = _places_apart(run, values, places)
+    places = _places(run, result)
+    if places is None:
+        run = run.again(items="all")
+        places = _places(run, result) or [None]
     structure = run.structure
     if None in places:
         mask = as_mask(result)
@@ -83,52 +79,77 @@ def _note_missing_place(error: Exception, run: Run) -> None:
     """Add the place that the tree lacks to a user's error, if it is certain, and how the function is called."""
     if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
         return
-    named = run.again(naming=True)
-    missing, name = named.missing, getattr(error, "name", None) or ""
-    places = {place.path: place for place in named.read.get(id(getattr(error, "obj", None)), ())}
-    for place in places.values():
-        if name and len(places) == 1 and place.child(GetAttrKey(name)) is None:
-            missing = missing_place(place, GetAttrKey(name))
-    is_meant_for_leaf = isinstance(error, TypeError) or hasattr(jax.Array, name) or hasattr(str, name)
-    notes = [*([] if missing is None else [str(missing)]), *([HOW_CALLED] if is_meant_for_leaf else [])]
+    notes, name = [], getattr(error, "name", None) or ""
+    if type(run.error) is type(error) and str(run.error) == str(error):
+        raised, place, item = run.missing
+        if raised is run.error:
+            notes = [str(missing_place(place, item_key(place.value, item)))]
+        owner = run.place_of(getattr(run.error, "obj", run))
+        if name and owner is not None and owner.child(GetAttrKey(name)) is None:
+            notes = [str(missing_place(owner, GetAttrKey(name)))]
+    if isinstance(error, TypeError) or hasattr(jax.Array, name) or hasattr(str, name):
+        notes.append(HOW_CALLED)
     if notes:
         error.add_note(" ".join(notes))
 
 
-def _places_apart(run: Run, values: Sequence[Any], places: Sequence[Place | None]) -> Sequence[Place | None]:
-    """The places, also of objects that the function reads at several places, as far as they are certain.
+def _places(run: Run, result: Any) -> Sequence[Any] | None:
+    """The places of the objects in the result, as far as they are certain; None if lazy containers misled the run."""
+    try:
+        values = run.structure.flatten_up_to(result)
+    except (ValueError, TypeError):
+        return None
+    places = [_certain_place(run, *pair) for pair in zip(run.returned, values, strict=True)]
+    if None in places:
+        return _places_apart(run, values, places)
+    return places if run.is_confirmed() else None
 
-    The function runs with a stand-in at each of these places. A stand-in misled it if it now reads something else, or
-    returns something else with the object itself at that place: if `m.a` and `m.b` are `None`, `m.b if m.a is None
-    else m.a` returns the `None` of `m.b`, but the stand-in of `m.a`. Of n places that it returned, a different half
-    has the object itself in each of log2(n) runs.
+
+def _certain_place(run: Run, returned: Any, value: Any) -> Place | None:
+    """The place of an object that the function returned in a run and for the tree; None if it may be from elsewhere."""
+    place = run.place_of(returned)
+    if place is None or place.value is not value or isinstance(value, _SHARED):
+        return None
+    is_shared = run.shared and any(id(each.value) in run.shared for each in place.ancestors)
+    return None if is_shared else place
+
+
+def _places_apart(run: Run, values: Sequence[Any], places: Sequence[Place | None]) -> Sequence[Place | None] | None:
+    """The places, also of objects that may be from elsewhere.
+
+    The function runs with a stand-in at each place where it read such an object. A stand-in misled it if it now reads
+    something else, or returns something else with the object itself at that place: if `m.a` and `m.b` are `None`, `m.b
+    if m.a is None else m.a` returns the `None` of `m.b`, but the stand-in of `m.a`. Of n places that it returned, a
+    different half has the object itself in each of log2(n) runs, and in one more run all that it did not return.
     """
     apart = {id(value) for value, place in zip(values, places, strict=True) if place is None} & run.read.keys()
     apart |= run.shared
-    if not apart:
+    again = run.again(apart) if apart else run
+    if not again.is_confirmed():
+        return None
+    if not (apart and _is_same_way(again, run)):
         return places
-    again = run.again(apart)
-
-    def is_same_way(other: Run) -> bool:
-        return other.order == run.order and len(other.returned) == len(values)
-
-    if not is_same_way(again):
-        return places
-    found = list(map(again.place_of, again.returned, values))
-    stood_in = (issubclass(type(returned), StandIn) for returned in again.returned)
-    claims = {i: place.path for i, place in enumerate(found) if next(stood_in) and place}
+    found = [again.place_of(each) for each in again.returned]
+    found = [place if place and place.value is value else None for place, value in zip(found, values, strict=True)]
+    candidates = frozenset(place.path for key in apart - run.shared for place in again.read[key])
+    claims = {i: place.path for i, place in enumerate(found) if place and place.path in candidates}
     numbers = {path: number for number, path in enumerate(dict.fromkeys(claims.values()), 1)}
-    for bit in range(len(numbers).bit_length()):
-        kept = {path for path, number in numbers.items() if number >> bit & 1}
+    halves = [{path for path in numbers if numbers[path] >> bit & 1} for bit in range(len(numbers).bit_length())]
+    for kept in {*map(frozenset, halves), candidates.difference(numbers)} - {frozenset(), candidates}:
         other = run.again(apart, kept)
-        if not is_same_way(other):
+        if not _is_same_way(other, run):
             return places
         for i, path in claims.items():
-            place = other.place_of(other.returned[i], values[i])
+            place = other.place_of(other.returned[i])
             is_right = place is not None and place.path == path
             if not (other.returned[i] is values[i] if path in kept else is_right):
                 found[i] = None
     return [place or new for place, new in zip(places, found, strict=True)]
+
+
+def _is_same_way(other: Run, run: Run) -> bool:
+    """Whether two runs read the same, and returned as many objects."""
+    return other.order == run.order and other.structure == run.structure
 
 
 def _places_found(run: Run, result: Any, places: Sequence[Place | None]) -> tuple[list[Place], Any]:

@@ -2,83 +2,105 @@
 
 An instance is its flat form, so a copy of a node is a real instance of its class whose flat form is read lazily.
 Methods, properties, `type`, `==`, `callable` and `jax.tree` work on it. The twin of `net` in `lambda net:
-net.layers[1].bias` is a `Net` with two lazy values. Reading `.layers` makes a tuple of two copies, reading `.bias` of
-the second returns the bias itself, and `Run.read` has its place, `.layers[1].bias`.
+net.layers[1].bias` is a `Net` with two lazy values. Reading `.layers` makes a tuple that copies its items when they are
+read, reading `.bias` of the second returns the bias itself, and `Run.read` has its place, `.layers[1].bias`.
 """
 
 import contextlib
 import copy
 import functools
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Never
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._base.jax_private import GetAttrKey, Key, Path, SequenceKey, jax_trees
+from treewright._base.jax_private import DictKey, GetAttrKey, Key, Path, SequenceKey
 from treewright._core import flat_form, from_flat_form, is_node, is_node_class
 from treewright._freeze import FrozenMapping
 from treewright._trees.level import LEAVES
 from treewright._trees.pattern import item_key, missing_place
 from treewright._trees.places import Place, all_entries, with_changes
-from treewright.errors import MissingPlaceError
 
 EMPTY: Any = ()  # one object for all places
 STRUCTURES = (tuple, list, dict)  # may contain several places
 ONE = jax.tree.structure(0)  # the treedef of a single object
-_LONG = 16  # items of a list or tuple that are copied together
 _NO_RESULT = object()  # the result of a run that raised
+_UNREAD = object()  # stored in lazy containers, for code in C that does not ask their methods
 
 
 class Run:
     """One call of a function with a twin of the tree: what it reads and what it returns.
 
     Leaves are the tree's own, and a node or container has one copy for all its places, so `is` works; but objects with
-    an `id` in `apart` have a stand-in or copy for each place, except for leaves at the paths in `kept`. With `naming`,
-    lists, tuples and dicts raise an error with the name of a missing item.
+    an `id` in `apart` have a stand-in or copy for each place, except for leaves at the paths in `kept`.
+
+    Lists, tuples and dicts are of subclasses that copy an item when it is read. With `items` they are of their own
+    class: then the items that it has by the `id` of the container are copied before, or all.
     """
 
     __slots__ = (
-        *("where", "root", "apart", "kept", "read", "order", "shared", "made", "missing", "returned", "structure"),
-        *("_copies", "_dicts", "is_naming", "others"),
+        *("where", "root", "apart", "kept", "items", "runs", "read", "order", "shared", "made", "error", "missing"),
+        *("returned", "structure", "_copies", "_dicts", "_is_lazy"),
     )
 
     def __init__(
-        self, where: Any, root: Place, apart: Collection[int] = (), kept: Collection[Path] = (), *, naming: bool = False
+        self,
+        where: Any,
+        root: Place,
+        apart: Collection[int] = (),
+        kept: Collection[Path] = (),
+        items: Any = None,
+        runs: "list[Run] | None" = None,
     ) -> None:
-        self.where, self.root, self.apart, self.kept = where, root, apart, kept
-        self.is_naming = naming
-        self.others: list[Run] = []
+        self.where, self.root, self.apart, self.kept, self.items = where, root, apart, kept, items
+        self.runs = [] if runs is None else runs
+        self.runs.append(self)
         self.read: dict[int, list[Place]] = {}  # by the `id` of an object: the places where it may have been read
-        self.order: list[tuple[int, Key]] = []  # the fields that were read, in order, with the `id` of the node
+        self.order: list[tuple[int, Any]] = []  # the fields and items that were read, with the `id` of their owner
         self.shared: set[int] = set()  # the `id`s of nodes and containers that are at several places
         self.made: dict[int, tuple[Any, Place]] = {}  # copies and stand-ins by their `id`, which is thus not reused
-        self.missing: MissingPlaceError | None = None
+        self.error: Exception | None = None
+        self.missing: tuple[Exception | None, Place, Any] = (None, root, None)  # the last item that does not exist
         self._copies: dict[int, Any] = {}  # by the `id` of the object
         self._dicts: list[tuple[Any, Place]] = []  # of classes that may add a key when it is read, as a defaultdict
+        self._is_lazy = False
         result: Any = _NO_RESULT
         try:
             result = where(self.value_at(root))
-        except MissingPlaceError as error:
-            self.missing = error
-        except Exception:  # noqa: BLE001, S110  it raises for the tree too, or a stand-in is not enough like the value
-            pass
+        except Exception as error:  # noqa: BLE001  it raises for the tree too, or a copy is not enough like the value
+            self.error = error
         self.returned, self.structure = flat(
             result, self.made if id(EMPTY) not in self.read else {*self.made, id(EMPTY)}
         )
 
-    def again(self, apart: Collection[int] = (), kept: Collection[Path] = (), *, naming: bool = False) -> "Run":
-        """Another call of the function."""
-        other = Run(self.where, self.root, apart, kept, naming=naming)
-        self.others.append(other)
-        return other
+    def again(self, apart: Collection[int] = (), kept: Collection[Path] = (), items: Any = None) -> "Run":
+        """Another call of the function; with all items copied if that was necessary for this one."""
+        return Run(self.where, self.root, apart, kept, items or self.items, self.runs)
+
+    def is_confirmed(self) -> bool:
+        """Whether the function returns the same if lists, tuples and dicts are of their own classes."""
+        if not self._is_lazy:
+            return True
+        items: dict[int, set[Any]] = {}
+        for owner, name in self.order:
+            items.setdefault(owner, set()).add(name)
+        exact = self.again(self.apart, self.kept, items)
+        return exact.structure == self.structure and exact._marks() == self._marks()
+
+    def _marks(self) -> list[object]:
+        """What tells the returned objects apart in two runs: their paths, or else their `id`s."""
+        places = map(self.place_of, self.returned)
+        return [id(each) if place is None else place.path for each, place in zip(self.returned, places, strict=True)]
 
     def release(self) -> None:
         """Let go of the twins: they refer to their run, and would keep the tree alive until Python looks for cycles."""
-        for run in (self, *self.others):
+        for run in self.runs:
             run.made, run._copies, run._dicts, run.returned = {}, {}, [], []
+            run.error, run.missing = None, (None, self.root, None)
+        self.runs.clear()
 
     def reject_added_keys(self) -> None:
         """Raise for a key that the function would add to a defaultdict by reading it."""
@@ -89,26 +111,20 @@ class Run:
     def value_at(self, place: Place) -> Any:
         """What the function gets at a place: the leaf, the copy of a node or container, or a stand-in."""
         value = place.value
-        key = id(value)
-        cls: Any = type(value)
+        key, cls = id(value), type(value)
+        self.read.setdefault(key, []).append(place)
         is_own = is_node_class(cls)
-        is_leaf = not is_own and _is_leaf(value)
-        if key in self.read:
-            self.read[key].append(place)
-            if not is_leaf:
-                self.shared.add(key)
-                if key not in self.apart and key in self._copies:
-                    return self._copies[key]
-        else:
-            self.read[key] = [place]
         made: Any
-        if not is_leaf:
-            made = self._copies[key] = self._copy_of_node(place) if is_own else self._copy_of_container(place)
-        elif key not in self.apart or place.path in self.kept:
-            return value
+        if not is_own and _is_leaf(value):
+            if key not in self.apart or place.path in self.kept:
+                return value
+            made = stand_in(value)
         else:
-            made = _equal_object(value)
-            made = _stand_in_class(cls)(value) if made is value else made
+            if key in self._copies:
+                self.shared.add(key)
+                if key not in self.apart:
+                    return self._copies[key]
+            made = self._copies[key] = self._copy_of_node(place) if is_own else self._copy_of_container(place)
         self.made[id(made)] = made, place
         return made
 
@@ -120,17 +136,18 @@ class Run:
         return from_flat_form(type(place.value), (values, statics))
 
     def _copy_of_container(self, place: Place) -> Any:
-        value = place.value
-        cls = type(value)
-        if cls in _LAZY:
-            if self.is_naming or len(value) > _LONG:
-                lazy = _LAZY[cls]([_UNREAD] * len(value))
-                lazy.place, lazy.run, lazy.made = place, self, {}
-                return lazy
-            return cls([self.value_at(Place(item, SequenceKey(i), place)) for i, item in enumerate(value)])
-        parts = {entry.key: self.value_at(entry) for entry in place.entries()}
-        if cls is dict and self.is_naming:
-            return _NamingDict(place, parts)
+        value, cls = place.value, type(place.value)
+        if cls in _LAZY and self.items is None:
+            self._is_lazy = True
+            lazy = _LAZY[cls](dict.fromkeys(value, _UNREAD) if cls is dict else [_UNREAD] * len(value))
+            lazy.place, lazy.run, lazy.copies = place, self, {}
+            return lazy
+        entries: Iterable[Place]
+        if cls in _LAZY and self.items != "all":
+            entries = (_item(place, name) for name in self.items.get(id(value), ()))
+        else:
+            entries = place.entries()
+        parts = {entry.key: self.value_at(entry) for entry in entries}
         if not isinstance(value, (*STRUCTURES, FrozenMapping)):
             return _copy_of_foreign(place, parts)
         copied = with_changes(value, parts) if parts else copy.copy(value)
@@ -138,16 +155,12 @@ class Run:
             self._dicts.append((copied, place))
         return copied
 
-    def place_of(self, returned: Any, value: Any) -> Place | None:
-        """The place of an object that the function returned in this run and for the tree; None if it is not certain."""
-        _, place = self.made.get(id(returned), (None, None))
-        if place is None and returned is value and not (self.apart or isinstance(value, int)):
-            places = self.read.get(id(value), [])
-            place = places[0] if len(places) == 1 or len({each.path for each in places}) == 1 else None
-        if place is None or place.value is not value:
-            return None
-        is_shared = self.shared and not self.apart and any(id(each.value) in self.shared for each in place.ancestors)
-        return None if is_shared else place
+    def place_of(self, returned: Any) -> Place | None:
+        """The only place where the function can have read an object that it returned."""
+        if id(returned) in self.made:
+            return self.made[id(returned)][1]
+        places = self.read.get(id(returned), ()) if not self.apart else ()
+        return places[0] if len(places) == 1 or len({place.path for place in places}) == 1 else None
 
 
 def flat(result: Any, places: Collection[int] = ()) -> tuple[list[Any], Any]:
@@ -166,17 +179,23 @@ def _is_leaf(value: Any) -> bool:
     return isinstance(value, LEAVES) or not (is_node(value) or all_entries(value) is not None)
 
 
+def _item(place: Place, name: Any) -> Place:
+    """The place of `value[name]`, where `value` is the list, tuple or dict at a place, and the name exists."""
+    key = DictKey(name) if type(place.value) is dict else SequenceKey(name)
+    return Place(place.value[name], key, place)
+
+
 # Copies
 
 
 class _Values:
     """The values of a node's children or statics in a run. They are read, and copied, one by one."""
 
-    __slots__ = ("entries", "keys", "made", "place", "run")
+    __slots__ = ("copies", "entries", "keys", "place", "run")
 
     def __init__(self, place: Place, run: Run, entries: tuple[Any, ...], keys: tuple[Any, ...]) -> None:
         self.place, self.run, self.entries, self.keys = place, run, entries, keys
-        self.made: dict[int, Any] = {}
+        self.copies: dict[int, Any] = {}
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -187,10 +206,10 @@ class _Values:
     def __getitem__(self, index: Any) -> Any:
         key = self.keys[index]
         self.run.order.append((id(self.place.value), key))
-        if index not in self.made:
+        if index not in self.copies:
             key = GetAttrKey(key) if type(key) is str else key
-            self.made[index] = self.run.value_at(Place(self.entries[index], key, self.place))
-        return self.made[index]
+            self.copies[index] = self.run.value_at(Place(self.entries[index], key, self.place))
+        return self.copies[index]
 
 
 class _Statics(_Values):
@@ -215,62 +234,45 @@ class _Statics(_Values):
         return repr(self.own)
 
 
-# Methods of long lists and tuples that copy all items.
-_READS = (
-    *("__iter__", "__reversed__", "__contains__", "__add__", "__mul__", "__rmul__", "__eq__", "__lt__", "__gt__"),
-    *("__hash__", "__le__", "__ge__", "__ne__", "index", "count", "copy"),
-)
-_UNREAD = object()  # stored in a long list, for code in C that does not ask its methods
-
-
 def _lazy(base: Any) -> Any:
-    """A class of lists or tuples whose items are copied when they are read: one of 1,000 takes as long as one of 20."""
+    """A class of lists, tuples or dicts whose items are copied when they are read: one of 1,000 as fast as one of 2."""
 
     class Lazy(base):  # type: ignore[misc]
-        def __getitem__(self, index: Any) -> Any:
+        def __getitem__(self, name: Any) -> Any:
             place = self.place
-            if isinstance(index, slice):
-                return self.whole()[index]
-            key = item_key(place.value, index)
-            if not (isinstance(key, SequenceKey) and 0 <= key.idx < len(place.value)):
-                if self.run.is_naming:
-                    raise missing_place(place, key)
-                return base.__getitem__(self, index)  # raises
-            if key.idx not in self.made:
-                self.made[key.idx] = self.run.value_at(Place(place.value[index], key, place))
-            return self.made[key.idx]
-
-        def __radd__(self, other: Any) -> Any:
-            return other + self.whole()
+            try:
+                place.value[name]
+            except (TypeError, LookupError) as error:
+                self.run.missing = error, place, name
+                raise
+            if isinstance(name, slice):
+                return self.whole()[name]
+            if base is not dict:
+                name = range(len(place.value))[name]  # from the start
+            self.run.order.append((id(place.value), name))
+            if name not in self.copies:
+                self.copies[name] = self.run.value_at(_item(place, name))
+            return self.copies[name]
 
         def whole(self) -> Any:
-            return base([self[index] for index in range(len(self.place.value))])
+            value = self.place.value
+            return (
+                {name: self[name] for name in value} if base is dict else base(map(self.__getitem__, range(len(value))))
+            )
 
-    for name in _READS:
-        if getattr(base, name, None):
-            setattr(Lazy, name, lambda self, *args, name=name: getattr(self.whole(), name)(*args))
+    def through_whole(name: str) -> Any:
+        return lambda self, *args, **options: getattr(self.whole(), name)(*args, **options)
+
+    for name, method in vars(base).items():
+        if callable(method) and name not in {"__new__", "__init__", "__getattribute__", "__getitem__", "__len__"}:
+            setattr(Lazy, name, through_whole(name))
+    if base is dict:
+        Lazy.get = lambda self, name, default=None: self[name] if name in self.place.value else default
     Lazy.__name__, Lazy.__qualname__, Lazy.__module__ = base.__name__, base.__name__, base.__module__
-    jax_trees.register_pytree_with_keys(
-        Lazy,
-        lambda lazy: (tuple((SequenceKey(i), item) for i, item in enumerate(lazy.whole())), None),
-        lambda _, children: base(children),
-        lambda lazy: (lazy.whole(), None),
-    )
     return Lazy
 
 
-_LAZY: dict[type[Any], Any] = {cls: _lazy(cls) for cls in (list, tuple)}
-
-
-class _NamingDict(dict[Any, Any]):
-    """A dict that names a key that it lacks."""
-
-    def __init__(self, place: Place, parts: Mapping[Key, Any]) -> None:
-        super().__init__({key.key: part for key, part in parts.items()})
-        self.place = place
-
-    def __missing__(self, name: object) -> Never:
-        raise missing_place(self.place, item_key(self.place.value, name))
+_LAZY: dict[type[Any], Any] = {cls: _lazy(cls) for cls in STRUCTURES}
 
 
 def _copy_of_foreign(place: Place, parts: Mapping[Key, Any]) -> Any:
@@ -288,6 +290,12 @@ def _copy_of_foreign(place: Place, parts: Mapping[Key, Any]) -> Any:
 
 
 # Stand-ins for leaves
+
+
+def stand_in(value: Any) -> Any:
+    """An object that acts like a leaf, but is another one."""
+    other = _equal_object(value)
+    return _stand_in_class(type(value))(value) if other is value else other
 
 
 def _equal_object(value: Any) -> Any:
