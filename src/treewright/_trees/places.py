@@ -69,7 +69,20 @@ class Place:
     @property
     def path(self) -> Path:
         """The keys from the root to this place."""
-        return tuple([place.key for place in self.ancestors[1:]])
+        keys, place = [], self
+        while place.parent is not None:
+            keys.append(place.key)
+            place = place.parent
+        return tuple(reversed(keys))
+
+    def is_at(self, other: "Place | None") -> bool:
+        """Whether another place has the same path."""
+        place: Place | None = self
+        while place is not None and other is not None and place is not other:
+            if place.key != other.key:
+                return False
+            place, other = place.parent, other.parent
+        return place is other
 
     @functools.cached_property
     def text(self) -> str:

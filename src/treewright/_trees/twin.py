@@ -18,7 +18,7 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._base.jax_private import DictKey, GetAttrKey, Key, Path, SequenceKey
-from treewright._core import flat_form, from_flat_form, is_node, is_node_class
+from treewright._core import Statics, flat_form, from_flat_form, is_node, is_node_class
 from treewright._freeze import FrozenMapping
 from treewright._trees.level import LEAVES
 from treewright._trees.pattern import item_key, missing_place
@@ -28,7 +28,6 @@ EMPTY: Any = ()  # one object for all places
 STRUCTURES = (tuple, list, dict)  # may contain several places
 ONE = jax.tree.structure(0)  # the treedef of a single object
 _NO_RESULT = object()  # the result of a run that raised
-_UNREAD = object()  # stored in lazy containers, for code in C that does not ask their methods
 
 
 class Run:
@@ -37,13 +36,13 @@ class Run:
     Leaves are the tree's own, and a node or container has one copy for all its places, so `is` works; but objects with
     an `id` in `apart` have a stand-in or copy for each place, except for leaves at the paths in `kept`.
 
-    Lists, tuples and dicts are of subclasses that copy an item when it is read. With `items` they are of their own
-    class: then the items that it has by the `id` of the container are copied before, or all.
+    Lists, tuples and dicts are of subclasses that copy an item when it is read. With `items` from such a run they are
+    of their own classes and have copies of these items; with `items="all"`, of all.
     """
 
     __slots__ = (
         *("where", "root", "apart", "kept", "items", "runs", "read", "order", "shared", "made", "error", "missing"),
-        *("returned", "structure", "_copies", "_dicts", "_is_lazy"),
+        *("returned", "structure", "_copies", "_dicts", "_lazy"),
     )
 
     def __init__(
@@ -66,15 +65,13 @@ class Run:
         self.missing: tuple[Exception | None, Place, Any] = (None, root, None)  # the last item that does not exist
         self._copies: dict[int, Any] = {}  # by the `id` of the object
         self._dicts: list[tuple[Any, Place]] = []  # of classes that may add a key when it is read, as a defaultdict
-        self._is_lazy = False
+        self._lazy: dict[int, list[Any]] = {}  # the lazy copies of lists, tuples and dicts, by the `id` of the object
         result: Any = _NO_RESULT
         try:
             result = where(self.value_at(root))
         except Exception as error:  # noqa: BLE001  it raises for the tree too, or a copy is not enough like the value
             self.error = error
-        self.returned, self.structure = flat(
-            result, self.made if id(EMPTY) not in self.read else {*self.made, id(EMPTY)}
-        )
+        self.returned, self.structure = flat(result, {*self.made, id(EMPTY)} if id(EMPTY) in self.read else self.made)
 
     def again(self, apart: Collection[int] = (), kept: Collection[Path] = (), items: Any = None) -> "Run":
         """Another call of the function; with all items copied if that was necessary for this one."""
@@ -82,24 +79,22 @@ class Run:
 
     def is_confirmed(self) -> bool:
         """Whether the function returns the same if lists, tuples and dicts are of their own classes."""
-        if not self._is_lazy:
+        if not self._lazy:
             return True
-        items: dict[int, set[Any]] = {}
-        for owner, name in self.order:
-            items.setdefault(owner, set()).add(name)
-        exact = self.again(self.apart, self.kept, items)
-        return exact.structure == self.structure and exact._marks() == self._marks()
-
-    def _marks(self) -> list[object]:
-        """What tells the returned objects apart in two runs: their paths, or else their `id`s."""
-        places = map(self.place_of, self.returned)
-        return [id(each) if place is None else place.path for each, place in zip(self.returned, places, strict=True)]
+        other = self.again(self.apart, self.kept, self._lazy)
+        return other.structure == self.structure and all(
+            a is b if place is None else place.is_at(other.place_of(b))
+            for a, b, place in zip(self.returned, other.returned, map(self.place_of, self.returned), strict=True)
+        )
 
     def release(self) -> None:
         """Let go of the twins: they refer to their run, and would keep the tree alive until Python looks for cycles."""
         for run in self.runs:
-            run.made, run._copies, run._dicts, run.returned = {}, {}, [], []
-            run.error, run.missing = None, (None, self.root, None)
+            run.made.clear()
+            run._copies.clear()
+            run._lazy.clear()
+            run.returned.clear()
+            run._dicts = run.error = run.missing = None
         self.runs.clear()
 
     def reject_added_keys(self) -> None:
@@ -129,22 +124,23 @@ class Run:
         return made
 
     def _copy_of_node(self, place: Place) -> Any:
-        children, own = flat_form(place.value)
-        statics: Any = _Statics(place, self, own.values, own.table.names)
-        statics.own = own
-        values: Any = _Values(place, self, children, own.table.keys)
+        children, statics = flat_form(place.value)
+        values: Any = _Values(place, self, children, statics.table.keys)
+        if statics.values:
+            statics = _Statics(statics, _Values(place, self, statics.values, statics.table.names))
         return from_flat_form(type(place.value), (values, statics))
 
     def _copy_of_container(self, place: Place) -> Any:
         value, cls = place.value, type(place.value)
         if cls in _LAZY and self.items is None:
-            self._is_lazy = True
-            lazy = _LAZY[cls](dict.fromkeys(value, _UNREAD) if cls is dict else [_UNREAD] * len(value))
+            lazy = _LAZY[cls]()
             lazy.place, lazy.run, lazy.copies = place, self, {}
+            self._lazy.setdefault(id(value), []).append(lazy)
             return lazy
         entries: Iterable[Place]
         if cls in _LAZY and self.items != "all":
-            entries = (_item(place, name) for name in self.items.get(id(value), ()))
+            names = {name for lazy in self.items.get(id(value), ()) for name in lazy.copies}
+            entries = [_item(place, name) for name in names]
         else:
             entries = place.entries()
         parts = {entry.key: self.value_at(entry) for entry in entries}
@@ -169,7 +165,9 @@ def flat(result: Any, places: Collection[int] = ()) -> tuple[list[Any], Any]:
     def is_object(value: Any) -> bool:
         return not isinstance(value, STRUCTURES) or id(value) in places
 
-    return ([result], ONE) if is_object(result) else jax.tree.flatten(result, is_leaf=is_object)
+    if is_object(result):
+        return [result], ONE
+    return jax.tree.flatten(result, is_leaf=is_object)
 
 
 def _is_leaf(value: Any) -> bool:
@@ -212,26 +210,19 @@ class _Values:
         return self.copies[index]
 
 
-class _Statics(_Values):
-    """The statics of a node in a run, and their values. They equal the node's own."""
+class _Statics(Statics):
+    """The statics of a node in a run, whose values are read one by one. They equal the node's own."""
 
     __slots__ = ("own",)
 
-    @property
-    def values(self) -> Any:
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
+    def __init__(self, own: Statics, values: Any) -> None:
+        self.own, self.values, self.table, self.keys, self.watched = own, values, own.table, own.keys, own.watched
 
     def __eq__(self, other: object) -> bool:
         return self.own is getattr(other, "own", other)
 
     def __hash__(self) -> int:
         return hash(self.own)
-
-    def __repr__(self) -> str:
-        return repr(self.own)
 
 
 def _lazy(base: Any) -> Any:
@@ -253,6 +244,9 @@ def _lazy(base: Any) -> Any:
             if name not in self.copies:
                 self.copies[name] = self.run.value_at(_item(place, name))
             return self.copies[name]
+
+        def __len__(self) -> int:
+            return len(self.place.value)
 
         def whole(self) -> Any:
             value = self.place.value
