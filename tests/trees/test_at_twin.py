@@ -348,6 +348,17 @@ def test_a_note_names_the_place_that_is_missing(where: Where, kind: type[Excepti
     assert not isinstance(caught.value, MissingPlaceError)
 
 
+def test_a_key_whose_lack_the_function_expects_is_not_blamed_for_another_error() -> None:
+    def where(m: Any) -> Any:
+        with contextlib.suppress(KeyError):
+            m.table["z"]
+        return dict[str, Any]()["mine"]
+
+    with pytest.raises(KeyError, match=r"^'mine'$") as caught:
+        at(NET, where)
+    assert getattr(caught.value, "__notes__", []) == []
+
+
 def test_an_error_of_jax_about_tracers_gets_no_note() -> None:
     def step(net: Any) -> Any:
         return at(net, lambda m: m.layers[0].b if m.head.w.sum() > 0 else m.head.b).set(1.0)

@@ -10,7 +10,7 @@ import contextlib
 import copy
 import functools
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -36,13 +36,13 @@ class Run:
     Leaves are the tree's own, and a node or container has one copy for all its places, so `is` works; but objects with
     an `id` in `apart` have a stand-in or copy for each place, except for leaves at the paths in `kept`.
 
-    Lists, tuples and dicts are of subclasses that copy an item when it is read. With `items` from such a run they are
-    of their own classes and have copies of these items; with `items="all"`, of all.
+    Lists, tuples and dicts are of subclasses that copy an item when it is read; with `whole`, they are of their own
+    classes and copied whole.
     """
 
     __slots__ = (
-        *("where", "root", "apart", "kept", "items", "runs", "read", "order", "shared", "made", "error", "missing"),
-        *("returned", "structure", "_copies", "_dicts", "_lazy"),
+        *("where", "root", "apart", "kept", "whole", "runs", "read", "order", "shared", "made", "error", "missing"),
+        *("returned", "structure", "is_lazy", "_copies", "_dicts"),
     )
 
     def __init__(
@@ -51,10 +51,11 @@ class Run:
         root: Place,
         apart: Collection[int] = (),
         kept: Collection[Path] = (),
-        items: Any = None,
+        *,
+        whole: bool = False,
         runs: "list[Run] | None" = None,
     ) -> None:
-        self.where, self.root, self.apart, self.kept, self.items = where, root, apart, kept, items
+        self.where, self.root, self.apart, self.kept, self.whole = where, root, apart, kept, whole
         self.runs = [] if runs is None else runs
         self.runs.append(self)
         self.read: dict[int, list[Place]] = {}  # by the `id` of an object: the places where it may have been read
@@ -65,7 +66,7 @@ class Run:
         self.missing: tuple[Exception | None, Place, Any] = (None, root, None)  # the last item that does not exist
         self._copies: dict[int, Any] = {}  # by the `id` of the object
         self._dicts: list[tuple[Any, Place]] = []  # of classes that may add a key when it is read, as a defaultdict
-        self._lazy: dict[int, list[Any]] = {}  # the lazy copies of lists, tuples and dicts, by the `id` of the object
+        self.is_lazy = False  # whether a list, tuple or dict was not of its own class
         result: Any = _NO_RESULT
         try:
             result = where(self.value_at(root))
@@ -73,28 +74,23 @@ class Run:
             self.error = error
         self.returned, self.structure = flat(result, {*self.made, id(EMPTY)} if id(EMPTY) in self.read else self.made)
 
-    def again(self, apart: Collection[int] = (), kept: Collection[Path] = (), items: Any = None) -> "Run":
-        """Another call of the function; with all items copied if that was necessary for this one."""
-        return Run(self.where, self.root, apart, kept, items or self.items, self.runs)
+    def again(self, apart: Collection[int] = (), kept: Collection[Path] = (), *, whole: bool = False) -> "Run":
+        """Another call of the function."""
+        return Run(self.where, self.root, apart, kept, whole=whole or self.whole, runs=self.runs)
 
-    def is_confirmed(self) -> bool:
-        """Whether the function returns the same if lists, tuples and dicts are of their own classes."""
-        if not self._lazy:
-            return True
-        other = self.again(self.apart, self.kept, self._lazy)
-        return other.structure == self.structure and all(
-            a is b if place is None else place.is_at(other.place_of(b))
-            for a, b, place in zip(self.returned, other.returned, map(self.place_of, self.returned), strict=True)
-        )
+    @property
+    def values(self) -> list[Any]:
+        """The objects of the tree for those that the function returned."""
+        return [self.made[id(each)][1].value if id(each) in self.made else each for each in self.returned]
 
     def release(self) -> None:
         """Let go of the twins: they refer to their run, and would keep the tree alive until Python looks for cycles."""
         for run in self.runs:
             run.made.clear()
             run._copies.clear()
-            run._lazy.clear()
             run.returned.clear()
-            run._dicts = run.error = run.missing = None
+            run._dicts.clear()
+            run.error, run.missing = None, (None, run.root, None)
         self.runs.clear()
 
     def reject_added_keys(self) -> None:
@@ -132,21 +128,12 @@ class Run:
 
     def _copy_of_container(self, place: Place) -> Any:
         value, cls = place.value, type(place.value)
-        if cls in _LAZY and self.items is None:
+        if cls in _LAZY and not self.whole:
+            self.is_lazy = True
             lazy = _LAZY[cls]()
             lazy.place, lazy.run, lazy.copies = place, self, {}
-            self._lazy.setdefault(id(value), []).append(lazy)
             return lazy
-        entries: Iterable[Place]
-        if cls in _LAZY and self.items != "all":
-            names = {name for lazy in self.items.get(id(value), ()) for name in lazy.copies}
-            entries = [_item(place, name) for name in names]
-        else:
-            entries = place.entries()
-        parts = {entry.key: self.value_at(entry) for entry in entries}
-        if not isinstance(value, (*STRUCTURES, FrozenMapping)):
-            return _copy_of_foreign(place, parts)
-        copied = with_changes(value, parts) if parts else copy.copy(value)
+        copied = with_parts(value, {entry.key: self.value_at(entry) for entry in place.entries()})
         if isinstance(value, dict) and cls is not dict:
             self._dicts.append((copied, place))
         return copied
@@ -155,7 +142,7 @@ class Run:
         """The only place where the function can have read an object that it returned."""
         if id(returned) in self.made:
             return self.made[id(returned)][1]
-        places = self.read.get(id(returned), ()) if not self.apart else ()
+        places = [] if self.apart else self.read.get(id(returned), [])
         return places[0] if len(places) == 1 or len({place.path for place in places}) == 1 else None
 
 
@@ -175,12 +162,6 @@ def _is_leaf(value: Any) -> bool:
     if type(value) in STRUCTURES:
         return value is EMPTY
     return isinstance(value, LEAVES) or not (is_node(value) or all_entries(value) is not None)
-
-
-def _item(place: Place, name: Any) -> Place:
-    """The place of `value[name]`, where `value` is the list, tuple or dict at a place, and the name exists."""
-    key = DictKey(name) if type(place.value) is dict else SequenceKey(name)
-    return Place(place.value[name], key, place)
 
 
 # Copies
@@ -225,59 +206,82 @@ class _Statics(Statics):
         return hash(self.own)
 
 
-def _lazy(base: Any) -> Any:
-    """A class of lists, tuples or dicts whose items are copied when they are read: one of 1,000 as fast as one of 2."""
+class _Lazy:
+    """A list, tuple or dict whose items are copied when they are read: one of 1,000 takes as long as one of 2."""
 
-    class Lazy(base):  # type: ignore[misc]
-        def __getitem__(self, name: Any) -> Any:
-            place = self.place
-            try:
-                place.value[name]
-            except (TypeError, LookupError) as error:
-                self.run.missing = error, place, name
-                raise
-            if isinstance(name, slice):
-                return self.whole()[name]
-            if base is not dict:
-                name = range(len(place.value))[name]  # from the start
-            self.run.order.append((id(place.value), name))
-            if name not in self.copies:
-                self.copies[name] = self.run.value_at(_item(place, name))
-            return self.copies[name]
+    base: Any
+    place: Place
+    run: Run
+    copies: dict[Any, Any]  # by index or name
 
-        def __len__(self) -> int:
-            return len(self.place.value)
+    def __getitem__(self, name: Any) -> Any:
+        place = self.place
+        try:
+            value = place.value[name]
+        except (TypeError, LookupError) as error:
+            self.run.missing = error, place, name
+            raise
+        if isinstance(name, slice):
+            return self.whole()[name]
+        if self.base is not dict:
+            name = range(len(place.value))[name]  # not from the end
+        self.run.order.append((id(place.value), name))
+        if name not in self.copies:
+            key = (DictKey if self.base is dict else SequenceKey)(name)
+            self.copies[name] = self.run.value_at(Place(value, key, place))
+        return self.copies[name]
 
-        def whole(self) -> Any:
-            value = self.place.value
-            return (
-                {name: self[name] for name in value} if base is dict else base(map(self.__getitem__, range(len(value))))
-            )
+    def __len__(self) -> int:
+        return len(self.place.value)
 
-    def through_whole(name: str) -> Any:
-        return lambda self, *args, **options: getattr(self.whole(), name)(*args, **options)
+    def whole(self) -> Any:
+        """A list, tuple or dict of all copies."""
+        if self.base is dict:
+            return {name: self[name] for name in self.place.value}
+        return self.base(map(self.__getitem__, range(len(self))))
 
-    for name, method in vars(base).items():
-        if callable(method) and name not in {"__new__", "__init__", "__getattribute__", "__getitem__", "__len__"}:
-            setattr(Lazy, name, through_whole(name))
+
+def _through_whole(name: str) -> Any:
+    return lambda self, *args, **options: getattr(self.whole(), name)(*args, **options)
+
+
+def _lazy_class(base: Any) -> Any:
+    own = {*vars(_Lazy), "__new__", "__init__", "__getattribute__"}
+    methods = {
+        name: _through_whole(name) for name, method in vars(base).items() if callable(method) and name not in own
+    }
     if base is dict:
-        Lazy.get = lambda self, name, default=None: self[name] if name in self.place.value else default
-    Lazy.__name__, Lazy.__qualname__, Lazy.__module__ = base.__name__, base.__name__, base.__module__
-    return Lazy
+        methods["get"] = lambda self, name, default=None: self[name] if name in self.place.value else default
+    cls = type(base.__name__, (_Lazy, base), {**methods, "base": base, "__module__": base.__module__})
+    jax.tree_util.register_pytree_node(cls, lambda lazy: ((lazy.whole(),), None), lambda _, children: children[0])
+    return cls
 
 
-_LAZY: dict[type[Any], Any] = {cls: _lazy(cls) for cls in STRUCTURES}
+_LAZY: dict[type[Any], Any] = {cls: _lazy_class(cls) for cls in STRUCTURES}
 
 
-def _copy_of_foreign(place: Place, parts: Mapping[Key, Any]) -> Any:
+def with_parts(value: Any, parts: Mapping[Key, Any]) -> Any:
+    """A copy of a node or container with other contents, for a function to look at: nothing is converted or checked."""
+    if is_node_class(type(value)):
+        children, statics = flat_form(value)
+        keys = statics.table.keys
+        if statics.values and not parts.keys() <= {*keys}:
+            statics = _Statics(statics, [*map(parts.get, map(GetAttrKey, statics.table.names), statics.values)])
+        return from_flat_form(type(value), (tuple(map(parts.get, keys, children)), statics))
+    if isinstance(value, (*STRUCTURES, FrozenMapping)):
+        return with_changes(value, parts) if parts else copy.copy(value)
+    return _foreign_with_parts(value, parts)
+
+
+def _foreign_with_parts(value: Any, parts: Mapping[Key, Any]) -> Any:
     """A copy of an object of another library's class with other contents."""
-    names = {child.key for child in place.children()}
+    names = {child.key for child in Place(value).children()}
     children = {key: part for key, part in parts.items() if key in names}
     try:
-        copied = with_changes(place.value, children) if children else copy.copy(place.value)
+        copied = with_changes(value, children) if children else copy.copy(value)
     except Exception:  # noqa: BLE001  its constructor
-        copied, children = copy.copy(place.value), {}
-    for key in parts.keys() - children.keys() if copied is not place.value else ():
+        copied, children = copy.copy(value), {}
+    for key in parts.keys() - children.keys() if copied is not value else ():
         with contextlib.suppress(AttributeError):
             object.__setattr__(copied, key.name, parts[key])
     return copied
@@ -287,13 +291,25 @@ def _copy_of_foreign(place: Place, parts: Mapping[Key, Any]) -> Any:
 
 
 def stand_in(value: Any) -> Any:
-    """An object that acts like a leaf, but is another one."""
+    """Another object that acts like the value: an equal one, or if there is none a proxy."""
     other = _equal_object(value)
-    return _stand_in_class(type(value))(value) if other is value else other
+    return _proxy(value) if other is value else other
+
+
+def quick_stand_in(value: Any) -> Any:
+    """As `stand_in`, but for an array in a tenth of the time; JAX can't compute with it."""
+    return _proxy(value) if isinstance(value, jax.Array) else stand_in(value)
+
+
+def _proxy(value: Any) -> Any:
+    cls: Any = type(value)
+    return _proxy_class(cls)(value)
 
 
 def _equal_object(value: Any) -> Any:
-    """Another object that no function can tell from a float, string or array except by `is`; or the value itself."""
+    """Another object that no function can tell from the value except by `is`; or the value itself."""
+    if not _is_leaf(value):
+        return with_parts(value, {})
     if type(value) is float:
         return value * 1.0
     if type(value) is str and len(value) > 1:
@@ -307,8 +323,8 @@ def _equal_object(value: Any) -> Any:
     return value
 
 
-class StandIn:
-    """Acts like a leaf that has no equal object, such as `None`, `True` or a function, but for `is` and `type`."""
+class _Proxy:
+    """Acts like a value, but for `is` and `type`."""
 
     __slots__ = ("value",)
 
@@ -319,12 +335,12 @@ class StandIn:
         return getattr(_value_of(self), name)
 
 
-_value_of: Callable[[Any], Any] = vars(StandIn)["value"].__get__
+_value_of: Callable[[Any], Any] = vars(_Proxy)["value"].__get__
 for _function in (len, operator.index, bool, repr, str, hash, operator.eq):
-    setattr(StandIn, f"__{_function.__name__}__", lambda self, *other, do=_function: do(_value_of(self), *other))
+    setattr(_Proxy, f"__{_function.__name__}__", lambda self, *other, do=_function: do(_value_of(self), *other))
 
 
 @functools.lru_cache(64)
-def _stand_in_class(cls: type[Any]) -> Any:
-    """The class of the stand-ins for a class of leaves. It has its name, because libraries show it in warnings."""
-    return type(cls.__name__, (StandIn,), {"__slots__": (), "__module__": cls.__module__})
+def _proxy_class(cls: type[Any]) -> Any:
+    """The class of the proxies for a class of leaves. It has its name, because libraries show it in warnings."""
+    return type(cls.__name__, (_Proxy,), {"__slots__": (), "__module__": cls.__module__})
