@@ -159,29 +159,6 @@ def test_the_constructor_initialises_the_optimiser_state() -> None:
         TrainState(params=Net, tx=tx)
 
 
-def test_the_error_names_leaves_the_optimiser_cannot_update() -> None:
-    params: Any = {"w": jnp.ones(2), "n": jnp.arange(2)}
-    state = TrainState.create(params=params, tx=optax.adam(0.1))
-    grads = jax.grad(lambda params: params["w"].sum(), allow_int=True)(params)
-
-    with pytest.raises(
-        ValueError, match=r"params\['n'\] contains integers, which have no gradient.*static\(\), or as buffer\(\)"
-    ):
-        state.apply_gradients(grads=grads)
-
-
-def test_callable_labels_get_a_note() -> None:
-    net: Any = PARAMS["Module"]
-    tx = optax.partition({"a": optax.sgd(0.1)}, spec_like(net, "a"))
-
-    with pytest.raises(TypeError) as caught:
-        TrainState.create(params=net, tx=tx)
-    (note,) = caught.value.__notes__
-    assert note.startswith(
-        "tx.init(params) raised this. Optax calls a mask or labels that are callable, such as a spec of"
-    )
-
-
 def test_the_error_without_optax_has_an_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     state = TrainState.create(params=PARAMS["dict"], tx=optax.sgd(0.1))
     monkeypatch.setitem(sys.modules, "optax", None)
@@ -197,44 +174,26 @@ def test_the_error_without_optax_has_an_install_command(monkeypatch: pytest.Monk
 F32, BF16, C64 = jnp.float32, jnp.bfloat16, jnp.complex64
 WRONG_GRADIENTS: dict[str, tuple[Any, Any, str]] = {
     "one for each example": (
-        {"w": jnp.ones(3)},
-        {"w": jnp.ones((8, 3))},
-        r"one gradient for each example.*\n  params\['w'\] \(shape\): float32\[3\] -> float32\[8,3\]\nAverage them: gr",
+        jnp.ones(3),
+        jnp.ones((8, 3)),
+        r"one gradient for each example.*32\[3\] -> float32\[8,3\]",
     ),
-    "a scalar that broadcasts": (
-        {"w": jnp.ones(3)},
-        {"w": jnp.ones(())},
-        r"differs in shape.*\n  params\['w'\] \(shape\): float32\[3\] -> float32\[\]\nTake the gradient",
-    ),
-    "one axis of two": (
-        {"w": jnp.ones((2, 3))},
-        {"w": jnp.ones(3)},
-        r"differs in shape.*float32\[2,3\] -> float32\[3\]",
-    ),
-    "one scalar for each example": ({"w": jnp.ones(())}, {"w": jnp.ones(8)}, r"for each example.*-> float32\[8\]"),
-    "complex numbers": ({"w": jnp.ones(3)}, {"w": jnp.ones(3, C64)}, r"dtypes.*\(dtype\): float32\[3\] -> complex64"),
-    "a mask": (
-        {"w": jnp.ones(3)},
-        {"w": jnp.ones(3, bool)},
-        r"dtypes that gradients of params can't have.*float32\[3\] -> bool\[3\]",
-    ),
-    "an entry less": (
-        {"w": jnp.ones(3), "b": 1.0},
-        {"w": jnp.ones(3)},
-        r"must have the structure of params.*\['b'\] \(removed\)",
-    ),
+    "one scalar for each example": (jnp.ones(()), jnp.ones(8), r"one gradient for each example.*-> float32\[8\]"),
+    "a scalar that broadcasts": (jnp.ones(3), jnp.ones(()), r"\(shape\): float32\[3\] -> float32\[\]"),
+    "one axis of two": (jnp.ones((2, 3)), jnp.ones(3), r"\(shape\): float32\[2,3\] -> float32\[3\]"),
+    "complex numbers": (jnp.ones(3), jnp.ones(3, C64), r"\(dtype\): float32\[3\] -> complex64"),
+    "a mask": (jnp.ones(3), jnp.ones(3, bool), r"\(dtype\): float32\[3\] -> bool\[3\]"),
+    "floats for integers": (jnp.arange(3), jnp.ones(3), r"\(dtype\): int32\[3\] -> float32\[3\]"),
+    "no entry": (jnp.ones(3), None, r"\['w'\] \(class\)"),
 }
 
 
 @pytest.mark.parametrize(("params", "grads", "message"), WRONG_GRADIENTS.values(), ids=WRONG_GRADIENTS)
-@pytest.mark.parametrize("tx", [optax.sgd(0.1), optax.adam(0.1)], ids=["sgd", "adam"])
-def test_apply_gradients_rejects_gradients_that_would_change_params(
-    tx: Any, params: Any, grads: Any, message: str
-) -> None:
-    state = TrainState.create(params=params, tx=tx)
+def test_apply_gradients_rejects_gradients_that_would_change_params(params: Any, grads: Any, message: str) -> None:
+    state = TrainState.create(params={"w": params}, tx=optax.sgd(0.1))
 
     def update(state: Any, grads: Any) -> Any:
-        return state.apply_gradients(grads=grads)
+        return state.apply_gradients(grads={"w": grads})
 
     for step in (update, jax.jit(update)):
         with pytest.raises(ValueError, match=f"(?s)^TrainState\\.apply_gradients: grads .*{message}"):
@@ -290,10 +249,8 @@ def test_per_example_gradients_reach_the_optimiser() -> None:
 def test_updates_that_would_be_truncated_are_rejected() -> None:
     state: Any = TrainState.create(params={"n": jnp.arange(3)}, tx=optax.sgd(0.5))
 
-    with pytest.raises(
-        ValueError, match=r"tx\.update returned updates that can't be added.*\n  params\['n'\] \(dtype\): int32"
-    ):
-        state.apply_gradients(grads={"n": jnp.ones(3)})
+    with pytest.raises(ValueError, match=r"returned updates that can't be added.*\n  params\['n'\] \(dtype\): int32"):
+        state.apply_gradients(grads={"n": jnp.arange(3)})
 
 
 # Optimisers that need more than gradients
@@ -336,21 +293,6 @@ def test_reduce_on_plateau_receives_the_value() -> None:
 
     valued = Valued.create(params={"w": jnp.ones(2)}, tx=optax.sgd(0.1), value=jnp.zeros(()))
     assert valued.apply_gradients(grads={"w": jnp.ones(2)}, value=jnp.ones(())).value == 1
-
-
-@pytest.mark.parametrize(
-    ("tx", "line"),
-    [
-        (optax.lbfgs(), "apply_gradients(grads=grads, value=loss, value_fn=loss_of_params)."),
-        (optax.contrib.reduce_on_plateau(), "apply_gradients(grads=grads, value=loss)."),
-    ],
-)
-def test_the_error_for_a_missing_optimiser_argument_has_a_fix(tx: Any, line: str) -> None:
-    state: Any = TrainState.create(params={"w": jnp.ones(2)}, tx=tx)
-
-    with pytest.raises(TypeError, match="missing") as caught:
-        state.apply_gradients(grads={"w": jnp.ones(2)})
-    assert caught.value.__notes__ == [f"The optimiser needs more than gradients: state.{line}"]
 
 
 # A program for flax's TrainState
@@ -445,45 +387,11 @@ def test_an_optimiser_with_a_mutated_closure_stays_equal() -> None:
     assert jax.tree.structure(updated) == jax.tree.structure(state)
 
 
-class Projection(Module):
-    w: jax.Array
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return x @ self.w
-
-
-def two_weights(**kwargs: Any) -> Any:
-    return TrainState.create(params={"w": jnp.ones(2), "f": jnp.ones(2)}, **kwargs)
-
-
 ONES = {"w": jnp.ones(2), "f": jnp.ones(2)}
 
 
-@pytest.mark.parametrize("jit", [lambda function: function, jax.jit], ids=["eager", "jit"])
-def test_gradients_that_the_optimiser_passes_on_for_some_parameters_are_rejected(jit: Any) -> None:
-    state = two_weights(tx=optax.masked(optax.sgd(0.1), {"w": True, "f": False}))
-
-    with pytest.raises(ValueError, match=r"the gradients of params\['f'\] unchanged, .* optax\.partition\(\{True: tx"):
-        jit(lambda state: state.apply_gradients(grads=ONES))(state)
-
-    frozen = optax.partition({True: optax.sgd(0.1), False: optax.set_to_zero()}, {"w": True, "f": False})
-    assert two_weights(tx=frozen).apply_gradients(grads=ONES).params["f"].tolist() == [1, 1]
-    assert two_weights(tx=optax.identity()).apply_gradients(grads=ONES).params["f"].tolist() == [2, 2]
-
-
-def test_an_optimiser_that_captured_a_traced_rate_is_named() -> None:
-    state = jax.jit(lambda rate: two_weights(tx=optax.sgd(rate)))(0.1)
-
-    with pytest.raises(jax.errors.UnexpectedTracerError) as caught:
-        state.apply_gradients(grads=ONES)
-
-    [note] = [note for note in caught.value.__notes__ if note.startswith("state.tx")]
-    assert note.startswith("state.tx captured a traced value, step_size. Build the optimiser outside jit")
-    assert "optax.inject_hyperparams(optax.adam)(learning_rate=...)" in note
-
-
 def test_the_note_about_callable_labels_is_added_only_if_optax_called_them() -> None:
-    net = Projection(jnp.ones((2, 2)))
+    net: Any = PARAMS["Module"]
     labels = spec_like(net, "train")
     transforms: Any = {"train": optax.sgd(0.1)}
 
@@ -501,37 +409,6 @@ def test_the_note_about_callable_labels_is_added_only_if_optax_called_them() -> 
     TrainState.create(params=net, tx=optax.partition(transforms, lambda params: spec_like(params, "train")))
 
 
-@pytest.mark.parametrize(
-    ("grads", "is_value_and_grad"),
-    [
-        ((1.0, ONES), True),
-        ((((jnp.ones(()), {"n": 1})), ONES), True),
-        ((ONES, ONES), False),
-        ((jnp.ones(2), ONES), False),
-    ],
-    ids=["loss", "with aux", "two micro-batches", "losses"],
-)
-def test_a_pair_is_a_result_of_value_and_grad_only_with_a_scalar_loss(grads: Any, is_value_and_grad: bool) -> None:
-    with pytest.raises(ValueError, match="grads must have the structure of params") as caught:
-        two_weights(tx=optax.sgd(0.1)).apply_gradients(grads=grads)
-
-    assert ("looks like the result of jax.value_and_grad" in str(caught.value)) is is_value_and_grad
-
-
-def test_an_init_of_a_subclass_that_create_cannot_call_is_named() -> None:
-    class Own(TrainState[Any]):
-        def __init__(self, params: Any, tx: Any) -> None:
-            super().__init__(params=params, tx=tx)
-
-    with pytest.raises(
-        TypeError, match=r"but its own __init__ got an unexpected keyword argument 'apply_fn'\. Write __p"
-    ):
-        Own.create(params=ONES, tx=optax.sgd(0.1))
-
-    with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
-        TrainState.create(params=ONES, tx=optax.sgd(0.1), other=1)  # pyright: ignore[reportCallIssue]
-
-
 def test_new_values_of_extra_fields_keep_their_type() -> None:
     class Keyed(TrainState[Any]):
         key: Any
@@ -539,9 +416,7 @@ def test_new_values_of_extra_fields_keep_their_type() -> None:
 
     state: Any = Keyed.create(params=ONES, tx=optax.sgd(0.1), key=jax.random.key(0))
 
-    with pytest.raises(
-        ValueError, match=r"(?s)key=\.\.\.\) would change its type.*key<fry>\[\] -> uint32\[2\]\n.*state\.replace"
-    ):
+    with pytest.raises(ValueError, match=r"(?s)key=\.\.\.\) would change the type of .*key<fry>\[\] -> uint32\[2\]\n"):
         state.apply_gradients(grads=ONES, key=jax.random.PRNGKey(0))
     new = state.apply_gradients(grads=ONES, key=jax.random.key(1), mean=jnp.ones(2))
     assert new.mean.tolist() == [1, 1]

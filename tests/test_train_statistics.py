@@ -137,7 +137,7 @@ OTHERS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize(("buffers", "difference"), OTHERS.values(), ids=OTHERS)
 def test_buffers_that_would_change_the_type_of_the_state_are_rejected(buffers: Any, difference: str) -> None:
     grads, _ = jax.eval_shape(gradients, NET)
-    with pytest.raises(ValueError, match=rf"^TrainState\.apply_gradients\(buffers=\.\.\.\) needs.*\n  {difference}"):
+    with pytest.raises(ValueError, match=rf"^TrainState\.apply_gradients\(buffers=\.\.\.\) would.*\n  {difference}"):
         new_state().apply_gradients(grads=grads, buffers=buffers)
 
 
@@ -146,24 +146,3 @@ def test_weakly_typed_buffers_match_their_dtype() -> None:
     weak = replace(new, norm=replace(new.norm, mean=jnp.full(2, 1.0), count=jnp.asarray(1)))
 
     assert new_state().apply_gradients(grads=grads, buffers=weak).params.norm.mean.tolist() == [1.0, 1.0]
-
-
-class Keyed(TrainState[Net]):
-    key: jax.Array
-    note: str = static(default="")
-
-
-WRONG_NAMES = {
-    "kye": r"^Keyed has no field kye \(did you mean key\?\)\. Its fields: step, apply_fn, params",
-    "params": r"^Keyed\.apply_gradients sets step, params and opt_state itself.*: state\.replace\(params=\.\.\.\)\.$",
-    "opt_state": r"^Keyed\.apply_gradients sets .*: state\.replace\(opt_state=\.\.\.\)\.$",
-    "step": r"^Keyed\.apply_gradients sets .*: state\.replace\(step=\.\.\.\)\.$",
-    "buffer": r"^Keyed\.apply_gradients has no argument buffer \(did you mean buffers\?\)\.$",
-}
-
-
-@pytest.mark.parametrize("name", WRONG_NAMES)
-def test_unknown_names_are_rejected(name: str) -> None:
-    state = Keyed.create(params=NET, tx=optax.adam(0.1), key=jax.random.key(0))
-    with pytest.raises(TypeError, match=WRONG_NAMES[name]):
-        state.apply_gradients(grads=NET, **{"key": state.key, name: NET})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -2,6 +2,7 @@
 
 # mypy: always-true=TYPE_CHECKING_WITH_PYREFLY
 import argparse
+import datetime as dt
 import sys
 import types
 import zlib
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, Support
 import jax
 import numpy as np
 
-from treewright._base.functions import BY_VALUE, FrozenValue, public
+from treewright._base.functions import BY_VALUE, PLAIN_ARRAYS, ComputedArray, FrozenValue, public
 from treewright._base.text import is_node_class, short_text
 from treewright._core import Kind, can_change, kind_of, with_parts
 
@@ -71,6 +72,13 @@ class FrozenMapping(FrozenValue, Mapping[K, V_co], Generic[K, V_co]):
     def __len__(self) -> int:
         return len(self._items)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mapping) or self.keys() != other.keys():
+            return False
+        # `==` of a frozen array and a number is an array.
+        pairs = [(value, other[key]) for key, value in self.items()]
+        return all(isinstance(a, FrozenArray) is isinstance(b, FrozenArray) and bool(a == b) for a, b in pairs)
+
     def __hash__(self) -> int:
         return hash(frozenset(self._items.items()))
 
@@ -101,14 +109,20 @@ def _is_whole(array: Any) -> bool:
     return type(array.base) is bytes
 
 
+# What numpy broadcasts, as data: numbers and sequences, and for arrays of text or dates the same of theirs.
+_DATA = (np.ndarray, np.generic, int, float, complex, list, tuple)
+_DATA_OF_TEXTS = (*_DATA, str, bytes, dt.date, dt.timedelta)
+
+
 @public
 class FrozenArray(FrozenValue, np.ndarray[Any, Any]):
     """An immutable numpy array, which can be static. `freeze` creates it.
 
     It computes like any numpy array. `==` of two frozen arrays is one bool, as for any hashable value: whether dtype,
-    shape and bytes are equal. Then they are also the same static. With anything else, and of views, it is elementwise;
-    `numpy.equal` always is. As a static it becomes a constant of the compiled program. Results computed from it are
-    ordinary arrays, which must be frozen before they can be static.
+    shape and bytes are equal. Then they are also the same static. With numbers, sequences and other arrays, and of
+    views, it is elementwise, so a tuple with a frozen array can't be compared with a tuple that has a number in its
+    place; `numpy.equal` always is. As a static it becomes a constant of the compiled program. Results computed from it
+    are ordinary arrays, which must be frozen before they can be static.
 
     Examples:
         >>> import numpy as np
@@ -138,6 +152,9 @@ class FrozenArray(FrozenValue, np.ndarray[Any, Any]):
         raise TypeError("can't set the state of a FrozenArray, which is immutable. Use treewright.freeze(array).")
 
     def __eq__(self, other: object) -> Any:
+        data = _DATA_OF_TEXTS if self.dtype.kind in "SUTMm" else _DATA
+        if not isinstance(other, FrozenArray) and _is_whole(self) and not isinstance(other, data):
+            return NotImplemented
         if not (isinstance(other, FrozenArray) and _is_whole(self) and _is_whole(other)):
             return super().__eq__(other)  # also of a view, as in `ids[:, None] == ids[None, :]`
         same = (self.dtype, self.shape) == (other.dtype, other.shape) and _bytes_of(self) == _bytes_of(other)
@@ -161,19 +178,6 @@ class FrozenArray(FrozenValue, np.ndarray[Any, Any]):
     def _label(self) -> str:
         """A label for `repr` that distinguishes frozen arrays with the same shape."""
         return f"(frozen {self.tolist()})" if self.size <= 8 else f"(frozen #{zlib.crc32(self.tobytes()):08x})"
-
-
-class ComputedArray(np.ndarray[Any, Any]):
-    """An array computed from frozen arrays, which prints and pickles like an ordinary numpy array."""
-
-    def __repr__(self) -> str:
-        return repr(np.asarray(self))
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        return np.asarray(self).__reduce_ex__(protocol)
-
-
-_PLAIN_ARRAYS = frozenset({np.ndarray, np.memmap, ComputedArray})  # Others contain more than data, such as a mask.
 
 
 class _AsConverter:
@@ -225,7 +229,7 @@ def freeze(value: Any) -> Any:
     if cls in BY_VALUE:
         return value
     _reject_part_of_model(value)
-    if cls in _PLAIN_ARRAYS and not value.dtype.hasobject:
+    if cls in PLAIN_ARRAYS and not value.dtype.hasobject:
         return frozen_array(value.dtype, value.shape, value.tobytes())
     if isinstance(value, bytearray):
         return bytes(value)

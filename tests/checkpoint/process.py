@@ -109,7 +109,7 @@ def damaged_shard(job: Job) -> object:
 
     with job.manager(1, 2) as manager:
         if job.index == 0:
-            flip_a_bit(*(file for file in (job.folder / "2" / "state").rglob("d/*") if "process_1" in str(file)))
+            flip_a_bit(job.folder / "2" / "process_1.safetensors", -1)
         manager.all_steps()  # a barrier
         damaged = job.outcome(lambda: manager.restore(like=job.tree(n=0)))[:22]
         with warnings.catch_warnings():
@@ -138,6 +138,15 @@ def failing_file_system(job: Job) -> object:
         return outcome, found.step
 
 
+def folder_differs(job: Job) -> object:
+    """A folder of its own in each process."""
+    job.folder = job.folder / str(job.index)
+    manager = job.manager()
+    manager.save(1, job.tree())
+    outcome = job.outcome(manager.wait)
+    return outcome, manager.all_steps()
+
+
 def target_differs(job: Job) -> object:
     """A tree that fits in one process only."""
     with job.manager(1) as manager:
@@ -157,7 +166,10 @@ def late(job: Job) -> object:
 
 SCENARIOS: dict[str, Callable[[Job], object]] = {
     scenario.__name__: scenario
-    for scenario in (everyday, replicated_differs, damaged_shard, failing_file_system, target_differs, late)
+    for scenario in (
+        *(everyday, replicated_differs, damaged_shard),
+        *(failing_file_system, folder_differs, target_differs, late),
+    )
 }
 
 

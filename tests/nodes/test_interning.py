@@ -182,3 +182,22 @@ def test_rules_that_are_defined_after_the_node_are_its_own() -> None:
         act.defvjp(lambda x: (2 * x, None), lambda _, g, factor=factor: (factor * g,))
 
     assert [float(jax.grad(net.act)(1.0)) for net in nets] == [3.0, 5.0]
+
+
+def test_rules_that_are_defined_again_do_not_reach_the_nodes_of_an_equal_function() -> None:
+    class Net(Module):
+        x: Any
+        act: Any = static()
+
+    def double(x: Any) -> Any:
+        return 2 * x
+
+    forward: Any = lambda x: (2 * x, None)
+    acts = [jax.custom_vjp(double), jax.custom_vjp(double)]
+    for act in acts:
+        act.defvjp(forward, lambda _, g: (3 * g,))
+    before = [Net(1.0, act) for act in acts]
+    acts[1].defvjp(forward, lambda _, g: (5 * g,))
+    after = Net(1.0, acts[1])
+
+    assert [float(jax.grad(net.act)(1.0)) for net in (*before, after)] == [3.0, 3.0, 5.0]

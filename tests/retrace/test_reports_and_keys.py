@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -78,8 +79,16 @@ def output_sharding(step: Any, mesh: Any) -> None:
 
 
 def mesh_in_use(step: Any, mesh: Any) -> None:
-    with pytest.warns(DeprecationWarning, match="with mesh"), mesh:
-        jax.jit(step)(np.ones(4))
+    with warnings.catch_warnings():  # since JAX 0.10, `with mesh` is deprecated
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with mesh:
+            jax.jit(step)(np.ones(4))
+
+
+def mesh_of_set_mesh(step: Any, mesh: Any) -> None:
+    with jax.set_mesh(mesh):
+        jitted = vars(step).setdefault("jitted", jax.jit(step))
+        jitted(np.ones(4))
 
 
 def placement(step: Any, mesh: Any) -> None:
@@ -87,7 +96,7 @@ def placement(step: Any, mesh: Any) -> None:
     jax.jit(step)(jax.device_put(np.ones(4), jax.sharding.NamedSharding(mesh, spec)))
 
 
-@pytest.mark.parametrize("run", [static_mesh, output_sharding, mesh_in_use, placement])
+@pytest.mark.parametrize("run", [static_mesh, output_sharding, mesh_in_use, mesh_of_set_mesh, placement])
 def test_meshes_over_different_devices_have_different_texts(run: Callable[[Any, Any], None]) -> None:
     def step(x: Any, _mesh: Any = None) -> Any:
         return x

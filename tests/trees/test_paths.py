@@ -93,7 +93,7 @@ KEYS = st.one_of(
     st.integers(0, 12).map(str),
     st.binary(max_size=2),
     st.tuples(st.text(st.sampled_from("a]',\\"), max_size=3), st.integers()),
-    st.none(),
+    *([st.none()] if jax.__version_info__ >= (0, 10) else []),  # before, JAX has no DictKey(None)
 )
 
 

@@ -75,12 +75,16 @@ part_of_jit_key: Any = untyped_jax.make_user_context
 PRIVATE_PARTS: Mapping[str, str] = types.MappingProxyType(
     {
         "config.trace_context": "Of the settings of a trace, reports know only the long-standing ones and the mesh.",
-        "config.trace_context_names": "A setting that few programs use is reported as an unnamed setting.",
+        "config.trace_context_names": "So they do without this.",
         "core.trace_ctx": "A `loop` that is called in a different trace does not say so: JAX reports a leaked tracer.",
         "core.trace_state_clean": "With JAX 0.9, traces of jitted functions inside other traces are reported too.",
         "distributed.global_state": "Trees and checkpoints of several processes can't be compared: an error says so.",
+        "interpreters.partial_eval.trace_to_jaxpr": (
+            "Reports do not say that a callable object that equals another one had programs before the block."
+        ),
         "interpreters.pxla.batched_device_put": "`load` and `restore` take longer for thousands of small arrays.",
         "lax.lax._convert_element_type": "Weakly typed arrays are restored strongly typed, so functions retrace once.",
+        "mesh.get_concrete_mesh": "A report of a `set_mesh` over other devices sees no difference.",
         "mesh.thread_resources": "No warning says that a `with mesh:` block has no effect on `constrain`.",
         "monitoring.get_event_duration_listeners": (
             "Where a block begins while another thread compiles, other listeners of JAX may miss that event."

@@ -42,13 +42,7 @@ from treewright._base.jax_private import numbers_of
 from treewright._base.text import is_node_class, short_text, text_with_class, with_article
 from treewright._core.kinds import DATACLASS, KINDS, NAMEDTUPLE, Kind, fields_of, kind_of
 from treewright._core.mutable import MUTABLE, has_arrays
-from treewright._core.rules.statics import (
-    NoExactKeyError,
-    Rule,
-    reaches_arrays,
-    reaches_unfinished_node,
-    rejected_value,
-)
+from treewright._core.rules import statics as rules
 
 _MAX_ELEMENTS = 4096  # A library's function that captured a larger array is compared by identity.
 _NAMES = operator.attrgetter("__name__", "__qualname__", "__module__", "__doc__")
@@ -87,8 +81,8 @@ class Comparison:
 _BY_IDENTITY = Comparison("identity")  # a constant
 
 
-def _rejected(value: Any, rule: Rule = rejected_value) -> Comparison:
-    return Comparison("identity", problem=functools.partial(NoExactKeyError, value, rule))
+def _rejected(value: Any, rule: rules.Rule) -> Comparison:
+    return Comparison("identity", problem=functools.partial(rules.NoExactKeyError, value, rule))
 
 
 def _changeable(reason: str, parts: Parts = ()) -> Comparison:
@@ -142,7 +136,7 @@ def _of_object(value: Any, holder: Holder) -> Comparison:
     if isinstance(value, MUTABLE) and not is_frozen_dict:
         return _of_mutable(value, holder)
     if has_arrays(value):
-        return _rejected(value, reaches_arrays)
+        return _rejected(value, rules.reaches_arrays)
     library = foreign_library(cls)
     if library == "nnx":
         return _of_mutable(value, holder)
@@ -183,9 +177,10 @@ def _by_author(value: Any, holder: Holder) -> Comparison:
     """By class, `hash` and `==` if one of them is custom; otherwise by identity."""
     cls: Any = type(value)
     by_author = has_author(cls)
-    if not _can_compare(value, with_equality=by_author):
+    problem = _problem_of(value, with_equality=by_author)
+    if problem is not None:
         if holder in _GIVEN:
-            return _rejected(value)
+            return _rejected(value, problem)
         return _changeable(f"is {text_with_class(value)}, which can't be compared", _uncompared(value))
     if not by_author:
         return _by_identity(value, holder)
@@ -197,13 +192,18 @@ def _by_author(value: Any, holder: Holder) -> Comparison:
     return Comparison("author", (_class_key(cls), value), parts, may_recur=bool(parts))
 
 
-def _can_compare(value: Any, *, with_equality: bool) -> bool:
-    """Whether an object has a hash, and a custom `==` that returns a bool."""
+def _problem_of(value: Any, *, with_equality: bool) -> rules.Rule | None:
+    """The rule about an object that has no hash, or whose custom `==` does not return a bool."""
+    if not _has_hash(value):
+        return rules.unhashable
     try:
-        hash(value)
-        return not with_equality or isinstance(value == value, bool | np.bool_)  # noqa: PLR0124
-    except Exception:  # noqa: BLE001  a user's
-        return False
+        answer = not with_equality or value == value  # noqa: PLR0124
+        if isinstance(answer, bool | np.bool_):
+            return None
+        result = f"returns {short_text(answer)}, not a bool"
+    except Exception as error:  # noqa: BLE001  a user's
+        result = f"raises {type(error).__name__}: {error}"
+    return functools.partial(rules.bad_equality, result=result)
 
 
 def _uncompared(value: Any) -> Parts:
@@ -259,10 +259,10 @@ def _of_node(node: Any, holder: Holder) -> Comparison:
     """A node by its class, its statics, which are one object for equal values, and its children."""
     form = instance_attributes(node).get("_node")
     if not isinstance(form, tuple):
-        return _rejected(node, reaches_unfinished_node)
+        return _rejected(node, rules.reaches_unfinished_node)
     children, statics = form
     if holder not in _GIVEN and has_arrays(node):
-        return _rejected(node, reaches_arrays)
+        return _rejected(node, rules.reaches_arrays)
     parts: Parts = (("item", holder, children),)
     if holder != "field":  # The statics may change.
         pairs = zip(statics.values, statics.table.identity, strict=True)
@@ -273,7 +273,7 @@ def _of_node(node: Any, holder: Holder) -> Comparison:
 def _of_mutable(value: Any, holder: Holder) -> Comparison:
     """A list, dict, set or array: by content if a library's function captured it."""
     if holder in _GIVEN:
-        return _rejected(value)
+        return _rejected(value, rules.rule_of(value))
     if isinstance(value, np.ndarray | jax.Array):
         return _of_array(value, holder)
     reason = f"is a {type(value).__name__}, which can change"
@@ -362,7 +362,7 @@ def _of_method(value: Any, holder: Holder) -> Comparison:
     """By function and instance; a method written in C is compared with its own `==`."""
     instance = value.__self__
     if isinstance(instance, jax.Array):
-        return _rejected(instance)
+        return _rejected(instance, rules.rule_of(instance))
     cls, is_given = type(value), holder in _GIVEN
     if cls in C_METHOD_TYPES:  # A list whose method was passed is meant to change.
         parts: Parts = (("object", "package" if is_given else holder, (instance,)),)

@@ -128,7 +128,7 @@ KINDS: types.MappingProxyType[type[Any], Kind] = types.MappingProxyType(
         zoneinfo.ZoneInfo: Kind("ZoneInfo", _zone_parts),
         decimal.Decimal: _by_text(decimal.Decimal),
         fractions.Fraction: Kind("Fraction", fractions.Fraction.as_integer_ratio),
-        uuid.UUID: Kind("UUID", lambda value: (value.int,) if value.is_safe is uuid.SafeUUID.unknown else None),
+        uuid.UUID: Kind("UUID", lambda value: (value.int, value.is_safe)),
         **{cls: _by_text(cls) for cls in _ADDRESSES},
         re.Pattern: Kind("Pattern", lambda value: (value.pattern, value.flags)),
         types.GenericAlias: Kind(

@@ -359,7 +359,7 @@ def _of_wrappers(old: Any, new: Any) -> Cause | None:
     names, other_names = (list(map(_decorator, wrappers)) for wrappers in (outer, others))
     if names != other_names:
         both = " -> ".join(", ".join(each) or "none" for each in (names, other_names))
-        return Cause("other decorators", f"{which} with different decorators: {both}")
+        return Cause("other transformations", f"{which} under other transformations: {both}")
     text = f"a new {' of a '.join(names)} of {which}"
     pairs = list(zip(outer, others, strict=True))
     differences = [change for pair in pairs for change in changes(*pair) if change.path[0].role != "function"]

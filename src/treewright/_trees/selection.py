@@ -12,7 +12,7 @@ import numpy as np
 
 from treewright._base.jax_private import GetAttrKey, jax_trees, path_text
 from treewright._base.text import short_text
-from treewright._core import is_node
+from treewright._core import is_node, note
 from treewright._trees.pattern import item_key, listed, missing_place
 from treewright._trees.places import Place, reject_overlaps, walk, with_values
 from treewright._trees.twin import EMPTY, ONE, Run, flat, quick_stand_in, stand_in, with_parts
@@ -61,7 +61,7 @@ def _selected(run: Run, as_mask: Callable[[Any], list[bool] | None]) -> Selectio
         try:
             result = run.where(root.value)
         except (AttributeError, TypeError, LookupError) as error:
-            _note_missing_place(error, run)
+            note([_missing_place], error, run)
             raise
         mask = as_mask(result)
         if mask is not None:
@@ -79,10 +79,10 @@ def _selected(run: Run, as_mask: Callable[[Any], list[bool] | None]) -> Selectio
     return Selection(places, structure)
 
 
-def _note_missing_place(error: Exception, run: Run) -> None:
-    """Add the place that the tree lacks to a user's error, if it is certain, and how the function is called."""
+def _missing_place(error: BaseException, run: Run) -> str | None:
+    """The place that the tree lacks, if it is certain, and how the function is called."""
     if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
-        return
+        return None
     notes, name = [], getattr(error, "name", None) or ""
     if type(run.error) is type(error) and str(run.error) == str(error):
         raised, place, item = run.missing
@@ -93,8 +93,7 @@ def _note_missing_place(error: Exception, run: Run) -> None:
             notes = [str(missing_place(owner, GetAttrKey(name)))]
     if isinstance(error, TypeError) or hasattr(jax.Array, name) or hasattr(str, name):
         notes.append(HOW_CALLED)
-    if notes:
-        error.add_note(" ".join(notes))
+    return " ".join(notes) or None
 
 
 def _places(run: Run) -> Sequence[Any] | None:
@@ -113,13 +112,12 @@ def _places(run: Run) -> Sequence[Any] | None:
 def _is_confirmed(run: Run, places: Sequence[Place | None], certain: Sequence[Place], make: Callable[..., Any]) -> bool:
     """Whether the function returns other objects if the tree has these at the places."""
     others = [make(place.value) for place in certain]
-    if len(others) == 1:
-        tree = certain[0].with_value(others[0], with_parts)
-    else:
-        changes = [(place.path, other) for place, other in zip(certain, others, strict=True)]
-        tree = with_values(run.root.value, changes, copied=with_parts)
+    changes = [(place.path, other) for place, other in zip(certain, others, strict=True)]
     try:
-        result = run.where(tree)
+        if len(others) == 1:  # in half the time
+            result = run.where(certain[0].with_value(others[0], with_parts))
+        else:
+            result = run.where(with_values(run.root.value, changes, copied=with_parts))
         returned = [result] if run.structure is ONE else run.structure.flatten_up_to(result)
     except Exception:  # noqa: BLE001  the function computes with the value
         return False

@@ -1,7 +1,6 @@
 """Statics that were rejected, or that can change: what they are, what would go wrong, and the value to pass instead."""
 
 import argparse
-import collections.abc
 import dataclasses
 import types
 from collections.abc import Callable, Iterable, Mapping, MutableSequence, MutableSet
@@ -11,16 +10,15 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._base.functions import METHOD_TYPES, foreign_library, has_author
+from treewright._base.functions import METHOD_TYPES, PLAIN_ARRAYS, foreign_library, has_author
 from treewright._base.text import short_text, text, text_with_class, with_article
+from treewright._core.fields import reject_field_on_class
 from treewright._core.mutable import GENERATORS, MUTABLE, is_assignable
-from treewright._core.rules.declarations import reject_field_on_class
 from treewright.errors import StaticFieldError
 
 _AS_CONSTANTS = "Its arrays would be constants of the compiled program, without gradients or updates."
 _IN_PLACE = "a change in place would give stale results"
 _IDENTITY = "static(identity=True)"
-_PLAIN_ARRAYS = (np.ndarray, np.memmap)  # `freeze` rejects others of numpy, such as masked arrays
 _OWN_HASH = (
     "a hashable value, such as a tuple, or define __hash__ and __eq__ on its class (@dataclass(frozen=True) does)"
 )
@@ -30,7 +28,6 @@ _FROZEN: Mapping[type[Any], str] = types.MappingProxyType(
         bytearray: "bytes",
         types.SimpleNamespace: "treewright.freeze(config)",
         argparse.Namespace: "treewright.freeze(args)",
-        np.ndarray: "treewright.freeze(table), for a constant table",
         MutableSequence: "a tuple",
         MutableSet: "a frozenset",
         dict: "treewright.freeze(the_dict)",
@@ -49,7 +46,7 @@ class Rejection(NamedTuple):
     can_be_child: bool = True
 
 
-Rule = Callable[[Any], Rejection | None]
+Rule = Callable[[Any], Rejection]
 
 
 @dataclasses.dataclass(eq=False)
@@ -63,107 +60,94 @@ class NoExactKeyError(TypeError):
 # Values that can't be static
 
 
-def tracer(value: Any) -> Rejection | None:
+def tracer(value: Any) -> Rejection:
     """It would be used after its trace has ended."""
-    if not isinstance(value, Tracer):
-        return None
-    return Rejection(f"a tracer, {text(value)}", "A tracer is valid only during its trace, but a static outlives it.")
+    consequence = "A tracer is valid only during its trace, but a static outlives it."
+    return Rejection(f"a tracer, {text(value)}", consequence)
 
 
-def ref(value: Any) -> Rejection | None:
+def ref(value: Any) -> Rejection:
     """It belongs to the program, not to the tree."""
-    if type(value) is not jax.Ref:
-        return None
     consequence = "A ref changes in place, but jit would treat it as part of the program, not of the tree."
     return Rejection(f"a ref, {text(value)}", consequence)
 
 
-def generator(value: Any) -> Rejection | None:
+def generator(value: Any) -> Rejection:
     """A random generator, an iterator, an open file or a layer of nnx changes when it is used."""
-    if not isinstance(value, GENERATORS) and foreign_library(type(value)) != "nnx":
-        return None
     consequence = "It changes when it is used, but a compiled program keeps the state that it had during the trace."
     return Rejection(text_with_class(value), consequence, _IDENTITY, can_be_child=False)
 
 
-def array(value: Any) -> Rejection | None:
+def array(value: Any) -> Rejection:
     """Its `==` is no bool, and numpy's arrays change in place."""
-    if not isinstance(value, np.ndarray | jax.Array):
-        return None
-    instead, can_freeze = _instead_of(value)
     consequence = f"jit compares statics with ==, which returns an array, and {_IN_PLACE}."
-    return Rejection(f"an array, {text(value)}", consequence, "" if instead is _OWN_HASH else instead, can_freeze)
+    if isinstance(value, jax.Array):
+        return Rejection(f"an array, {text(value)}", consequence)
+    if type(value) not in PLAIN_ARRAYS:
+        return Rejection(text_with_class(value), consequence)
+    frozen = "treewright.freeze(array.tolist())" if value.dtype.hasobject else "treewright.freeze(table)"
+    instead = f"{frozen}, for a constant table"
+    return Rejection(f"an array, {text(value)}", consequence, instead, can_freeze=not value.dtype.hasobject)
 
 
-def mutable(value: Any) -> Rejection | None:
+def mutable(value: Any) -> Rejection:
     """A list that was changed in place would still be the same static: the program is stale."""
-    if not isinstance(value, MUTABLE):
-        return None
     consequence = f"jit compares statics and never copies them, so {_IN_PLACE}."
-    return Rejection(text_with_class(value), consequence, *_instead_of(value))
+    return Rejection(text_with_class(value), consequence, *_frozen_form(value))
 
 
-def bad_equality(value: Any) -> Rejection | None:
+def bad_equality(value: Any, result: str) -> Rejection:
     """An `==` that raises, or that returns an array, fails in jitted functions of other instances."""
-    try:
-        hash(value)
-    except Exception:  # noqa: BLE001  a user's
-        return None
-    try:
-        answer = value == value  # noqa: PLR0124
-        if isinstance(answer, bool | np.bool_):
-            return None
-        result = f"returns {short_text(answer)}, not a bool"
-    except Exception as error:  # noqa: BLE001  a user's
-        result = f"raises {type(error).__name__}: {error}"
     consequence = f"{type(value).__qualname__}.__eq__ {result}, so jit can't tell whether it compiled for this value."
     return Rejection(text_with_class(value), consequence, _OWN_HASH)
 
 
-def unhashable(value: Any) -> Rejection | None:
+def unhashable(value: Any) -> Rejection:
     """The author of its class says that no hash agrees with its `==`."""
     consequence = "It is not hashable, so jit can't tell whether it compiled for this value."
-    return Rejection(text_with_class(value), consequence, *_instead_of(value))
+    return Rejection(text_with_class(value), consequence, *_frozen_form(value))
 
 
-def rejected_value(value: Any) -> Rejection:
-    """The first of these rules that applies; the last one always does."""
-    rules: tuple[Rule, ...] = (tracer, ref, generator, array, mutable, bad_equality, unhashable)
-    return next(filter(None, (rule(value) for rule in rules)))
-
-
-def reaches_arrays(node: Any) -> Rejection | None:
+def reaches_arrays(node: Any) -> Rejection:
     """Training would never change them."""
     return Rejection(f"{with_article(type(node).__qualname__)} with arrays", _AS_CONSTANTS)
 
 
-def reaches_unfinished_node(node: Any) -> Rejection | None:
+def reaches_unfinished_node(node: Any) -> Rejection:
     """A node would be a part of its own statics, with the arrays that it will have."""
     description = f"{with_article(type(node).__qualname__)} that is being built"
     return Rejection(description, _AS_CONSTANTS, can_be_child=False)
 
 
-def nested_too_deeply(value: Any) -> Rejection | None:
+def nested_too_deeply(value: Any) -> Rejection:
     """Python's stack ends before the value does."""
     description = f"{with_article(type(value).__qualname__)} that is nested too deeply"
     return Rejection(description, "Its parts are compared one inside the other, up to a few hundred.")
 
 
 _REACHED: tuple[Rule, ...] = (reaches_arrays, reaches_unfinished_node)
+_BY_TYPE: tuple[tuple[Any, Rule], ...] = (
+    (Tracer, tracer),
+    (jax.Ref, ref),
+    (GENERATORS, generator),
+    ((np.ndarray, jax.Array), array),
+    (MUTABLE, mutable),
+)
 
 
-def _instead_of(value: Any) -> tuple[str, bool]:
+def rule_of(value: Any) -> Rule:
+    """The rule about a value that can change in place, or that has no hash."""
+    by_type = [rule for types_of_rule, rule in _BY_TYPE if isinstance(value, types_of_rule)]
+    last = generator if foreign_library(type(value)) == "nnx" else unhashable
+    return [*by_type, last][0]
+
+
+def _frozen_form(value: Any) -> tuple[str, bool]:
     """The value to pass instead, and whether `freeze` returns it."""
     cls: Any = type(value)
-    if isinstance(value, np.ndarray) and value.dtype.hasobject:
-        return "treewright.freeze(array.tolist()), for a constant table", False
-    if isinstance(value, collections.abc.MappingView):
-        return "a tuple", False
-    if isinstance(value, np.ndarray) and cls.__module__.partition(".")[0] == "numpy" and cls not in _PLAIN_ARRAYS:
-        return "treewright.freeze(...) of its parts, for a constant table", False
-    frozen = [instead for kind, instead in _FROZEN.items() if isinstance(value, kind)]
-    if frozen:
-        return frozen[0], True
+    for kind, frozen in _FROZEN.items():
+        if isinstance(value, kind):
+            return frozen, True
     if cls.__hash__ is None and dataclasses.is_dataclass(cls):
         instead = "treewright.freeze(dataclasses.asdict(config)), or decorate its class with @dataclass(frozen=True)"
         return instead, False
@@ -177,22 +161,22 @@ def static_field_error(
     cls: type[Any], values: Mapping[str, Any], problems: Mapping[str, NoExactKeyError]
 ) -> StaticFieldError:
     """The error for the static fields of a new node that have a problem: the first in full, the others by name."""
-    (name, problem), *others = problems.items()
+    name, problem = next(iter(problems.items()))
     reject_field_on_class(problem.value)
-    rejection = _rejection_of(problem)
+    rejections = {other: each.rule(each.value) for other, each in problems.items()}
+    rejection = rejections.pop(name)
     lines = [
         f"{cls.__qualname__}.{name} is static but {_found(values[name], problem, rejection)}.",
         rejection.consequence,
-        *(_fixes(cls, name, values[name], problem) or ["Store it outside the node, and pass it as an argument."]),
+        *(
+            _fixes(cls, name, values[name], problem, rejection)
+            or ["Store it outside the node, and pass it as an argument."]
+        ),
     ]
-    if others:
+    if rejections:
         lines.append(f"Other static fields of {cls.__qualname__} that must change:")
-        lines += [f"  {other}: {_rejection_of(each).description}" for other, each in others]
+        lines += [f"  {other}: {each.description}" for other, each in rejections.items()]
     return StaticFieldError("\n".join(lines))
-
-
-def _rejection_of(problem: NoExactKeyError) -> Rejection:
-    return problem.rule(problem.value) or Rejection(text_with_class(problem.value), "")
 
 
 def _found(value: Any, problem: NoExactKeyError, rejection: Rejection) -> str:
@@ -204,10 +188,9 @@ def _found(value: Any, problem: NoExactKeyError, rejection: Rejection) -> str:
     return f"holds {rejection.description}, inside {text_with_class(value)}"
 
 
-def _fixes(cls: type[Any], name: str, value: Any, problem: NoExactKeyError) -> list[str]:
+def _fixes(cls: type[Any], name: str, value: Any, problem: NoExactKeyError, rejection: Rejection) -> list[str]:
     """The fixes; empty if there is none."""
-    rejection, is_own = _rejection_of(problem), _is_ours(cls)
-    can_be_child, declared = rejection.can_be_child, f"  {name}: ... = static("
+    is_own, can_be_child, declared = _is_ours(cls), rejection.can_be_child, f"  {name}: ... = static("
     if problem.rule in _REACHED and problem.value is not value:
         fixes, can_be_child = [_instead_of_reaching(value, rejection)], can_be_child and isinstance(value, METHOD_TYPES)
     elif rejection.instead is _IDENTITY:
@@ -242,10 +225,10 @@ def captured_container(owner: type[Any], name: str, value: Any, changing: Any) -
     """A list that a function captured is compared by identity, so its changes cause no retrace."""
     if not isinstance(changing, MUTABLE) or isinstance(changing, jax.Array):
         return None
+    advice = _advice(rule_of(changing)(changing), "\nIf it is constant, use")
     return (
         f"{_holds(owner, name, value, changing)}, which can change in place. jit compares it by identity: it ignores "
-        f"later changes.\n"
-        f"{_advice(rejected_value(changing), 'If it is constant, use')}.{_if_meant(owner, name)}"
+        f"later changes.{advice}{_if_meant(owner, name)}"
     )
 
 
@@ -254,9 +237,10 @@ def captured_array(owner: type[Any], name: str, value: Any, changing: Any) -> st
     if not isinstance(changing, jax.Array):
         return None
     inside = "" if changing is value else f", inside {text_with_class(value)}"
+    found = rule_of(changing)(changing).description
     return (
-        f"{owner.__qualname__}.{name} is static and holds {rejected_value(changing).description}{inside}. jit compiles "
-        f"it in as a constant: no gradient reaches it, and no update.\n"
+        f"{owner.__qualname__}.{name} is static and holds {found}{inside}. jit compiles it in as a constant: no "
+        f"gradient reaches it, and no update.\n"
         f"If it is a parameter, make it a child. If it is a constant table, use treewright.freeze(numpy.asarray(...))."
     )
 
@@ -281,8 +265,8 @@ def can_change(value: Any) -> str | None:
     """`freeze` would return a value that is no constant."""
     cls: Any = type(value)
     if isinstance(value, MUTABLE) or cls.__hash__ is None or foreign_library(cls) == "nnx":
-        rejection = rejected_value(value)
-        return f"{rejection.description}. {_advice(rejection, 'Use')}."
+        rejection = rule_of(value)(value)
+        return f"{rejection.description}.{_advice(rejection, ' Use')}"
     if has_author(cls) or not is_assignable(value):
         return None
     return (
@@ -304,8 +288,9 @@ def _if_meant(owner: type[Any], name: str) -> str:
 
 def _advice(rejection: Rejection, use: str) -> str:
     """The value to use instead of one that can change."""
-    is_generator = rejection.instead is _IDENTITY
-    return "Pass the values that it returns as arguments" if is_generator else f"{use} {rejection.instead}"
+    if rejection.instead is _IDENTITY:
+        return f"{use[0]}Pass the values that it returns as arguments."
+    return f"{use} {rejection.instead}." if rejection.instead else ""
 
 
 # Pickles and exported programs that do not fit

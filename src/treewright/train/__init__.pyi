@@ -1,4 +1,4 @@
-"""Type stubs for `train.py`: fields are read-only, and `create` accepts the fields of the class."""
+"""Type stubs for `train`: fields are read-only, and `create` accepts the fields of the class."""
 
 # mypy: always-false=TYPE_CHECKING_WITH_PYREFLY
 # mypy: disable-error-code="unreachable"
