@@ -18,7 +18,7 @@ import types
 import typing
 import uuid
 import zoneinfo
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -247,8 +247,6 @@ def test_each_compared_part_is_in_the_contents(make: Callable[[], Any]) -> None:
             listed = list(map(id, all_contents(each)))
             for role, _, parts in how.parts:
                 compared = parts.values() if isinstance(parts, dict) else parts
-                if isinstance(each, Mapping):  # Its parts are pairs.
-                    compared = [item for _, item in compared]
                 ids = {id(part) for part in compared if not isinstance(part, type)}
                 assert role in {"name", "annotation"} or ids <= {*listed}, (each, role)
 

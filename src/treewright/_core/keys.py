@@ -101,7 +101,9 @@ def _key_of_parts(how: Comparison, entered: Entered | None, doubts: Doubts) -> H
             continue
         keys.append(role)
         values = parts
-        if type(parts) is dict:
+        if role == "entry":  # Their names can be anything.
+            values = (*parts, *parts.values())
+        elif type(parts) is dict:
             keys += parts
             values = parts.values()
         for part in values:
@@ -139,7 +141,7 @@ def within(
         for role, inner, parts in how.parts:
             if only_compared and role == "uncompared":
                 continue
-            values = parts.values() if type(parts) is dict else parts
+            values = parts if type(parts) is tuple else (*parts, *parts.values()) if role == "entry" else parts.values()
             queue.extend((part, inner) for part in values if type(part) not in BY_VALUE)
 
 

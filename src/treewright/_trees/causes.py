@@ -41,7 +41,10 @@ _ARRAYS = (jax.Array, np.ndarray)
 _CONTAINERS = frozenset({list, dict, set, bytearray})  # the same object may have other contents later
 _IN_PLACE = " (changed in place)"
 # How a report introduces the parts of a function, by role.
-_VERBS = (("which captured", "captured"), ("which reads the global", "global"), ("with", "attribute"))
+_VERBS = (
+    *(("which captured", "captured"), ("which reads the global", "global")),
+    *(("with the default", "default"), ("with", "attribute")),
+)
 
 
 class Cause(str):
