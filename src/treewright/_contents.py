@@ -10,7 +10,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -39,7 +39,7 @@ _HIDDEN = frozenset({"piece", "name", "annotation", "uncompared"})  # roles that
 class Part(NamedTuple):
     """The key of a part of a callable or an object that is not an item of a container."""
 
-    role: Literal["captured", "default", "global", "function", "object", "argument", "option", "attribute", "member"]
+    role: str  # such as "captured", "default", "global", "argument", "option", "attribute"
     name: str
 
     def __str__(self) -> str:
@@ -85,7 +85,9 @@ def _with_keys(value: Any, parts: Parts) -> Iterator[tuple[Key, Any]]:
 def _described(value: Any, parts: Parts) -> Parts:
     """What describes a value, though it is not compared by it, or by more than that."""
     if isinstance(value, types.FunctionType):
-        return (("global", "user", globals_read(value)), ("attribute", "user", _names_of(value)))
+        reads = () if is_library_function(value) else reads_of(value)
+        read = {name: part for name, part, library in reads if not library and part is not MISSING}
+        return (("global", "user", read), ("attribute", "user", _names_of(value)))
     if type(value) in C_METHOD_TYPES:
         return (("object", "user", {"__func__": value.__name__}),)
     if is_node(value):
@@ -139,7 +141,9 @@ def _of_wrapper(value: Any, parts: Parts) -> Parts:
         return ()
     options = options_of(value) or instance_attributes(value)
     if isinstance(value, types.FunctionType):
-        options = bound_variables(unwrap_api_boundary(value))
+        inner = unwrap_api_boundary(value)
+        variables = [part for part in comparison_of(inner, "argument").parts if part[0] in {"captured", "default"}]
+        options = {key.name: part for key, part in _with_keys(inner, tuple(variables))}
     for part in options.values():  # `grad` captures the result of `value_and_grad`, which has the options
         if isinstance(part, types.FunctionType) and getattr(part, "__wrapped__", None) is wrapped:
             return _of_wrapper(part, parts)
@@ -156,19 +160,6 @@ def _names_of(function: types.FunctionType) -> dict[str, Any]:
     else:  # before 3.14
         annotations = function.__annotations__
     return {name: getattr(function, name) for name in _NAMES} | {"__annotations__": annotations}
-
-
-def globals_read(function: types.FunctionType) -> dict[str, Any]:
-    """The globals that a user's function reads, without those of libraries and Python."""
-    if is_library_function(function):
-        return {}
-    return {name: value for name, value, library in reads_of(function) if not library and value is not MISSING}
-
-
-def bound_variables(function: types.FunctionType) -> dict[str, Any]:
-    """The captured variables and the parameter defaults of a function, by name."""
-    parts = tuple(part for part in comparison_of(function, "argument").parts if part[0] in {"captured", "default"})
-    return {key.name: part for key, part in _with_keys(function, parts)}
 
 
 def unwrap(function: Any) -> Any:

@@ -69,7 +69,7 @@ class Comparison:
         by: By `own` and the keys of the parts: its value, its parts, or the author's `==`; or by identity.
         own: The part of the key that belongs to the value itself.
         parts: What it contains. It does not count if it is compared by identity.
-        reason: How the value can change. A function, partial or method that reaches it is compared by identity.
+        can_change: How the value can change. A function, partial or method that reaches it is compared by identity.
         may_recur: Whether it may contain itself: a function, partial or method, or an object or container in one.
         problem: Creates the error if the value can't be static. A stored error would keep its traceback, and so the
             value, alive.
@@ -78,7 +78,7 @@ class Comparison:
     by: By
     own: tuple[Any, ...] = ()
     parts: Parts = ()
-    reason: str = ""
+    can_change: str = ""
     may_recur: bool = False
     problem: Callable[[], Any] | None = None
 
@@ -289,12 +289,9 @@ def _of_mutable(value: Any, holder: Holder) -> Comparison:
         return _rejected(value, rules.rule_of(value), parts)
     if isinstance(value, np.ndarray | jax.Array):
         return _of_array(value, holder)
-    reason = f"is a {cls.__name__}, which can change"
-    if not parts:
-        return _changeable(reason)
-    if holder != "library":
-        return _changeable(reason, parts)
-    return Comparison("parts", (type(value), Unchanged(value)), parts, may_recur=True)
+    if holder == "library" and parts:
+        return Comparison("parts", (cls, Unchanged(value)), parts, may_recur=True)
+    return _changeable(f"is a {cls.__name__}, which can change", parts)
 
 
 def _of_array(value: Any, holder: Holder) -> Comparison:
