@@ -57,7 +57,7 @@ help: ## list the targets
 
 setup: $(VENV)/dev.installed ## only create .venv, with all that the other targets need
 
-demo: $(VENV)/demo.installed ## train a model on handwritten digits
+demo: $(VENV)/demo.installed ## train a model on handwritten digits, in one to two minutes with the installation
 	$(BIN)/python examples/digits.py $(ARGS)
 
 lint: $(VENV)/dev.installed ## format check, lint and import contracts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import os
 import re
@@ -22,7 +23,7 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -91,6 +92,20 @@ def skip_below_devices(count: int) -> None:
 
     if jax.device_count() < count:
         pytest.skip(f"needs {count} devices, and finds {jax.device_count()}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect the tests without garbage collections (a third of the time), and leave what they made out of later ones.
+
+    All imported modules and all tests live as long as the process: without this, a `gc.collect()` takes half a second.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 from tests.test_docs import PAGES, ROOT, blocks_of, text_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 pytestmark = pytest.mark.slow
@@ -75,6 +76,12 @@ def imported_by(page: Path) -> set[str]:
 
 
 @functools.cache
+def providers() -> Mapping[str, list[str]]:
+    """The distributions that provide each top-level module."""
+    return importlib.metadata.packages_distributions()
+
+
+@functools.cache
 def closure(requirement: str) -> frozenset[str]:
     """The distributions that a requirement installs."""
     wanted, seen = [Requirement(requirement)], set[tuple[str, str]]()
@@ -95,12 +102,11 @@ def closure(requirement: str) -> frozenset[str]:
 def test_the_line_of_a_page_installs_the_packages_that_its_programs_import(page: Path) -> None:
     names = [re.sub(r"^\.", "treewright", requirement) for requirement in requirements_on(page)]
     installed = frozenset[str]().union(*map(closure, names))
-    providers = importlib.metadata.packages_distributions()
 
     missing = {
         package
         for package in imported_by(page)
-        if not {canonicalize_name(name) for name in providers.get(package, [package])} & installed
+        if not {canonicalize_name(name) for name in providers().get(package, [package])} & installed
     }
     assert missing == set(), f"{page.name} says: pip install {' '.join(requirements_on(page))}"
 

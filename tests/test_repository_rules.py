@@ -36,9 +36,7 @@ MUTABLE_STATE = {
         "retrace.jax_private._outcomes",
         "retrace.jax_private.can_observe_compilations",
     ),
-    "checkpoint.host._pinned",
-    # Managers, for the exit of the program
-    *("checkpoint.steps._OPEN", "checkpoint.steps._PENDING"),
+    "checkpoint.steps._SAVING",  # managers, for the exit of the program
 }
 PUBLIC = {"treewright.checkpoint", "treewright.sharding", "treewright.testing"}
 NAMED_IN_DOCS = {f"treewright.{name}" for name in ("__main__", "errors", "testing.plugin", "train", "typed")}

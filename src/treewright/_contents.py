@@ -32,6 +32,7 @@ from treewright._core import Parts, comparison_of, flat_form, is_node, kind_of
 # Values without contents: what they contain belongs to JAX, numpy or Python.
 _WHOLE = (jax.Array, np.ndarray, type, types.ModuleType)
 _PACKAGES = frozenset({"jax", "jaxlib", "numpy"})
+_MAX_WRAPPERS = 100  # a mock wraps another one without end
 _NAMES = ("__name__", "__qualname__", "__module__", "__doc__")
 _HIDDEN = frozenset({"piece", "name", "annotation", "uncompared"})  # roles that no report shows
 
@@ -162,11 +163,20 @@ def _names_of(function: types.FunctionType) -> dict[str, Any]:
     return {name: getattr(function, name) for name in _NAMES} | {"__annotations__": annotations}
 
 
+def wrapper_chain(function: Any) -> Iterator[Any]:
+    """A function, then the one that it wraps, and so on, through partials, methods and decorators."""
+    for _ in range(_MAX_WRAPPERS):
+        yield function
+        is_partial = isinstance(function, functools.partial)
+        inner = function.func if is_partial else getattr(function, "__func__", getattr(function, "__wrapped__", None))
+        if inner is None:
+            return
+        function = inner
+
+
 def unwrap(function: Any) -> Any:
     """The innermost function that a partial, a method or a wrapper calls."""
-    is_partial = isinstance(function, functools.partial)
-    inner = function.func if is_partial else getattr(function, "__func__", getattr(function, "__wrapped__", None))
-    return function if inner is None else unwrap(inner)
+    return list(wrapper_chain(function))[-1]
 
 
 def unwrap_api_boundary(function: Any) -> Any:

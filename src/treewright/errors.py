@@ -186,12 +186,20 @@ class ProcessMismatchError(RuntimeError):
     """
 
 
+def _bounded(message: str) -> str:
+    """A message about a checkpoint, whose names may have a megabyte each; a long one without its middle."""
+    return message if len(message) <= 20_000 else f"{message[:15_000]}...{message[-4_000:]}"
+
+
 class CheckpointError(Exception):
     """A checkpoint can't be saved or loaded. Nothing has been changed on disk, and nothing is partly loaded.
 
     The message lists all problems, each with its path in the tree. Subclasses distinguish a damaged checkpoint from an
     intact one that does not match.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_bounded(message))
 
 
 class CheckpointDamagedError(CheckpointError):
@@ -220,6 +228,9 @@ class CheckpointWarning(UserWarning):
     A static differs, or could be compared only by its description; damaged steps were skipped; an old step can't be
     deleted; or a program ended before its step was saved.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_bounded(message))
 
 
 class RetraceWarning(UserWarning):

@@ -47,6 +47,14 @@ class WithReplace:
     """A base for classes with `@pytree_dataclass` that declares their method `replace` to type checkers.
 
     A decorator can't declare a method. At run time every such class has the method, and this base is empty.
+
+    Examples:
+        >>> from treewright.typed import WithReplace
+        >>> @pytree_dataclass
+        ... class Cell(WithReplace):
+        ...     steps: int
+        >>> Cell(1).replace(steps=2)
+        Cell(steps=2)
     """
 
     __slots__ = ()

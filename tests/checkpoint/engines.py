@@ -55,9 +55,8 @@ def assert_same(one: Any, other: Any) -> None:
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-def flip_a_bit(*files: Path) -> None:
-    """Flip one in the middle of each."""
-    for file in files:
-        data = bytearray(file.read_bytes())
-        data[len(data) // 2] ^= 1
-        file.write_bytes(data)
+def flip_a_bit(file: Path, place: int | None = None) -> None:
+    """Flip one in the middle of a file, or at a place: at -1 of the last value."""
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2 if place is None else place] ^= 1
+    file.write_bytes(data)

@@ -20,18 +20,20 @@ def document_in(path: Path) -> Any:
         return json.loads(file.metadata()["treewright"])
 
 
-def forge(path: Path, change: Callable[[Any], object] | str) -> None:
-    """Let a function change the manifest of a file in place, or replace its text, and make its digest fit."""
+def forge(path: Path, change: Callable[[Any], object] | str, *, without: str = "") -> None:
+    """Let a function change the manifest of a file in place, or replace its text, and make its digest fit.
+
+    `without` is a key of the metadata to remove.
+    """
     with safe_open(path, "np") as file:
         arrays = {name: file.get_tensor(name) for name in list(file.keys())}
-        text = file.metadata()["treewright"]
-    save_file(arrays, path, metadata=_changed(text, change))
+        metadata = {key: text for key, text in file.metadata().items() if key != without}
+    save_file(arrays, path, metadata={**metadata, **_changed(metadata["treewright"], change)})
 
 
 def forge_step(folder: Path, change: Callable[[Any], object]) -> None:
     """Let a function change the manifest of a step in place, and make its digest fit."""
-    file = folder / "manifest" / "metadata"
-    file.write_text(json.dumps(_changed(json.loads(file.read_text())["treewright"], change)))
+    forge(folder / "process_0.safetensors", change)
 
 
 def _changed(text: str, change: Callable[[Any], object] | str) -> dict[str, str]:

@@ -43,5 +43,6 @@ def hold_commits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return let_go
 
 
-def arrays_in(folder: Path, step: int) -> list[Path]:
-    return list((folder / "steps" / str(step) / "state").rglob("d/*"))
+def file_of(folder: Path, step: int) -> Path:
+    """The file of a step that one process saved."""
+    return folder / "steps" / str(step) / "process_0.safetensors"

@@ -76,7 +76,7 @@ def test_verify_reports_a_damaged_step_and_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = steps(tmp_path, (1, 2, 3))
-    flip_a_bit(max((run / "2" / "state").rglob("d/*"), key=lambda file: file.stat().st_size))
+    flip_a_bit(run / "2" / "process_0.safetensors", -1)
     monkeypatch.chdir(tmp_path)
 
     status, text = output_of(capsys, "run", "--verify")
@@ -144,21 +144,6 @@ def test_orbax_is_imported_on_first_use_and_its_absence_is_explained() -> None:
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "ImportError: CheckpointManager needs orbax-checkpoint. Install it with" in run.stderr
-
-
-def test_verify_reads_many_small_arrays_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reads: list[int] = []
-    plain = ocp.PyTreeCheckpointHandler.restore
-
-    def counted_read(self: Any, folder: Any, *, args: Any) -> Any:
-        reads.append(len(args.item))
-        return plain(self, folder, args=args)
-
-    monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", counted_read)
-    with CheckpointManager(tmp_path) as manager:
-        manager.save(1, {f"{index}": jnp.full(3, index) for index in range(300)})
-    assert main(["checkpoint", str(tmp_path), "--verify"]) == 0
-    assert reads == [300]
 
 
 def test_a_step_of_another_program_does_not_end_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.checkpoint.engines import ByFile
 from tests.checkpoint.models import Net, Other, Settings, net, scaled, twice
 from treewright import replace
-from treewright.checkpoint import Mismatch, from_names, load, save, to_names
+from treewright.checkpoint import from_names, load, save, to_names
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointWarning
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.slow
@@ -125,8 +128,10 @@ def test_all_differences_are_listed_in_one_error(engine: Any) -> None:
         "  If a leaf was renamed: renamed={'old.name': 'new.name'}. If it is new: add it in migrate=, or strict=False "
         "to keep the tree's value.\n"
         "  Different shape: convert the array in migrate=.\n"
-        "  Different dtype: allow_cast=True.\n"
-        "  A number instead of an array, or the reverse: allow_cast=True."
+        "  Different dtype, or a number in place of an array: allow_cast=True.\n"
+        f"  {OTHER_SIZE}\n"
+        "      values = to_names(load(path))\n"
+        "      like = jax.tree.unflatten(jax.tree.structure(tree), [values[name] for name in to_names(tree)])"
     )
 
 
@@ -244,26 +249,67 @@ def test_a_message_with_many_differences_is_short(tmp_path: Path) -> None:
     assert lines[0] == "The checkpoint does not fit the tree, 5,000 differences:"
     assert lines[1].startswith("  ['0']: dtype float64 saved, float32")
     assert "  and 4,980 more" in lines
-    assert lines[-4:-2] == ["  Different dtype: allow_cast=True.", f"  {OTHER_SIZE}"]
+    assert lines[-4:-2] == ["  Different dtype, or a number in place of an array: allow_cast=True.", f"  {OTHER_SIZE}"]
     assert len(str(caught.value)) < 2000
     assert len(caught.value.differences) == 5000
     with pytest.warns(CheckpointWarning, match=r"\['1015'\].*\n  and 4,980 more$"):
         load(tmp_path / "x", like={"0": saved["0"], "new": 1}, strict=False)
 
 
-def test_the_texts_of_a_difference_are_short() -> None:
-    assert str(Mismatch("['" + "x" * 10**6, "missing", "nothing", "y" * 10**6)).count("...") == 2
+LETTERS = "".join(map(chr, range(0x4E00, 0x9E00)))
+# What is saved, and a call that fails or warns. `o` is the name.
+HOSTILE: dict[str, tuple[Callable[[str], Any], Callable[[Any, str], Any]]] = {
+    "moved": (lambda o: {"state": {o: {"a": X, "b": X}}}, lambda e, o: e.load(like={"state": {"y": {"a": X, "b": X}}})),
+    "a part": (lambda o: {o: {"a": X, "b": X}}, lambda e, _: e.load(like={"a": X, "b": X})),
+    "shape and kind": (lambda o: {o: {"a": X, "b": X}}, lambda e, o: e.load(like={o: {"a": X.T, "b": 1}})),
+    "a warning": (lambda o: {o: X, "b": X}, lambda e, _: e.load(like={"b": X}, strict=False)),
+    "a static": (lambda o: Settings(o), lambda e, o: e.load(like=Settings(o + "y"))),
+    "a static warns": (lambda o: Settings(o), lambda e, o: e.load(like=Settings(o + "y"), on_static="warn")),
+    "an abstract leaf": (
+        lambda _: {"a": X},
+        lambda e, o: e.load(like={"a": X, o: jax.eval_shape(lambda: X)}, strict=False),
+    ),
+    "nothing fits": (lambda o: {o: X}, lambda e, _: e.load(like={"y": X}, strict=False)),
+    "part=": (lambda o: {o: X}, lambda e, o: e.load(part=o + "y")),
+    "no such part=": (lambda _: {"a": X}, lambda e, o: e.load(part=o)),
+    "renamed=, not saved": (lambda o: {o: X}, lambda e, o: e.load(like={"a": X}, renamed={o + "y": "a"})),
+    "renamed=, twice": (lambda o: {o: X, "a": X}, lambda e, o: e.load(like={"a": X}, renamed={"a": o})),
+    "renamed=, no name": (lambda _: {"a": X}, lambda e, o: e.load(like={"a": X}, renamed={o: 3})),
+    "an option": (lambda _: {"a": X}, lambda e, o: e.load(like={"a": X}, **{o: 3})),
+    "on_static=": (lambda _: {"a": X}, lambda e, o: e.load(like={"a": X}, on_static=o)),
+    "a leaf of migrate=": (lambda _: {"a": X}, lambda e, o: e.load(like={"a": X}, migrate=lambda _: {o: "text"})),
+    "a result of migrate=": (lambda _: {"a": X}, lambda e, o: e.load(like={"a": X}, migrate=lambda _: o)),
+    "names given": (lambda _: {"a": X}, lambda _, o: from_names({o: {"a": X}}, like={"a": X})),
+    "no leaf": (lambda _: {"a": X}, lambda e, o: e.save_again({o: "text"})),
+    "one name twice": (lambda _: {"a": X}, lambda e, o: e.save_again({o: {"b": X}, f"{o}.b": X})),
+    "a value that does not fit": (lambda o: {o: 2**40}, lambda e, o: e.load(like={o: jnp.int32(0)})),
+}
 
 
-def test_no_message_contains_a_name_of_a_megabyte(tmp_path: Path) -> None:
-    name = "x" * 2**20
-    save(tmp_path / "x", {"state": {name: {"a": X, "b": X}}})
-
-    likes: list[Any] = [{"state": {"y": {"a": X, "b": X}}}, {"a": X, "b": X}, {"state": {name: {"a": X.T, "b": 1}}}]
-    for like in likes:
-        with pytest.raises(CheckpointMismatchError) as caught:
-            load(tmp_path / "x", like=like)
-        assert len(str(caught.value)) < 6000
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("x" * 2**17, id="long"),
+        pytest.param("x" * 2**20, id="longer", marks=pytest.mark.exhaustive),
+        pytest.param("\n" * 2**20, id="lines", marks=pytest.mark.exhaustive),
+        pytest.param(LETTERS * 50, id="letters", marks=pytest.mark.exhaustive),
+    ],
+)
+@pytest.mark.parametrize("case", HOSTILE)
+def test_no_message_contains_a_long_name_whole(case: str, name: str, tmp_path: Path) -> None:
+    tree, call = HOSTILE[case]
+    engine = ByFile(tmp_path)
+    engine.save(tree(name))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        try:
+            call(engine, name)
+        except (CheckpointError, TypeError, ValueError) as error:
+            texts = [str(error)]
+        else:
+            texts = [str(each.message) for each in seen]
+    assert texts
+    assert max(map(len, texts)) < 20_000
 
 
 # Advice, followed

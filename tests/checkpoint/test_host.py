@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import collections
-import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from tests.checkpoint.models import spec
 from treewright.checkpoint import CheckpointManager, host
-from treewright.errors import CheckpointDamagedError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +22,7 @@ untyped: Any = jax
 
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
-    """How many arrays were copied, by way, as if the CPU were a GPU: Orbax uses pinned memory, and so do we."""
+    """How many arrays were copied, by way, as if the CPU were a GPU."""
     counts: collections.Counter[str] = collections.Counter()
     asarray: Any = np.asarray
     put: Any = jax.device_put
@@ -51,8 +48,6 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
         counts["device -> numpy"] += memory(array) == "device"
         start(array)
 
-    handler = functools.partial(ocp.PyTreeCheckpointHandler, enable_pinned_host_transfer=True)
-    monkeypatch.setattr(ocp, "PyTreeCheckpointHandler", handler)
     monkeypatch.setattr(host, "_PLATFORMS", frozenset({"cpu"}))
     monkeypatch.setattr(np, "asarray", count_asarray)
     monkeypatch.setattr(jax, "device_put", count_put)
@@ -81,46 +76,20 @@ def test_each_block_is_copied_to_the_host_once(tmp_path: Path, copies: collectio
         assert not copies
 
 
-def test_restored_arrays_are_verified_before_they_go_to_devices(
-    tmp_path: Path, copies: collections.Counter[str]
-) -> None:
+def test_restored_arrays_are_equal_and_have_their_shardings(tmp_path: Path, copies: collections.Counter[str]) -> None:
     tree = spread()
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, tree)
         manager.wait()
         copies.clear()
         found = manager.restore(like=tree)
-        on_one = {"numpy -> device": 4}  # not committed, or empty
-        assert copies == {"numpy -> pinned_host": 4 + 2 + 2 + 1 + 1, "pinned_host -> device": 4 * 4 + 1, **on_one}
+        assert not {way for way in copies if way.startswith("device")}
     for name, value in tree.items():
         if isinstance(value, jax.Array):
             data, expected = (jax.random.key_data(x) if name == "key" else x for x in (found[name], value))
             np.testing.assert_array_equal(data, expected)
             assert (found[name].sharding, jax.typeof(found[name])) == (value.sharding, jax.typeof(value))
             assert found[name].committed == value.committed
-
-
-def test_a_damaged_block_goes_to_no_device(
-    tmp_path: Path, copies: collections.Counter[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x = untyped.device_put(jnp.zeros((8, 4)), NamedSharding(untyped.make_mesh((4,), ("a",)), spec("a")))
-    with CheckpointManager(tmp_path) as manager:
-        manager.save(1, {"x": x})
-        manager.wait()
-        handler: Any = ocp.PyTreeCheckpointHandler
-        plain = handler.func.restore
-
-        def flipped(self: Any, *args: Any, **options: Any) -> Any:
-            found = plain(self, *args, **options)["x"]
-            values = np.array(found)
-            values[5, 1] = 1
-            return {"x": untyped.device_put(values, found.sharding)}
-
-        monkeypatch.setattr(handler.func, "restore", flipped)
-        copies.clear()
-        with pytest.raises(CheckpointDamagedError, match=r"\['x'\]\[4:6,0:4\] is damaged"):
-            manager.restore(like={"x": x})
-    assert not any(way.endswith("-> device") for way in copies)
 
 
 def test_a_state_may_be_donated_while_its_copies_are_written(tmp_path: Path, copies: collections.Counter[str]) -> None:

@@ -68,7 +68,7 @@ def test_cleanup_deletes_only_leftovers_of_dead_processes(tmp_path: Path) -> Non
     with CheckpointManager(steps, keep=1) as manager:
         manager.save(7, LIKE)
     assert {path.name for path in steps.iterdir()} == before - gone - {alive, f".{alive}.lock"} | {"7"}
-    assert (tmp_path / "elsewhere" / "manifest").is_dir()
+    assert (tmp_path / "elsewhere" / "process_0.safetensors").is_file()
     assert (tmp_path / "photos").is_dir()
 
 
@@ -117,8 +117,8 @@ def test_a_step_whose_manifest_is_gone_is_not_reported_as_saved(tmp_path: Path) 
     deadline = time.monotonic() + 10
     while manager.all_steps() != (1, 2):
         assert time.monotonic() < deadline
-    shutil.rmtree(tmp_path / "steps" / "2" / "manifest")
-    with pytest.raises(CheckpointError, match=r"Step 2 could not be saved in .*The manifest of step 2 can't be read"):
+    (tmp_path / "steps" / "2" / "_CHECKPOINT_METADATA").write_text("{")
+    with pytest.raises(CheckpointError, match=r"Step 2 could not be saved in .*The metrics of step 2 can't be read"):
         manager.wait()
 
 
@@ -141,7 +141,7 @@ def test_a_folder_of_the_user_is_no_step(tmp_path: Path) -> None:
             CheckpointError, match=r"/2024 is not a step: it contains none .*\. Rename it, or save into"
         ):
             manager.save(2024, TREE)
-        (tmp_path / "4" / "manifest" / "metadata").unlink()
+        (tmp_path / "4" / "process_0.safetensors").unlink()
         with pytest.raises(CheckpointError, match=r"All steps in .* are damaged:\n  4: "):
             manager.restore_latest_valid(like=LIKE)
     assert names_in(tmp_path) == {"4", "2024"}

@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 import pytest
 from etils import epath  # type: ignore[import-untyped]
 
-from treewright.checkpoint import CheckpointManager, disk, folder
+from treewright.checkpoint import CheckpointManager, Manifest, folder, handler
 from treewright.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -44,25 +44,7 @@ def test_temporary_folders_are_created_before_all_files_and_finished_after_them(
     monkeypatch.setattr(paths, "create", watched_create)
     monkeypatch.setattr(paths, "finalize", watched_finalize)
     save_one(tmp_path)
-    assert calls == {"create": set(), "finish": {folder.LISTING, folder.MANIFEST, folder.STATE}}
-
-
-def test_a_step_is_flushed_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed: set[str] = set()
-    plain = disk.flush_to_disk
-
-    def flush(path: Path) -> None:
-        assert not (tmp_path / "1").exists()
-        flushed.add(str(path.relative_to(next(tmp_path.glob("1.*")))))
-        plain(path)
-
-    monkeypatch.setattr(folder, "flush_to_disk", flush)
-    with CheckpointManager(tmp_path) as manager:
-        manager.save(1, {"x": jnp.ones(3)})
-        manager.wait()
-    files = {str(path.relative_to(tmp_path / "1")) for path in (tmp_path / "1").rglob("*")}
-    assert {".", "manifest/metadata", "manifest/process.0", "state/manifest.ocdbt"} <= flushed
-    assert files - flushed <= {"commit_success.txt"}  # nothing reads it
+    assert calls == {"create": set(), "finish": {folder.LISTING, "process_0.safetensors"}}
 
 
 def test_a_step_that_can_not_be_flushed_does_not_appear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,20 +62,33 @@ def test_a_step_that_can_not_be_flushed_does_not_appear(tmp_path: Path, monkeypa
 
 def test_a_step_without_files_is_not_finished(tmp_path: Path) -> None:
     """If Orbax had renamed the folder before, or had written somewhere else, nothing would be flushed."""
-    unfinished = folder.UnfinishedSteps("01234567").path_class.from_final(epath.Path(tmp_path) / "7")
+    steps = folder.UnfinishedSteps("01234567")
+    unfinished = steps.path_class.from_final(epath.Path(tmp_path) / "7")
     unfinished.get().mkdir()
-    with pytest.raises(CheckpointError, match="has written nothing to it that could be flushed"):
-        asyncio.run(unfinished.finalize())
+    asyncio.run(unfinished.finalize())
+    with pytest.raises(CheckpointError, match="nothing was written to it that could be flushed"):
+        steps.check()
 
 
 def test_the_files_of_a_step_have_these_names(tmp_path: Path) -> None:
     save_one(tmp_path)
     listing = json.loads((tmp_path / "1" / folder.LISTING).read_text())
-    assert {*listing["item_handlers"]} == {folder.MANIFEST, folder.STATE}
-    assert (tmp_path / "1" / "manifest" / "metadata").is_file()
+    assert listing["item_handlers"] == "treewright.checkpoint.handler.StepHandler"
+    assert {*listing["custom_metadata"]} == {"treewright", "treewright.digest"}
     suffix: Any = ocp.path.atomicity.TMP_DIR_SUFFIX
     assert ocp.path.atomicity.AtomicRenameTemporaryPath.from_final(epath.Path("/7")).get().name.startswith(f"7{suffix}")
 
 
 def test_a_job_of_one_process_is_not_preempted(tmp_path: Path) -> None:
     assert CheckpointManager(tmp_path).reached_preemption(1) is False
+
+
+def test_orbax_lists_a_step_and_does_not_read_it(tmp_path: Path) -> None:
+    save_one(tmp_path)
+    with ocp.CheckpointManager(tmp_path) as plain:
+        assert plain.all_steps() == [1]
+        with pytest.raises((KeyError, ValueError, FileNotFoundError)):
+            plain.restore(1, args=ocp.args.StandardRestore())
+    nothing = handler.SaveStep(Manifest((), ()), "", {})
+    with pytest.raises(NotImplementedError, match=r"Restore it with treewright\.checkpoint\.CheckpointManager\('.*'\)"):
+        ocp.Checkpointer(handler.StepHandler()).restore(tmp_path / "1", args=nothing)

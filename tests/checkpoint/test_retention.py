@@ -143,7 +143,7 @@ BEST: Any = {"keep": 1, "keep_best": 1, "metric": "loss", "mode": "min"}
 
 def test_damaged_and_deleted_steps_have_no_rank(tmp_path: Path) -> None:
     with_losses(tmp_path, [1, 2, 3], [1, 2, 3], keep=3, keep_best=1, metric="loss", mode="min").close()
-    (tmp_path / "run" / "1" / "manifest" / "metadata").write_text("{")
+    (tmp_path / "run" / "1" / "_CHECKPOINT_METADATA").write_text("{")
     with CheckpointManager(tmp_path / "run", keep=3, keep_best=1, metric="loss", mode="min") as manager:
         assert manager.best_step() == 2
         for step in (4, 5, 6):
@@ -186,10 +186,10 @@ def test_a_step_saved_by_a_concurrent_manager_is_not_replaced(tmp_path: Path) ->
         assert manager.restore(2, like=LIKE)["x"].tolist() == [2, 2]
 
 
-def test_metrics_are_read_from_the_verified_manifest(tmp_path: Path) -> None:
+def test_what_retention_reads_is_verified(tmp_path: Path) -> None:
     with_losses(tmp_path, [1, 2, 3], [3, 1, 2], **BEST).close()
-    manifest = tmp_path / "run" / "2" / "manifest" / "metadata"
-    manifest.write_text(manifest.read_text().replace('\\"loss\\":1', '\\"loss\\":9'))
+    listed = tmp_path / "run" / "2" / "_CHECKPOINT_METADATA"
+    listed.write_text(listed.read_text().replace('\\"loss\\":1', '\\"loss\\":9'))
     with CheckpointManager(tmp_path / "run", **BEST) as manager:
         assert manager.best_step() == 3
         manager.save(4, TREE, metrics={"loss": 4})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import re
@@ -18,11 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
+from safetensors.numpy import load_file
 
 from tests.checkpoint.engines import assert_same, flip_a_bit
+from tests.checkpoint.forged_files import forge
 from tests.checkpoint.models import spec, train_state
 from tests.checkpoint.runs import LIKE, TREE, hold_commits, saved
-from treewright.checkpoint import CheckpointManager, LeafRecord, Manifest, from_names
+from treewright.checkpoint import CheckpointManager, LeafRecord, Manifest, from_names, load
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 if TYPE_CHECKING:
@@ -168,8 +169,7 @@ def test_all_files_of_a_step_are_flushed_before_its_rename(tmp_path: Path, monke
         manager.wait()
 
     made = {str(path.relative_to(tmp_path)) for path in (tmp_path / "1").rglob("*")}
-    assert {"1/manifest/metadata", "1/state/_METADATA"} <= made
-    assert made - synced.keys() <= {f"1{item}/commit_success.txt" for item in ("", "/manifest", "/state")}
+    assert made - synced.keys() <= {"1/commit_success.txt"}
     for name in made & synced.keys():  # unchanged since it was flushed
         assert (tmp_path / name).is_dir() or (tmp_path / name).read_bytes() == synced[name]
     assert late == ["_CHECKPOINT_METADATA", "1", tmp_path.name]  # Orbax rewrites the metadata last; then the folders
@@ -266,7 +266,7 @@ def test_a_flipped_bit_in_items_and_digests_is_damage(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"x": jnp.ones(3)}, items={"a": 1})
         manager.wait()
-        flip_a_bit(tmp_path / "1" / "manifest" / "process.0")
+        forge(tmp_path / "1" / "process_0.safetensors", lambda _: None, without="treewright.process.digest")
         with pytest.raises(CheckpointDamagedError, match="The items of process 0 in step 1 can't be read"):
             manager.items(1)
         with pytest.raises(CheckpointDamagedError, match=r"The digest of .* can't be read"):
@@ -293,46 +293,39 @@ def test_a_sharded_step_is_restored_on_any_number_of_devices(count: int, axes: A
     np.testing.assert_array_equal(found, x)
 
 
-@pytest.mark.devices(2)
-def test_a_flipped_bit_is_detected_in_each_fully_restored_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.devices(4)
+def test_a_flipped_bit_is_detected_in_each_block_that_is_read(tmp_path: Path) -> None:
     x = jax.device_put(jnp.zeros((8, 4)), split_over(jax.devices()))
-    whole, half = np.zeros((8, 4), np.float32), jax.device_put(x, split_over(jax.devices()[:2]))
+    half = jax.device_put(x, split_over(jax.devices()[:2]))
     cut = jax.device_put(x, split_over(jax.devices(), None, "a"))
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"x": x})
         manager.wait()
-        plain = ocp.PyTreeCheckpointHandler.restore
-
-        def flipped(self: Any, *args: Any, **options: Any) -> Any:
-            found = plain(self, *args, **options)
-            place = np.arange(32).reshape(8, 4) == 21
-            return {"x": found["x"] + jax.device_put(place.astype(np.float32), found["x"].sharding)}
-
-        def flipped_on_host(self: Any, *args: Any, **options: Any) -> Any:
-            return {"x": plain(self, *args, **options)["x"] + (np.arange(32).reshape(8, 4) == 21)}
-
-        for like, patched in ((x, flipped), (half, flipped), (whole, flipped_on_host)):
-            monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", patched)
+        flip_a_bit(tmp_path / "1" / "process_0.safetensors", -33)  # in the last but one block of 32 bytes
+        for like in (x, half, np.zeros((8, 4), np.float32), cut):
             with pytest.raises(CheckpointDamagedError, match=r"\['x'\]\[4:6,0:4\] is damaged: the digest of its bytes"):
                 manager.restore(like={"x": like})
-        monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", flipped)
-        assert float(manager.restore(like={"x": cut})["x"].sum()) == 1  # cut in all its blocks: the docs say so
 
 
-# Plain Orbax
+# Other programs
 
 
-def test_plain_orbax_reads_a_step_by_flat_names(tmp_path: Path) -> None:
+@pytest.mark.devices(2)
+def test_safetensors_reads_a_step_by_flat_names(tmp_path: Path) -> None:
     state = train_state()
+    x = jax.device_put(jnp.arange(8.0), split_over(jax.devices()[:2]))
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, state)
+        manager.save(2, {"x": x, "x#0": 1, "__metadata__": 2})
 
-    with ocp.CheckpointManager(tmp_path, item_names=("state", "manifest")) as plain:
-        both = ocp.args.Composite(state=ocp.args.StandardRestore(), manifest=ocp.args.JsonRestore())
-        assert plain.all_steps() == [1]
-        found: Any = plain.restore(1, args=both)
-    np.testing.assert_array_equal(found.state["params.layers.0.kernel"], state.params.layers[0].kernel)
-    assert_same(from_names(found.state, like=state), state)
-    assert json.loads(found.manifest["treewright"])["nodes"][0]["cls"] == "treewright.train:TrainState"
+    found = load_file(tmp_path / "1" / "process_0.safetensors")
+    np.testing.assert_array_equal(found["params.layers.0.kernel"], state.params.layers[0].kernel)
+    assert_same(from_names(found, like=state), state)
+    assert_same(load(tmp_path / "1" / "process_0.safetensors", like=state), state)
+    blocks = load_file(tmp_path / "2" / "process_0.safetensors")
+    assert {name: block.tolist() for name, block in blocks.items()} == {
+        "x#0": [0, 1, 2, 3],
+        "x#1": [4, 5, 6, 7],
+        "x#0#0": 1,
+        "__metadata__#0": 2,
+    }

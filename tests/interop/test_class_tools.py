@@ -166,27 +166,26 @@ def test_beartype_checks_the_constructor_the_methods_and_self(folder: pathlib.Pa
     assert_works(cls, kind)
 
 
-@pytest.mark.parametrize("kind", NODES)  # A plain dataclass is not a pytree.
-def test_the_import_hook_of_beartype_checks_all_and_warns_of_nothing(tmp_path: pathlib.Path, kind: str) -> None:
+def test_the_import_hook_of_beartype_checks_all_and_warns_of_nothing(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("beartype")
     package = tmp_path / "pkg"
     package.mkdir()
     (package / "__init__.py").write_text("from beartype.claw import beartype_this_package; beartype_this_package()")
-    write(package, kind, body=f"{BODY}\n{KINDS[kind].replace('Net', 'Conv')}{CONVERTERS}")
+    for kind in NODES:  # a plain dataclass is not a pytree
+        write(package, kind, body=f"{BODY}\n{KINDS[kind].replace('Net', 'Conv')}{CONVERTERS}", name=kind)
     program = """
-import jax
-from pkg.nets import Conv, Net
-node = Net(2.0)
-for call in (lambda: Net("no"), lambda: node.scaled("no"), lambda: Net.twice("no"), node.other, node.same):
-    try: print("ok", end=" ") if call() is node else print("unchecked", end=" ")
-    except Exception: print("checked", end=" ")
-print(Conv([1, 2], 3.0), jax.tree.map(lambda _: None, node), jax.tree.leaves(node.same))
+import importlib, jax
+for kind in ("module", "decorated"):
+    nets = importlib.import_module(f"pkg.{kind}")
+    Net, node = nets.Net, nets.Net(2.0)
+    for call in (lambda: Net("no"), lambda: node.scaled("no"), lambda: Net.twice("no"), node.other, node.same):
+        try: print("ok" if call() is node else "unchecked", end=" ")
+        except Exception: print("checked", end=" ")
+    print(nets.Conv([1, 2], 3.0).sizes, jax.tree.map(lambda _: None, node), jax.tree.leaves(node.same)[:2] == [2.0, 3])
 """
-    checked = output(program, tmp_path, "-W", "error")
+    expected = "checked checked checked checked ok (1, 2) Net(x=None, n=None)"
 
-    assert checked.startswith("checked checked checked checked ok Conv(sizes=(1, 2), w=f32")
-    assert "Net(x=None, n=None)" in checked
-    assert ("[2.0, 3]" in checked) == (kind == "module")
+    assert output(program, tmp_path, "-W", "error") == f"{expected} True\n{expected} False\n"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -236,28 +235,21 @@ def test_jaxtyping_checks_what_a_converter_accepts(folder: pathlib.Path, kind: s
 
 
 @pytest.mark.parametrize("options", [":members:", ":members:\n   :undoc-members:\n   :inherited-members:"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_sphinx_shows_the_types_of_fields_and_warns_of_nothing(tmp_path: pathlib.Path, kind: str, options: str) -> None:
+def test_sphinx_shows_the_types_of_fields_and_warns_of_nothing(tmp_path: pathlib.Path, options: str) -> None:
     pytest.importorskip("sphinx")
-    doc = (
-        ""
-        if kind == "dataclass"
-        else '    d: float = field(default=1.0, doc="A line.\\nAnother line.\\n\\nA paragraph.")\n'
-    )
-    write(
-        tmp_path,
-        kind,
-        body=BODY.replace("    n: int", f"{doc}    n: int").replace("x: float\n", 'x: float\n    "The x."\n'),
-    )
+    doc = '    d: float = field(default=1.0, doc="A line.\\nAnother line.\\n\\nA paragraph.")\n'
+    for kind in KINDS:
+        documented = BODY if kind == "dataclass" else BODY.replace("    n: int", f"{doc}    n: int")
+        write(tmp_path, kind, body=documented.replace("x: float\n", 'x: float\n    "The x."\n'), name=kind)
     (tmp_path / "conf.py").write_text("extensions = ['sphinx.ext.autodoc']\nproject = 'nets'\n")
-    (tmp_path / "index.rst").write_text(f"Nets\n====\n\n.. autoclass:: nets.Net\n   {options}\n")
+    classes = "".join(f"\n.. autoclass:: {kind}.Net\n   {options}\n" for kind in KINDS)
+    (tmp_path / "index.rst").write_text(f"Nets\n====\n{classes}")
     program = "from sphinx.cmd.build import main; print(main('-q -W --keep-going -b text . out'.split()))"
 
     assert output(program, tmp_path) == "0\n"
     text = (tmp_path / "out" / "index.txt").read_text()
-    assert "x: float" in text
-    assert "The x." in text
-    assert "scaled(y: float) -> float" in text
+    for shown in ("x: float", "The x.", "scaled(y: float) -> float"):
+        assert [shown in part for part in re.split(r"class \w+\.Net\(", text)[1:]] == [True, True, True]
     assert ": Any" not in text.replace("**changes: Any", "")
 
 
@@ -295,13 +287,13 @@ def test_inspect_finds_functions_sources_and_types(folder: pathlib.Path, kind: s
     assert "class Module:" in inspect.getsource(treewright.Module)
 
 
-# Notebooks
+# Notebooks. The modules are named after their kinds, and one process reloads them all.
 
 RELOAD = """
 import contextlib, io, os, pathlib, time
 from IPython.core.interactiveshell import InteractiveShell
 
-shell, age = InteractiveShell.instance(), 0
+shell, age = InteractiveShell.instance(), time.time()
 
 def cell(code):
     with contextlib.redirect_stdout(io.StringIO()):
@@ -317,100 +309,109 @@ def write(old="", new=""):
     age += 10
     assert old in text
     text = text.replace(old, new)
-    path = pathlib.Path("nets.py")
     path.write_text(text)
-    os.utime(path, (time.time() + age,) * 2)
+    os.utime(path, (age,) * 2)
 
-text = pathlib.Path("nets.py").read_text()
+run("%load_ext autoreload\\n%autoreload 2\\nimport jax")
+"""
+FIRST_CELLS = """
+kind = "{kind}"
+path = pathlib.Path("{kind}.py")
+text = path.read_text()
 write()
-run("%load_ext autoreload\\n%autoreload 2\\nimport jax\\nfrom nets import Net\\nnet = Net(2.0)")
+run("from {kind} import Net\\nnet = Net(2.0)")
 run("net.x")
 """
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_autoreload_of_a_method_keeps_the_class(tmp_path: pathlib.Path, kind: str) -> None:
+def reloaded(folder: pathlib.Path, cells: str, *, body: str = BODY) -> dict[str, list[str]]:
+    """The lines that cells print for the class of each kind."""
     pytest.importorskip("IPython")
-    write(tmp_path, kind)
-    program = f"""{RELOAD}
+    for kind in KINDS:
+        write(folder, kind, body=body, name=kind)
+    programs = [f"{FIRST_CELLS.format(kind=kind)}{cells}print('END')" for kind in KINDS]
+    parts = output("\n".join([RELOAD, *programs]), folder).split("END\n")
+    return {kind: part.splitlines() for kind, part in zip(KINDS, parts, strict=False)}
+
+
+def test_autoreload_of_a_method_keeps_the_class(tmp_path: pathlib.Path) -> None:
+    lines = reloaded(
+        tmp_path,
+        """
 write("self.x * y", "self.x + y")
 print(run("(net.scaled(3.0), Net(4.0).scaled(3.0), type(net) is Net, isinstance(net, Net))"))
-print(run("jax.tree.leaves((net.scaled, Net(4.0).scaled))") if {kind == "module"} else "")
-print(run("jax.tree.map(lambda a, b: a + b, net, Net(1.0))") if {kind != "dataclass"} else "")
-"""
-    lines = output(program, tmp_path).splitlines()
+if kind == "module":
+    print(run("jax.tree.leaves((net.scaled, Net(4.0).scaled))"))
+if kind != "dataclass":
+    print(run("jax.tree.map(lambda a, b: a + b, net, Net(1.0))"))
+""",
+    )
 
-    assert lines[0] == "(5.0, 7.0, True, True)"
-    assert lines[1] == ("[2.0, 3, 4.0, 3]" if kind == "module" else "")
-    assert lines[2] == ("" if kind == "dataclass" else "Net(x=3.0, n=6)")
+    same = "(5.0, 7.0, True, True)"
+    assert lines == {
+        "module": [same, "[2.0, 3, 4.0, 3]", "Net(x=3.0, n=6)"],
+        "decorated": [same, "Net(x=3.0, n=6)"],
+        "dataclass": [same],
+    }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_autoreload_of_a_field_keeps_the_values_of_old_instances(tmp_path: pathlib.Path, kind: str) -> None:
-    pytest.importorskip("IPython")
-    write(tmp_path, kind)
-    program = f"""{RELOAD}
+def test_autoreload_of_a_field_keeps_the_values_of_old_instances(tmp_path: pathlib.Path) -> None:
+    lines = reloaded(
+        tmp_path,
+        """
 write("n: int = 3", "n: int = 3\\n    added: float = 5.0")
 print(run("(net.x, net.n, Net(4.0).added, Net(4.0).scaled(2.0))"))
-"""
+""",
+    )
 
-    assert output(program, tmp_path) == "(2.0, 3, 5.0, 8.0)\n"
+    assert lines == {kind: ["(2.0, 3, 5.0, 8.0)"] for kind in KINDS}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_autoreload_of_an_init_needs_one_more_call(tmp_path: pathlib.Path, kind: str) -> None:
-    pytest.importorskip("IPython")
+def test_autoreload_of_an_init_needs_one_more_call(tmp_path: pathlib.Path) -> None:
     assign = "object.__setattr__(self, 'x', x)"
-    write(tmp_path, kind, body=f"    x: float\n    def __init__(self, x: float) -> None:\n        {assign}\n")
-    program = f"""{RELOAD}
+    lines = reloaded(
+        tmp_path,
+        """
 write("'x', x)", "'x', x + 1)")
 first = cell("Net(4.0)")
 print("call Net(...) again" in str(first.error_in_exec), run("Net(4.0).x"), run("net.x"))
-"""
+""",
+        body=f"    x: float\n    def __init__(self, x: float) -> None:\n        {assign}\n",
+    )
 
-    assert output(program, tmp_path) == f"{kind != 'dataclass'} 5.0 2.0\n"
+    assert lines == {kind: [f"{kind != 'dataclass'} 5.0 2.0"] for kind in KINDS}
 
 
 # Pickles
 
-MAIN = """
-import sys
-pickle = __import__(sys.argv[1])
+DUMP = """
+import cloudpickle
 def local():
 {local}
     return Net
-if len(sys.argv) == 3:
-    for cls in (Net, local()):
-        node = cls(2.0)
-        print(pickle.dumps((node, cls, node.scaled)).hex())
+for cls in (Net, local()):
+    node = cls(2.0)
+    print(cloudpickle.dumps((node, cls, node.scaled)).hex())
 """
 LOAD = """
-import sys
-pickle = __import__(sys.argv[1])
-import jax
+import cloudpickle, jax
 for line in open("pickles"):
-    node, cls, method = pickle.loads(bytes.fromhex(line))
+    node, cls, method = cloudpickle.loads(bytes.fromhex(line))
     print(node, type(node) is cls, cls(4.0).scaled(2.0), method(3.0), jax.tree.leaves((node, method)))
 """
 
 
-def sent(folder: pathlib.Path, kind: str, pickler: str) -> str:
-    """The output of a process that loads nodes of classes in `__main__` and in a function."""
-    source = f"{HEAD}{KINDS[kind]}\n{BODY}"
-    local = "".join(f"    {line}\n" for line in f"{KINDS[kind]}\n{BODY}".splitlines())
-    call = f"import sys; sys.argv = ['', {pickler!r}"
-    pickles = output(f"{call}, 'dump']\n{source}{MAIN.format(local=local)}", folder)
-    (folder / "pickles").write_text(pickles)
-    return output(f"{call}]\n{LOAD}", folder)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_cloudpickle_sends_classes_of_main_and_of_functions(tmp_path: pathlib.Path, kind: str) -> None:
+def test_cloudpickle_sends_classes_of_main_and_of_functions(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("cloudpickle")
-    lines = sent(tmp_path, kind, "cloudpickle").splitlines()
+    programs: list[str] = []
+    for head in KINDS.values():
+        local = "".join(f"    {line}\n" for line in f"{head}\n{BODY}".splitlines())
+        programs += [f"{HEAD}{head}\n{BODY}", DUMP.format(local=local)]
+    (tmp_path / "pickles").write_text(output("\n".join(programs), tmp_path))
+    lines = output(LOAD, tmp_path).splitlines()
 
-    assert len(lines) == 2
-    for line in lines:
+    assert len(lines) == 2 * len(KINDS)
+    for line, kind in zip(lines, [kind for kind in KINDS for _ in range(2)], strict=True):
         assert "Net(x=2.0, n=3) True 8.0 6.0 " in line
         assert line.endswith("[2.0, 3, 2.0, 3]") == (kind == "module")
 
@@ -422,12 +423,10 @@ def test_dill_sends_classes_of_modules_and_warns_of_others(folder: pathlib.Path,
     node = dill.loads(dill.dumps(cls(2.0)))
 
     assert (type(node), node.x) == (cls, 2.0)
-    if kind == "dataclass":
-        assert "True 8.0 6.0" in sent(folder, kind, "dill")
-        return
-    cls.__module__ = "__main__"
-    with pytest.raises(dill.PicklingWarning, match="Cannot locate reference to <class '__main__"):
-        dill.dumps(cls(2.0))
+    if kind != "dataclass":
+        cls.__module__ = "__main__"
+        with pytest.raises(dill.PicklingWarning, match="Cannot locate reference to <class '__main__"):
+            dill.dumps(cls(2.0))
 
 
 # Tests

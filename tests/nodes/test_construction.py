@@ -400,33 +400,6 @@ def test_a_getattr_provides_the_values_of_unset_fields() -> None:
     assert (Net().a, Net().b) == (3, 5)
 
 
-@pytest.mark.parametrize("setting", [None, True, "x", 0])
-def test_a_check_that_fails_for_a_setting_in_place_of_an_array_points_to_spec_like(setting: Any) -> None:
-    class System(Module):
-        gravity: jax.Array = field()  # A plain child warns of a str.
-
-        def __check_init__(self) -> None:
-            if getattr(self.gravity, "ndim", 0) != 1:
-                raise ValueError("gravity is a vector")
-
-    def change_in_edit() -> None:
-        with treewright.edit(System(jnp.ones(3))) as draft:
-            draft.gravity = setting
-
-    system = System(jnp.ones(3))
-    for call in (
-        lambda: treewright.at(jax.tree.map(lambda _: None, system), ".gravity").set(setting),
-        lambda: treewright.replace(system, gravity=setting),
-        change_in_edit,
-    ):
-        with pytest.raises(ValueError, match="is a vector") as caught:
-            call()
-        assert f"System.gravity = {setting!r} is not an array. For a spec" in notes_of(caught.value)
-    with pytest.raises(ValueError, match="is a vector") as caught:
-        treewright.replace(system, gravity=jnp.ones(()))
-    assert not notes_of(caught.value)
-
-
 class Defaults(Module):
     child: Any = 1.0
     made: Any = field(default_factory=lambda: [2.0])

@@ -78,7 +78,10 @@ IDIOMS = {
         "def _init_(self): return self.x\ndef f(self): return self._init_()",
         "a.f() == 2.0",
     ),
-    "a private helper with another name": ("def _cell_(self): return self.x", "a._cell_() == 2.0"),
+    "a private helper that is looked up by name": (
+        "def _call_(self): return self.x\ndef f(self): return getattr(self, '_call_')()",
+        "a.f() == 2.0",
+    ),
     "a mangled helper that is called": ("def __init(self): return 2\ndef f(self): return self.__init()", "a.f() == 2"),
     "a mangled helper of __post_init__": (
         "n: Any = 0\ndef __post_init__(self): self.__post_init()\ndef __post_init(self): self.n = 2",
@@ -119,6 +122,13 @@ PROGRAMS = {
     "a generic": "T = typing.TypeVar('T')\nclass A(Module, typing.Generic[T]):\n x: T\na = A[float](2.0)",
     "a protocol": "class P(typing.Protocol):\n x: float\n scale: float = 1.0\nclass A(Module, P):\n x: float\n"
     " scale: ClassVar[float] = 1.0\na = A(2.0)",
+    "a hook of a base": "class B(Module):\n x: float\n def __call__(self): return self._call_()\n"
+    "class A(B):\n def _call_(self): return self.x\na = A(2.0)\nassert a() == 2.0",
+    "an abstract method named like a hook": "class B(Module, abc.ABC):\n x: float\n @abc.abstractmethod\n"
+    " def _init_(self): ...\n def f(self): return self._init_()\nclass A(B):\n"
+    " def _init_(self): return self.x\na = A(2.0)\nassert a.f() == 2.0",
+    "a method of a protocol named like a hook": "class P(typing.Protocol):\n def _call_(self): ...\n"
+    "class A(Module, P):\n x: float\n def _call_(self): return self.x\na = A(2.0)",
     "abstract": "class B(Module, abc.ABC):\n @abc.abstractmethod\n def f(self): ...\nclass A(B):\n x: float\n"
     " def f(self): return 1\na = A(2.0)",
     "a mixin with methods and constants": "class Mix:\n LIMIT = 3\n rate: ClassVar[float] = 0.1\n needs: int\n"
@@ -185,10 +195,6 @@ REJECTED = {
         "from flax import nnx\nclass A(Module):\n d = nnx.Linear(2, 2, rngs=nnx.Rngs(0))",
         r"A\.d = .* no ann",
     ),
-    "a type": (
-        "class A(Module):\n w = jax.Array",
-        r"A\.w is the class jax\.Array, not a field\.\n  Write w: jax\.Array",
-    ),
     "a static in quotes": ("class A(Module):\n n: 'int = static()'", r"A\.n has static in its annotation"),
     "a generator": (
         "class A(Module):\n x: float\n def __post_init__(self):\n  yield",
@@ -200,12 +206,9 @@ REJECTED = {
             rf"never runs\. Did you mean {hook}\?",
         )
         for name, hook in {
-            **dict.fromkeys(("__inti__", "__intit__", "__initi__", "__ini__", "_init_"), "__init__"),
-            **dict.fromkeys(
-                ("__post_inti__", "__postinit__", "__post_int__", "_post_init_", "__post__init__"), "__post_init__"
-            ),
-            **dict.fromkeys(("__checkinit__", "__check_int__", "_check_init_", "__chek_init__"), "__check_init__"),
-            **dict.fromkeys(("_call_", "__cal__"), "__call__"),
+            **dict.fromkeys(("__inti__", "__intit__", "__initi__", "__ini__"), "__init__"),
+            **dict.fromkeys(("__post_inti__", "__postinit__", "__post_int__", "__post__init__"), "__post_init__"),
+            **dict.fromkeys(("__checkinit__", "__check_int__", "__chek_init__"), "__check_init__"),
         }.items()
     },
 }
@@ -220,6 +223,13 @@ def test_a_class_that_loses_a_value_or_a_method_is_rejected(program: str, messag
 
 OWN_INIT = "class B(Module):\n x: float\n def __init__(self, x): self.x = x\n"
 WARNED = {
+    **{
+        f"a helper named {name}": (
+            f"class A(Module):\n x: float\n def {name}(self): return self.x\nassert A(2.0).{name}() == 2.0",
+            rf"^Nothing calls A\.{name} in its class\. Did you mean _{name}_\?",
+        )
+        for name in ("_init_", "_post_init_", "_check_init_", "_call_")
+    },
     "in the class": (
         "class A(Module):\n x: float\n def __init__(self, x): self.x = x\n def __post_init__(self): pass",
         r"^A\.__post_init__ never runs",
@@ -293,18 +303,3 @@ def test_a_class_that_is_registered_for_export_keeps_its_registration() -> None:
     """
 
     assert jax.tree.leaves(run(program)["a"]) == [2.0]
-
-
-def test_a_hook_of_a_base_may_have_a_name_like_a_dunder() -> None:
-    class Base(Module):
-        x: Any
-
-        def __call__(self, y: Any) -> Any:
-            template: Any = self
-            return template._call_(y)
-
-    class Dense(Base):
-        def _call_(self, y: Any) -> Any:
-            return self.x * y
-
-    assert Dense(2.0)(3.0) == 6.0

@@ -179,7 +179,7 @@ def test_the_error_mentions_a_redefined_class(module: Any) -> None:
     state = TrainState.create(params={"net": old}, tx=optax.sgd(0.1))
 
     for call, pattern in (
-        (lambda: state.apply_gradients(grads={"net": new}), "grads must have the structure of params"),
+        (lambda: state.apply_gradients(grads={"net": new}), "grads must have the structure, shapes"),
         (lambda: treewright.combine({"net": old}, {"net": new}), OTHER_CLASS),
         (lambda: treewright.partition(old, jax.tree.map(lambda _: True, new)), "where= is not a prefix"),
     ):

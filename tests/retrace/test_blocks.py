@@ -137,6 +137,16 @@ def test_a_new_trace_of_a_function_with_earlier_programs_is_reported() -> None:
     assert details(second)[0] == "x: float32[3] -> float32[4]"
 
 
+def test_an_object_that_equals_one_with_earlier_programs_has_them_too() -> None:
+    first, second, other = (jax.jit(EqualScale(factor)) for factor in (2.0, 2.0, 3.0))
+    call_with_lengths(first, 2, 3)
+    call_with_lengths(second, 4)
+
+    [report] = explained(lambda: call_with_lengths(other, 5), lambda: call_with_lengths(second, 5))
+
+    assert details(report) == ["not its first call: it had up to 3 programs, whose arguments were not seen"]
+
+
 def test_equinox_has_one_cache_for_functions_of_one_name_so_earlier_programs_are_unknown() -> None:
     jitted: Any = eqx.filter_jit(fresh(double))
     call_with_lengths(jitted, 2)
@@ -485,32 +495,6 @@ def test_a_block_does_not_change_the_number_of_traces(cls: Any) -> None:
             jax.jit(cls(2.0))(1.0)
 
     assert len(explained(call_equal_functions)) == 2
-
-
-def test_a_limit_on_a_plain_function_counts_the_jitted_functions_that_it_calls() -> None:
-    step, other = jitted_copy(), jitted_copy(lambda x: x + 1)
-
-    @treewright.max_traces(1)
-    def epoch(*numbers: int) -> None:
-        for number in numbers:
-            step(np.ones(number, np.float32))
-            other(np.ones(1, np.float32))
-
-    epoch(2, 2)
-    call_with_lengths(step, 5, 6)  # not a call of the decorated function
-    with pytest.raises(TooManyTracesError, match="double was traced twice; the limit is 1"):
-        epoch(3)
-
-
-def test_a_limit_on_a_jitted_function_ignores_the_functions_that_its_eager_calls_trace() -> None:
-    step = jitted_copy()
-
-    def epoch(number: int) -> None:
-        step(np.ones(number, np.float32))
-
-    treewright.max_traces(1)(jax.jit(epoch, static_argnums=0))(1)
-    epoch(2)
-    epoch(3)
 
 
 def test_retraces_of_the_functions_that_a_plain_function_calls_are_reported() -> None:

@@ -163,17 +163,30 @@ def test_a_block_counts_what_runs_in_it_for_all_uses() -> None:
             max_traces(1)(jax.jit(function))(jnp.ones(length))
 
 
-def test_a_decorated_test_counts_each_function_that_it_calls() -> None:
-    @max_traces(1)
-    def check(*lengths: int) -> None:
-        one, other = jax.jit(lambda x: x + 1), jax.jit(lambda x: x + 2)
-        for length in lengths:
-            one(jnp.ones(length))
-            other(jnp.ones(length))
+def test_a_limit_on_a_plain_function_counts_the_jitted_functions_that_it_calls() -> None:
+    step, other = jax.jit(new_function()), jax.jit(lambda x: x + 1)
 
-    check(1)
-    with pytest.raises(TooManyTracesError, match=r"<lambda> was traced twice; the limit is 1"):
-        check(2)
+    @max_traces(1)
+    def epoch(*numbers: int) -> None:
+        for number in numbers:
+            step(jnp.ones(number))
+            other(jnp.ones(1))
+
+    epoch(2, 2)
+    assert all(is_allowed(step, length) for length in (5, 6))  # not a call of the decorated function
+    with pytest.raises(TooManyTracesError, match="double was traced twice; the limit is 1"):
+        epoch(3)
+
+
+def test_a_limit_on_a_jitted_function_ignores_the_functions_that_its_eager_calls_trace() -> None:
+    step = jax.jit(new_function())
+
+    def epoch(number: int) -> None:
+        step(jnp.ones(number))
+
+    max_traces(1)(jax.jit(epoch, static_argnums=0))(1)
+    epoch(2)
+    epoch(3)
 
 
 def test_a_limit_of_recompiles_is_the_uses_own() -> None:
@@ -184,21 +197,37 @@ def test_a_limit_of_recompiles_is_the_uses_own() -> None:
         uses[0](jax.device_put(jnp.ones(2), jax.devices()[-1]))
 
 
+def test_closures_of_one_def_have_limits_of_their_own() -> None:
+    jitted = jax.jit(new_function())
+
+    def new_trial() -> Use:
+        @max_traces(1)
+        def trial(x: Any) -> Any:
+            return jitted(x)
+
+        return trial
+
+    trials = [new_trial() for _ in range(3)]
+
+    assert [is_allowed(trial, length) for length, trial in enumerate(trials)] == [True, True, True]
+    assert not is_allowed(trials[0], 9)
+
+
+@pytest.mark.parametrize(
+    ("function", "fix"),
+    [
+        (loop(lambda state: (state, None), 0.0), r"Decorate its step: loop\(max_traces\(1\)\(step\), state\)\."),
+        (eqx.filter_pmap(new_function()), r"Write `with max_traces\(1\):` around the calls\."),
+    ],
+)
+def test_a_decorator_refuses_what_it_can_not_track(function: Any, fix: str) -> None:
+    with pytest.raises(TypeError, match=r"@max_traces can't track the calls of .*\. " + fix):
+        max_traces(1)(function)
+
+
 def test_explain_retraces_as_a_decorator_without_parentheses_shows_the_line() -> None:
     wrong: Any = treewright.explain_retraces
     with pytest.raises(
         TypeError, match=r"explain_retraces takes no positional argument, got .*double\. Write @explain"
     ):
         wrong(new_function())
-
-
-def test_pmap_beside_jit_is_another_transformation() -> None:
-    reports: list[str] = []
-    function = new_function()
-    with treewright.explain_retraces(on_report=lambda report: reports.append(str(report))):
-        jax.jit(function)(jnp.ones((1, 3)))
-        jax.pmap(function)(jnp.ones((1, 3)))
-
-    [report] = reports
-    assert "the transformation (setting): jit -> pmap" in report
-    assert "ABSENT" not in report

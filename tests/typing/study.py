@@ -25,16 +25,18 @@ STANDARD = "from dataclasses import field, replace\n"
 
 @dataclasses.dataclass(frozen=True)
 class Library:
-    """How a library spells a class (`decorator`, `base`, `options`) and a static field, and which features it lacks.
+    """How a library spells a class (`decorator`, `base`, `options`) and its fields, and which features it lacks.
 
-    In `static`, `{type}` is the field's type, `{default}` its default with a comma before it, `{value}` the same as a
-    right-hand side. Lines that name something in `lacks` are left out.
+    In `field`, `{type}` is the type of a field that is not static. In `static`, it is the field's type, `{default}` its
+    default with a comma before it, `{value}` the same as a right-hand side. Lines that name something in `lacks` are
+    left out.
     """
 
     imports: str
     decorator: str = ""
     base: str = ""
     options: str = ""
+    field: str = "{type}"
     static: str = ""
     lacks: tuple[str, ...] = ()
 
@@ -46,6 +48,13 @@ LIBRARIES = {
     "treewright.pytree_dataclass": Library(OURS + TYPED, "@pytree_dataclass", "", static="{type} = static({given})"),
     "treewright.Module, frozen=True": Library(
         OURS + TYPED, "", "Module", "frozen=True", static="{type} = static({given})"
+    ),
+    "treewright.Module, Final fields": Library(
+        OURS + TYPED + "from typing import Final\n",
+        "",
+        "Module",
+        field="Final[{type}]",
+        static="Final[{type}] = static({given})",
     ),
     "treewright.Module": Library(OURS + TYPED, "", "Module", static="{type} = static({given})"),
     "jax_dataclasses": Library(
@@ -251,8 +260,10 @@ def program_of(library: Library) -> str:
     text = "\n".join(lines).replace("import jax.numpy as jnp\n", f"import jax.numpy as jnp\n{library.imports}", 1)
     text = re.sub(r"(?<=node Statics:\n)(?!    )", "    pass\n", text)
     text = re.sub(r"(?m)^node (\w+)(?:\((.*)\))?:", lambda found: head(library, found[1], found[2] or ""), text)
-    fields = re.compile(r"(?m)^(    \w+: )(.*) = static\((.*)\)(?=$|  # )")
-    return fields.sub(lambda found: static_field(library, found[1], found[2], found[3]), text)
+    children = re.compile(r"(?m)^(    \w+: )([^=#\n]+?)(?= = (?!static)|  #|$)")
+    text = children.sub(lambda found: found[1] + library.field.format(type=found[2]), text)
+    statics = re.compile(r"(?m)^(    \w+: )(.*) = static\((.*)\)(?=$|  # )")
+    return statics.sub(lambda found: static_field(library, found[1], found[2], found[3]), text)
 
 
 def share(checker: str, library: Library, folder: Path, *, show: bool = False) -> float:

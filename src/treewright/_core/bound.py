@@ -8,7 +8,7 @@ from typing import Any
 from treewright._base.functions import NodeMethod
 from treewright._base.jax_private import GetAttrKey
 from treewright._base.text import text
-from treewright._core.info import FLAT_FORM_NAME, info_of
+from treewright._core.info import FLAT_FORM_NAME
 from treewright._core.keys import exact_key
 from treewright._core.methods import NODE_METHODS
 from treewright._core.registration import register_with_jax
@@ -83,8 +83,7 @@ class BoundMethod(NodeMethod):
         try:
             return self.__func__(self.__self__, *args, **kwargs)
         except TypeError as error:
-            for field in info_of(self.__self__).children:
-                note(METHOD, error, self.__self__, field)
+            note(METHOD, error, self.__self__)
             raise
 
     def __getattr__(self, name: str) -> Any:

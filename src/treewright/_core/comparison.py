@@ -30,7 +30,6 @@ from treewright._base.functions import (
     is_generated,
     is_installed,
     is_library,
-    is_standard_class,
     is_written,
     jit_options,
     library_of,
@@ -233,18 +232,12 @@ def _by_identity(value: Any, holder: Holder) -> Comparison:
         return Comparison("parts", (type(value), options), parts, may_recur=True)
     if isinstance(value, _CUSTOM):
         return _of_custom_rule(value, holder)
-    is_constant = isinstance(value, jax.Device) or type(value) is object or value is MISSING
-    if holder == "library" and isinstance(value, types.ModuleType):
-        is_constant = is_library(value.__name__)
-    if is_constant:
+    is_module = holder == "library" and isinstance(value, types.ModuleType) and is_library(value.__name__)
+    if is_module or isinstance(value, jax.Device) or type(value) is object or value is MISSING:
         return _BY_IDENTITY
     wrapped = instance_attributes(value).get("__wrapped__") if callable(value) else None
     parts = _uncompared(value) if wrapped is None else (("function", "user", {"__wrapped__": wrapped}),)
-    cls: Any = type(value)
-    how = "has no __eq__" if cls.__eq__ is object.__eq__ else "can change"
-    if is_standard_class(cls):
-        how = "is compared by identity"
-    return _changeable(f"is {with_article(cls.__qualname__)}, which {how}", parts)
+    return _changeable(f"is {with_article(type(value).__qualname__)}, which is compared by identity", parts)
 
 
 def _of_custom_rule(value: Any, holder: Holder) -> Comparison:
@@ -282,9 +275,7 @@ def _of_node(node: Any, holder: Holder) -> Comparison:
 def _of_mutable(value: Any, holder: Holder) -> Comparison:
     """A list, dict, set or array: by content if a library's function captured it."""
     cls = type(value)
-    parts: Parts = ()
-    if cls in _ROLES:
-        parts = ((_ROLES[cls], holder, dict(value) if cls is dict else tuple(value)),)
+    parts: Parts = ((_ROLES[cls], holder, dict(value) if cls is dict else tuple(value)),) if cls in _ROLES else ()
     if holder in _GIVEN:
         return _rejected(value, rules.rule_of(value), parts)
     if isinstance(value, np.ndarray | jax.Array):

@@ -38,7 +38,7 @@ def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
         statics = info.table.intern(tuple(new_statics))
     copy = from_flat_form(type(node), (tuple(new_children), statics))
     if changes and info.checks:
-        check(copy, is_copy=True)
+        check(copy)
     return copy
 
 

@@ -12,7 +12,7 @@ import typing_extensions
 from treewright._base.functions import is_generated, slots_of
 from treewright._core.bound import wrap_methods
 from treewright._core.field_views import ArgumentView, FieldView, field_view
-from treewright._core.fields import MISSING, OPTIONS, options_of
+from treewright._core.fields import MISSING, options_of, reject_field_on_class
 from treewright._core.info import FLAT_FORM_NAME, Draft, FieldInfo, NodeInfo
 from treewright._core.init import Docstring, make_init
 from treewright._core.instance import Unfinished, wrap_init
@@ -20,8 +20,8 @@ from treewright._core.methods import NODE_METHODS, replace_method
 from treewright._core.registration import register_once
 from treewright._core.repair import as_view, restore_class, restore_init
 from treewright._core.rules import note, reject, warn
-from treewright._core.rules.classes import ATTRIBUTE, BODY, FINISHED, mixin_values, value_of_mixin
-from treewright._core.rules.fields import FIELD, shared_default
+from treewright._core.rules.classes import BODY, FINISHED
+from treewright._core.rules.fields import DECLARATIONS, shared_default
 from treewright._core.statics import StaticTable
 from treewright.errors import NodeDefinitionError, NodeDefinitionWarning
 
@@ -39,8 +39,10 @@ def make_node_class(cls: Any, options: Mapping[str, bool], *, is_module: bool) -
     """
     draft = _draft(cls, options, is_module=is_module)
     reject(BODY, NodeDefinitionError, draft)
-    for name, value in draft.body.items():
-        reject(ATTRIBUTE, NodeDefinitionError, draft, name, value)
+    for name in draft.annotations:
+        value = draft.body.get(name)
+        reject_field_on_class(value.default if type(value) is dataclasses.Field else value)
+    reject(DECLARATIONS, NodeDefinitionError, draft)
     _read_fields(draft)
     init, keeps_init = _init_of(draft)
     info, arguments = _node_info(draft, keeps_init=keeps_init)
@@ -55,9 +57,7 @@ def make_node_class(cls: Any, options: Mapping[str, bool], *, is_module: bool) -
     elif cls.__init__ is not init:
         cls.__init__ = init
     _install_methods(draft)
-    warn(FINISHED, NodeDefinitionWarning, cls, info)
-    for base, name in mixin_values(cls):
-        warn([value_of_mixin], NodeDefinitionWarning, cls, info, base, name)
+    warn(FINISHED, NodeDefinitionWarning, draft, info)
     cls.__doc__ = Docstring(draft.body.get("__doc__"))
     register_once(cls)
 
@@ -157,23 +157,20 @@ def _field_info(draft: Draft, field_: Any, next_indices: tuple[int, int]) -> Fie
 
     The indices are those of the next child and the next static.
     """
-    cls, name = draft.cls, field_.name
-    # The annotation is read in the class that contains it: this one, or a base dataclass that is not a node.
-    owners = (base for base in reversed(cls.__mro__) if vars(base).get("__dataclass_fields__", {}).get(name) is field_)
-    owner: Any = next(owners)
-    owner_info: NodeInfo | None = vars(owner).get("__node_info__")
-    if owner_info is not None and name in owner_info.by_name:
-        return owner_info.by_name[name]
+    name = field_.name
+    for base in reversed(draft.cls.__mro__):
+        info: FieldInfo | None = getattr(vars(base).get("__node_info__"), "by_name", {}).get(name)
+        if info is not None and vars(base)["__dataclass_fields__"][name] is field_:
+            return info
     options = options_of(field_)
     values: dict[str, Any] = {"doc": getattr(field_, "doc", None), "is_plain": not options, **options}
     copied = ("type", "init", "repr", "compare", "kw_only", "default", "default_factory")
     values |= {attribute: getattr(field_, attribute) for attribute in copied}
-    base = draft.inherited.get(name)
-    if isinstance(base, FieldView):
-        kept = [name for name, option in OPTIONS.items() if option.is_kept and values[name] is option.default]
-        values |= {name: getattr(base.field, name) for name in kept}
+    view = draft.inherited.get(name)
+    if isinstance(view, FieldView) and values["doc"] is None:
+        values["doc"] = view.field.doc
     is_static = values.get("kind") == "static"
-    info = FieldInfo(
+    return FieldInfo(
         name=name,
         index=next_indices[is_static],
         hash=field_.compare if field_.hash is None else field_.hash,
@@ -181,8 +178,6 @@ def _field_info(draft: Draft, field_: Any, next_indices: tuple[int, int]) -> Fie
         set_only_in_post_init=not field_.init and field_.default is field_.default_factory is MISSING,
         **values,
     )
-    reject(FIELD, NodeDefinitionError, draft, info, owner)
-    return info
 
 
 # 3. The attributes of the finished class

@@ -62,12 +62,10 @@ class Check(NamedTuple):
 
 
 class Option(NamedTuple):
-    """An option. If a subclass declares the field again, it is kept, or must be repeated, or is neither."""
+    """An option. A subclass that declares the field again must repeat it, or loses it without harm."""
 
     default: Any = None
     check: Check | None = None
-    kinds: tuple[FieldKind, ...] = ("child", "static", "buffer")
-    is_kept: bool = False
     is_repeated: bool = False
 
 
@@ -76,7 +74,6 @@ def _is_sharding(value: Any) -> bool:
     return is_names or callable(value)
 
 
-_CHILDREN: tuple[FieldKind, ...] = ("child", "buffer")
 _BOOL = Check(lambda value: type(value) is bool, "True or False")
 _COMPARE = Check(_BOOL.accepts, f"{_BOOL.text}; to compare a static by identity, write identity=True")
 _SHARDING = Check(_is_sharding, 'a tuple with a name or None for each axis of the array, such as ("embed", None)')
@@ -92,13 +89,13 @@ OPTIONS: Mapping[str, Option] = types.MappingProxyType(
         "repr": Option(default=True, check=_BOOL, is_repeated=True),
         "hash": Option(is_repeated=True),
         "compare": Option(default=True, check=_COMPARE, is_repeated=True),
-        "metadata": Option(is_repeated=True),
+        "metadata": Option(),
         "kw_only": Option(MISSING),
-        "doc": Option(is_kept=True),
-        "sharding": Option(check=_SHARDING, kinds=_CHILDREN, is_repeated=True),
-        "stack": Option(check=_STACK, kinds=_CHILDREN, is_repeated=True),
-        "local": Option(default=False, check=_BOOL, kinds=("static",), is_repeated=True),
-        "identity": Option(default=False, check=_BOOL, kinds=("static",), is_repeated=True),
+        "doc": Option(),
+        "sharding": Option(check=_SHARDING, is_repeated=True),
+        "stack": Option(check=_STACK, is_repeated=True),
+        "local": Option(default=False, check=_BOOL, is_repeated=True),
+        "identity": Option(default=False, check=_BOOL, is_repeated=True),
         "converter": Option(check=Check(callable, "a function of one value"), is_repeated=True),
     }
 )
@@ -112,7 +109,7 @@ def _specify(kind: FieldKind, arguments: dict[str, Any]) -> Any:
             raise TypeError(f"{name}={short_text(value)} must be {check.text}.")
     metadata = arguments["metadata"]
     marks: Mapping[str, bool] = _STATIC_MARKS if kind == "static" else {}
-    options: dict[str, Any] = {"kind": kind, "metadata": metadata or None}
+    options: dict[str, Any] = {"kind": kind}
     options |= {name: arguments.pop(name) for name in arguments.keys() - _STANDARD}
     arguments["metadata"] = {**(metadata or {}), _OPTIONS_KEY: options, **marks}
     return dataclasses.field(**arguments)
@@ -277,6 +274,13 @@ def buffer(
         [1.0, 0.0]
     """
     return _specify("buffer", locals())
+
+
+def reject_field_on_class(value: Any) -> None:
+    """Raise if a value is a field that was read on its class: `Dense(width=Other.width)`."""
+    reject_use: Any = getattr(value, "reject_use", None) if isinstance(value, property) else None  # a FieldView's
+    if reject_use is not None:
+        reject_use()
 
 
 SPECIFIERS: tuple[Any, ...] = (field, static, buffer, dataclasses.field)

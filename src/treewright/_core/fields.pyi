@@ -35,6 +35,7 @@ SPECIFIERS: tuple[Any, ...]
 OPTIONS: Mapping[str, Any]
 
 def options_of(field: dataclasses.Field[Any]) -> Mapping[str, Any]: ...
+def reject_field_on_class(value: Any) -> None: ...
 
 # Each overload has all options of the table in `fields.py`: ty does not check `**options: Unpack[...]` of a TypedDict.
 # fmt: off

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from treewright._core.fields import FieldKind, Sharding, Stack
 from treewright._core.rules import note
-from treewright._core.rules.declarations import call_for_field
+from treewright._core.rules.children import call_for_field
 from treewright._core.statics import StaticTable
 
 FLAT_FORM_NAME = "_node"
@@ -44,7 +44,6 @@ class FieldInfo:
     stack: Stack | None = None
     local: bool = False
     doc: str | None = None
-    metadata: Mapping[Any, Any] | None = None
     is_plain: bool = False  # declared without a specifier
     is_static: bool = False  # stored in `aux_data`
     set_only_in_post_init: bool = False  # neither a parameter nor a default

@@ -11,19 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from sys import getrefcount
 from typing import Any
 
+import jax
+import numpy as np
+
 from treewright._base.jax_private import jax_trees
 from treewright._base.text import is_node_class
-from treewright._core.fields import MISSING
+from treewright._core.fields import MISSING, reject_field_on_class
 from treewright._core.info import FLAT_FORM_NAME, FieldInfo, NodeInfo, info_of
 from treewright._core.keys import reaches
+from treewright._core.rules import first_text, note, reject
 from treewright._core.rules import instances as rules
-from treewright._core.rules import note, reject
-from treewright._core.rules.children import check_fields
+from treewright._core.rules.children import CHILD, marker_as_value
 from treewright._core.statics import Statics
-from treewright.errors import NodeDefinitionError, NodeInitError, UnfinishedNodeError
+from treewright.errors import ChildWarning, NodeDefinitionError, NodeInitError, UnfinishedNodeError, warn_user
 
 FlatForm = tuple[tuple[Any, ...], Statics]
 
+_COMMON = frozenset({type(None), np.ndarray, bool, int, float, complex})  # values that are never a mistake
 _new: Any = object.__new__
 _read = object.__getattribute__
 _store = object.__setattr__
@@ -93,7 +97,7 @@ def is_node(value: object) -> bool:
 
 def reject_undecorated(cls: type[Any]) -> None:
     """Raise if a subclass of a node class is not a node class itself."""
-    reject([rules.not_a_node_class], NodeDefinitionError, cls)
+    reject(rules.NOT_A_NODE_CLASS, NodeDefinitionError, cls)
 
 
 # Attributes
@@ -218,21 +222,34 @@ def _complete(info: NodeInfo, pending: dict[str, Any]) -> None:
     reject([rules.incomplete], NodeInitError, info, pending)
 
 
-def check(node: Any, *, is_copy: bool = False) -> None:
-    """Check the children of a new node, or of a changed copy, and run every `__check_init__`, bases first."""
+def check(node: Any) -> None:
+    """Check the values of a new node, or of a changed copy, and run every `__check_init__`, bases first."""
     info: NodeInfo = type(node).__node_info__  # bypasses a user's `__getattr__`
     try:
         if info.table.to_check:
             info.restore_class(info)
             info.table.to_check = max(info.table.to_check - 1, 0)
-            check_fields(node)
+            _check_values(node, info)
         for own_check in info.checks:
             reject_returned(own_check(node), info.cls, "__check_init__", "Raise an error for an invalid instance")
     except BaseException as error:
-        if is_copy:
-            note(rules.COPY, error, node)
         mark_failed(node, error)
         raise
+
+
+def _check_values(node: Any, info: NodeInfo) -> None:
+    """Reject fields of a class and markers as values, and warn about children that are invalid leaves."""
+    children, statics = _read(node, FLAT_FORM_NAME)
+    for field, value in zip((*info.children, *info.statics), (*children, *statics.values), strict=True):
+        if type(value) in _COMMON or isinstance(value, jax.Array):
+            continue
+        reject_field_on_class(value)
+        reject([marker_as_value], NodeInitError, info.cls, field, value)
+        is_new = field.is_plain and field.name not in info.table.warned
+        problem = first_text(CHILD, info.cls, field, value) if is_new else None
+        if problem is not None:
+            warn_user(problem, ChildWarning)
+            info.table.warned.add(field.name)  # not if the warning was an error, which must come again
 
 
 def reject_returned(value: object, cls: type[Any], hook: str, instead: str) -> None:

@@ -381,7 +381,7 @@ def _of_wrappers(old: Any, new: Any) -> Cause | None:
     names, other_names = (list(map(_decorator, wrappers)) for wrappers in (outer, others))
     if names != other_names:
         both = " -> ".join(", ".join(each) or "none" for each in (names, other_names))
-        return Cause("other decorators", f"{which} with different decorators: {both}")
+        return Cause("other transformations", f"{which} under other transformations: {both}")
     text = f"a new {' of a '.join(names)} of {which}"
     pairs = list(zip(outer, others, strict=True))
     differences = [change for pair in pairs for change in changes(*pair) if change.path[0].role != "function"]
@@ -392,13 +392,8 @@ def _of_wrappers(old: Any, new: Any) -> Cause | None:
         return Cause("other arguments" if is_argument else "other options", f"{text}, with {_listed(differences)}")
     if not is_one:
         return cause_of(function, other)
-    orders = [[[key.name for key in wrapper.parts] for wrapper in pair] for pair in pairs]
-    about = [
-        f", with keywords in a different order: {first_names(a[1:])} -> {first_names(b[1:])}"
-        for a, b in orders
-        if a != b
-    ]
-    return Cause("wrapped again", text + "".join(about), is_bare=not about)
+    is_bare = all(map(one_content, outer, others))  # else in another order
+    return Cause("wrapped again", text if is_bare else f"{text}, with keywords in a different order", is_bare=is_bare)
 
 
 def _unwrapped(value: Any) -> tuple[list[Snapshot], Any]:

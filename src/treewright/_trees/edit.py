@@ -184,7 +184,7 @@ class _Drafts:
                 self._result(draft)
             self.close(self._forms)
             for key in self._forms:
-                check(self._originals[key][0], is_copy=True)
+                check(self._originals[key][0])
         except BaseException:
             self.close({})
             raise

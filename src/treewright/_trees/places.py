@@ -10,7 +10,7 @@ from typing import Any
 
 from treewright._base.jax_private import DictKey, GetAttrKey, Key, Path, SequenceKey, path_text
 from treewright._base.text import class_name
-from treewright._core import flat_form, info_of, is_node, is_node_class, with_fields
+from treewright._core import flat_form, info_of, is_node, is_node_class, note, with_fields
 from treewright._freeze import FrozenMapping
 from treewright._trees.level import Level, flatten_once, level_of
 
@@ -113,14 +113,19 @@ def walk(root: Place, descend: Callable[[Place], Iterable[Place]] = Place.childr
 
 def note_redefined_classes(error: BaseException, *trees: Any) -> None:
     """Add a note to an error if two classes in the trees share a name."""
+    note([_redefined_classes], error, *trees)
+
+
+def _redefined_classes(error: BaseException, *trees: Any) -> str | None:  # noqa: ARG001  a rule's form
     classes = dict.fromkeys(place.level.cls for tree in trees for place in walk(Place(tree)) if place.level)
     names = collections.Counter((cls.__module__, cls.__qualname__) for cls in classes)
     twice = ", ".join(name for (_, name), count in names.items() if count > 1)
-    if twice:
-        error.add_note(
-            f"Two classes are named {twice}: the class statement ran twice, for example in a notebook cell or a "
-            f"reloaded module. Recreate all objects with the current class."
-        )
+    if not twice:
+        return None
+    return (
+        f"Two classes are named {twice}: the class statement ran twice, for example in a notebook cell or a reloaded "
+        f"module. Recreate all objects with the current class."
+    )
 
 
 # Changed copies

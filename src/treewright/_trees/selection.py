@@ -10,7 +10,7 @@ import numpy as np
 
 from treewright._base.jax_private import GetAttrKey, jax_trees, path_text
 from treewright._base.text import short_text
-from treewright._core import is_node
+from treewright._core import is_node, note
 from treewright._trees.pattern import listed, missing_place
 from treewright._trees.places import Place, reject_overlaps, walk
 from treewright._trees.twin import EMPTY, ONE, Run, StandIn, flat
@@ -55,7 +55,7 @@ def _selected(run: Run, as_mask: Callable[[Any], list[bool] | None]) -> Selectio
     try:
         result = run.where(root.value)
     except (AttributeError, TypeError, LookupError) as error:
-        _note_missing_place(error, run)
+        note([_missing_place], error, run)
         raise
     try:
         values = run.structure.flatten_up_to(result)
@@ -79,10 +79,10 @@ def _selected(run: Run, as_mask: Callable[[Any], list[bool] | None]) -> Selectio
     return Selection(places, structure)
 
 
-def _note_missing_place(error: Exception, run: Run) -> None:
-    """Add the place that the tree lacks to a user's error, if it is certain, and how the function is called."""
+def _missing_place(error: BaseException, run: Run) -> str | None:
+    """The place that the tree lacks, if it is certain, and how the function is called."""
     if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
-        return
+        return None
     named = run.again(naming=True)
     missing, name = named.missing, getattr(error, "name", None) or ""
     places = {place.path: place for place in named.read.get(id(getattr(error, "obj", None)), ())}
@@ -91,8 +91,7 @@ def _note_missing_place(error: Exception, run: Run) -> None:
             missing = missing_place(place, GetAttrKey(name))
     is_meant_for_leaf = isinstance(error, TypeError) or hasattr(jax.Array, name) or hasattr(str, name)
     notes = [*([] if missing is None else [str(missing)]), *([HOW_CALLED] if is_meant_for_leaf else [])]
-    if notes:
-        error.add_note(" ".join(notes))
+    return " ".join(notes) or None
 
 
 def _places_apart(run: Run, values: Sequence[Any], places: Sequence[Place | None]) -> Sequence[Place | None]:

@@ -16,7 +16,7 @@ import numpy as np
 from treewright._base.functions import earlier_class_hint
 from treewright._base.jax_private import Path, SequenceKey, jax_trees, path_text
 from treewright._base.text import did_you_mean, short_text, with_article
-from treewright._core import is_node
+from treewright._core import is_node, note
 from treewright._reports import counted
 from treewright._trees.level import is_none
 from treewright._trees.pattern import Step, below, key_of, listed, missing_place, name_in, parse, with_items
@@ -274,14 +274,18 @@ def _test_of(predicate: Callable[[str, Any], object]) -> Callable[[Place], bool]
         try:
             result = predicate(place.text, place.value)
         except Exception as error:
-            error.add_note(
-                f"The predicate was called with {place.name}. It is called with nodes, containers and statics too, so "
-                f"check the class first: isinstance(value, jax.Array) and ..."
-            )
+            note([_argument_of_predicate], error, place)
             raise
         return _is_true(result, place)
 
     return is_selected
+
+
+def _argument_of_predicate(error: BaseException, place: Place) -> str:  # noqa: ARG001  a rule's form
+    return (
+        f"The predicate was called with {place.name}. It is called with nodes, containers and statics too, so check "
+        f"the class first: isinstance(value, jax.Array) and ..."
+    )
 
 
 def _is_true(result: Any, place: Place) -> bool:

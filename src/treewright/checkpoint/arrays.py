@@ -5,7 +5,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -18,8 +18,7 @@ from treewright._base.jax_private import is_key_dtype, is_ref, untyped_jax
 from treewright._base.text import cut_text, text
 from treewright._freeze import FrozenArray
 from treewright._processes import process_index
-from treewright.checkpoint.host import on_threads
-from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
+from treewright.errors import CheckpointError, missing_extra
 
 LeafKind = Literal["array", "numpy", "numpy scalar", "bool", "int", "float", "complex", "key"]
 
@@ -279,8 +278,8 @@ def grid_of(array: jax.Array) -> tuple[int, ...]:
 def blocks_of(sharding: Any, grid: tuple[int, ...]) -> tuple[Layout, dict[Any, tuple[int, bool]]]:
     """The layout of arrays with this sharding and grid; by device, the number of its block and whether it writes it.
 
-    Only devices whose block this process digests are listed. If several devices have the same block, Orbax writes the
-    first device's copy. Takes 10 us per device, so callers cache it.
+    Only devices whose block this process digests are listed. If several devices have the same block, the process of the
+    first one writes it. Takes 10 us per device, so callers cache it.
     """
     first: dict[int, Any] = {}
     mine: dict[int, Any] = {}
@@ -292,58 +291,3 @@ def blocks_of(sharding: Any, grid: tuple[int, ...]) -> tuple[Layout, dict[Any, t
     writers = itertools.groupby(first[number].process_index for number in range(len(first)))
     layout = Layout(grid, tuple((process, len([*run])) for process, run in writers))
     return layout, {device: (number, device is first[number]) for number, device in mine.items()}
-
-
-def local_blocks(array: Any, grid: Sequence[int]) -> Iterator[tuple[int, Any]]:
-    """The blocks of a grid that are entirely inside one of this process's shards, by number."""
-    if not isinstance(array, jax.Array) and math.prod(grid) == 1:  # a file's arrays
-        yield 0, array
-        return
-    shards: dict[Any, Any] = {tuple((0, size) for size in array.shape): array}
-    if isinstance(array, jax.Array):
-        shards = {
-            tuple(part.indices(size)[:2] for part, size in zip(shard.index, array.shape, strict=True)): shard.data
-            for shard in array.addressable_shards
-        }
-    steps = [size // count for size, count in zip(array.shape, grid, strict=True)]
-    for bounds, values in shards.items():
-        inside = [range(-(-start // step), stop // step) for (start, stop), step in zip(bounds, steps, strict=True)]
-        for place in itertools.product(*inside):
-            begins = [at * step - begin for at, step, (begin, _) in zip(place, steps, bounds, strict=True)]
-            part = tuple(slice(begin, begin + step) for begin, step in zip(begins, steps, strict=True))
-            yield int(np.ravel_multi_index(place, grid)), np.asarray(values)[part]
-
-
-class Saved(NamedTuple):
-    """A saved array: its grid of blocks, the digest of each, and its path for messages."""
-
-    grid: Sequence[int]
-    digest_at: Callable[[int], str]
-    path: str
-
-
-def verify(arrays: Sequence[Any], saved: Sequence[Saved]) -> None:
-    """Compare saved blocks with their digests, if they are entirely inside one of this process's blocks.
-
-    Blocks that the new sharding splits are not verified: that would need communication.
-
-    Raises:
-        CheckpointDamagedError: If a block differs from the saved one.
-    """
-    blocks = [
-        (each, number, values)
-        for array, each in zip(arrays, saved, strict=True)
-        for number, values in (local_blocks(array, each.grid) if array.size else ())
-    ]
-    digests = on_threads(digest_of, [values for _, _, values in blocks])
-    for (each, number, values), now in zip(blocks, digests, strict=True):
-        if now != (digest := each.digest_at(number)):
-            places = zip(np.unravel_index(number, each.grid), values.shape, strict=True)
-            starts = [(int(at) * size, size) for at, size in places]
-            place = ",".join(f"{start}:{start + size}" for start, size in starts)
-            path = cut_text(each.path, 200)
-            where = path if math.prod(each.grid) == 1 else f"{path}[{place}]"
-            raise CheckpointDamagedError(
-                f"{where} is damaged: the digest of its bytes is {now}, but {digest} was saved. Load an earlier "
-                f"checkpoint."
-            )

@@ -1,32 +1,29 @@
 """`python -m treewright checkpoint PATH`: list or verify checkpoints.
 
-Only manifests are read. With `--verify`, arrays are read a few megabytes at a time and compared with their digests.
+Only manifests are read. With `--verify`, arrays are read one at a time and compared with their digests.
 Reading a checkpoint imports nothing and runs no code from it.
 """
 
 import argparse
 import collections
 import contextlib
-import functools
-import itertools
 import math
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator
 from pathlib import Path
 
 from treewright._base.text import cut_text
 from treewright._reports import counted
 from treewright.checkpoint.arrays import digest_of
+from treewright.checkpoint.blocks import BlockReader
 from treewright.checkpoint.differences import static_text
 from treewright.checkpoint.disk import exists, is_folder
 from treewright.checkpoint.file import open_saved
-from treewright.checkpoint.loading import Read
 from treewright.checkpoint.manifest import LeafRecord, Manifest
 from treewright.checkpoint.placing import as_saved
 from treewright.errors import CheckpointDamagedError, CheckpointError, missing_extra
 
-_BATCH_BYTES = 1 << 25
 _HELP = "List the contents of a checkpoint, or verify it."
 
 
@@ -72,33 +69,31 @@ def _checkpoints(path: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _open(path: Path) -> Generator[tuple[Manifest, Read, Callable[[LeafRecord, int], str]]]:
-    """The manifest of a file or step, a reader of its arrays, and a function that returns the digests of blocks."""
+def _open(path: Path) -> Generator[tuple[Manifest, BlockReader]]:
+    """The manifest of a file or step, and the reader of its arrays."""
     if is_folder(path):
-        from treewright.checkpoint.folder import MANIFEST
-        from treewright.checkpoint.items import arrays_of_step, digests_in, manifest_of_step
+        from treewright.checkpoint.handler import open_step
 
-        manifest = manifest_of_step(path)
-        yield manifest, functools.partial(arrays_of_step, path, manifest), digests_in(path / MANIFEST, manifest)
+        with open_step(path) as step:
+            yield step
         return
-    with open_saved(path) as (manifest, read):
-        yield manifest, read, lambda leaf, _: leaf.digest
+    with open_saved(path) as file:
+        yield file
 
 
 def _list(path: Path, *, whole: bool, verify: bool) -> int:
     try:
-        with _open(path) as (manifest, read, digest_at):
+        with _open(path) as (manifest, read):
             size = sum(leaf.form.nbytes for leaf in manifest.leaves)
             metrics = "".join(f"  {name}={value!r}" for name, value in manifest.metrics.items())
             _print(f"{path}  {counted(len(manifest.leaves), 'leaf', 'leaves')}  {size:,} bytes{metrics}")
             for leaf in manifest.leaves if whole else ():
-                _print(f"  {leaf.name}  {leaf.form}  {_digest(leaf, manifest, digest_at)}")
+                _print(f"  {leaf.name}  {leaf.form}  {_digest(leaf, manifest, read)}")
             for node in manifest.nodes if whole else ():
                 for name, value in node.statics.items():
                     _print(f"  {node.path}.{name} = {cut_text(static_text(value), 100)}  (static of {node.cls})")
-            for batch in _batches(manifest.leaves) if verify else ():
-                collections.deque(read([as_saved(leaf) for leaf in batch]), maxlen=0)
             if verify:
+                collections.deque(read([as_saved(leaf) for leaf in manifest.leaves]), maxlen=0)
                 _print(f"  {counted(len(manifest.leaves), 'array')} verified")
     except CheckpointDamagedError as error:
         _print(f"{path} is damaged: {error}")
@@ -111,14 +106,7 @@ def _list(path: Path, *, whole: bool, verify: bool) -> int:
     return 0
 
 
-def _batches(leaves: Sequence[LeafRecord]) -> Iterator[list[LeafRecord]]:
-    """Leaves that are read together: few bytes, to save memory, but many leaves, because each read parses an index."""
-    ends = itertools.accumulate(leaf.form.nbytes for leaf in leaves)
-    for _, group in itertools.groupby(zip(leaves, ends, strict=True), key=lambda pair: pair[1] // _BATCH_BYTES):
-        yield [leaf for leaf, _ in group]
-
-
-def _digest(leaf: LeafRecord, manifest: Manifest, digest_at: Callable[[LeafRecord, int], str]) -> str:
+def _digest(leaf: LeafRecord, manifest: Manifest, read: BlockReader) -> str:
     """The digest of a leaf; for several blocks, a digest of their digests."""
-    digests = [digest_at(leaf, number) for number in range(math.prod(manifest.layout_of(leaf).grid))]
+    digests = [read.digest_at(leaf, number) for number in range(math.prod(manifest.layout_of(leaf).grid))]
     return digests[0] if len(digests) == 1 else f"{digest_of(''.join(digests).encode())} ({len(digests)} blocks)"

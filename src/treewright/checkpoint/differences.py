@@ -1,10 +1,8 @@
 """Compare a checkpoint with a tree: differences of classes, statics and leaves by path, each with a fix."""
 
-import ast
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterator, Sequence
-from types import MappingProxyType
 from typing import Any, Literal
 
 from treewright._base.text import cut_text
@@ -14,7 +12,7 @@ from treewright._reports import excerpts, first_lines, first_names
 from treewright._trees.difference import ABSENT
 from treewright.checkpoint.arrays import ARRAYS, NARROWED, NUMBERS, ON_HOST, Form, jax_dtype, keeps_kind
 from treewright.checkpoint.manifest import LeafRecord, Manifest, NodeRecord, join_name, renamer
-from treewright.checkpoint.rules import KEY, SHAPE
+from treewright.checkpoint.rules import CAST, CLASS, FORM, NOT_IN_THE_TREE, NOT_MIGRATED, NOT_SAVED, OPTIMISER, STATIC
 from treewright.checkpoint.tree import may_be_same_name
 from treewright.errors import CheckpointMismatchError
 
@@ -25,31 +23,13 @@ _LENGTH = 200  # characters of a static or a path in a message
 _FIX_LENGTH = 2000  # characters of a fix, which may contain names
 _NAMED = frozenset({"name", *OF_CLASS})  # encoded statics that begin with a name
 
-_FIXES: MappingProxyType[str, str] = MappingProxyType(
-    {
-        "missing": "If a leaf was renamed: renamed={'old.name': 'new.name'}. If it is new: add it in migrate=, or "
-        "strict=False to keep the tree's value.",
-        "unexpected": "If a leaf was removed: strict=False.",
-        "shape": "Different shape: convert the array in migrate=.",
-        "dtype": "Different dtype: allow_cast=True.",
-        "cast": "Floats are not cast to ints, or complex numbers to real ones: convert the array in migrate=.",
-        "kind": "A number instead of an array, or the reverse: allow_cast=True.",
-        "class": "If a class moved: __checkpoint_name__ = '<the saved name>' in its body, or strict=False.",
-        "optimiser": "Different optimiser: load only the parameters, part='params', and initialise its state again.",
-        "static": "Different static: build the tree as it was saved, or on_static='warn' to keep the tree's static.",
-    }
-)
-
-
-_MIGRATED = "With migrate=, each leaf needs a value: let the function add the leaves that were not saved."
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mismatch:
     """One difference between a checkpoint and a tree: its path, its kind, the saved value and the tree's.
 
     `is_warning` marks differences that are never errors: of a static without an exact encoding, such as a closure, and
-    of a class or function that moved.
+    of a class or function that moved. `fix` is the option to pass, or the line to write.
 
     Examples:
         >>> from treewright.checkpoint import from_names
@@ -65,6 +45,7 @@ class Mismatch:
     saved: str
     wanted: str
     is_warning: bool = False
+    fix: str = dataclasses.field(default="", repr=False)
 
     def __str__(self) -> str:
         path = cut_text(self.path, _LENGTH)
@@ -77,21 +58,6 @@ class Mismatch:
             return f"{path}: a different optimiser, or different settings{shown}"
         saved, wanted = excerpts((self.saved, self.wanted), _LENGTH)
         return f"{path}: {self.kind} {saved} saved, {wanted} in the tree"
-
-    @property
-    def fix(self) -> str:
-        """The option to pass, or the line to write."""
-        if self.kind == "class" and self.saved.startswith("optax.") and self.wanted.startswith("optax."):
-            return _FIXES["optimiser"]
-        advice: str | None = None
-        if self.kind == "kind":
-            advice = first_text(KEY, self.saved, self.wanted)
-        elif self.kind == "shape":
-            advice = first_text(SHAPE, *(ast.literal_eval(shape) for shape in (self.saved, self.wanted)))
-        if advice is not None:
-            return advice
-        loses = self.kind == "dtype" and not keeps_kind(self.saved, self.wanted)
-        return _FIXES["cast" if loses else self.kind]
 
 
 def raise_mismatches(mismatches: Sequence[Mismatch], fixes: Sequence[str]) -> None:
@@ -135,9 +101,10 @@ class Differences:
             if node.name in nodes:
                 yield from _mismatches_in_place(node, nodes[node.name], is_replaced=node.name in above)
         for path, text, is_node in _only_in(self.saved, self.wanted):
-            yield Mismatch(path, "unexpected", text, "nothing", is_warning=is_node and is_migrated)
+            yield Mismatch(path, "unexpected", text, "nothing", is_node and is_migrated, NOT_IN_THE_TREE)
+        not_saved = NOT_MIGRATED if is_migrated else NOT_SAVED
         for path, text, is_node in _only_in(self.wanted, self.saved):
-            yield Mismatch(path, "missing", "nothing", text, is_warning=is_node and is_migrated)
+            yield Mismatch(path, "missing", "nothing", text, is_node and is_migrated, not_saved)
         leaves = {leaf.name: leaf for leaf in self.wanted.leaves}
         for leaf in self.saved.leaves:
             if leaf.name in leaves and leaf.form != leaves[leaf.name].form:
@@ -158,9 +125,6 @@ class Differences:
     def fixes(self, rejected: Sequence[Mismatch]) -> list[str]:
         """The fixes for some of the differences, the most likely first."""
         fixes = dict.fromkeys(mismatch.fix for mismatch in rejected)
-        if self.changed is not None:  # with migrate=
-            fixes = {_MIGRATED if fix == _FIXES["missing"] else fix: None for fix in fixes}
-            fixes.pop(_FIXES["optimiser"], None)
         if advice := part_advice(self.saved, self.wanted):
             return [*advice, *fixes]
         moved = moved_subtrees(self.saved.leaves, self.wanted.leaves) if self.changed is None and rejected else {}
@@ -245,7 +209,8 @@ def _mismatches_in_place(old: NodeRecord, new: NodeRecord, *, is_replaced: bool 
     else:  # for containers, only the class's own name counts
         is_same = None in {old.cls, new.cls} or saved.rpartition(":")[2] == wanted.rpartition(":")[2]
     if not is_same:
-        yield Mismatch(new.shown_path, "class", saved, wanted, is_warning=moved or is_replaced)
+        fix = OPTIMISER if saved.startswith("optax.") and wanted.startswith("optax.") else CLASS
+        yield Mismatch(new.shown_path, "class", saved, wanted, moved or is_replaced, fix)
     if has_node or old.kind == new.kind:  # dicts of different kinds have different statics
         for name in {**old.statics, **new.statics}:
             before, after = old.statics.get(name, ABSENT), new.statics.get(name, ABSENT)
@@ -255,7 +220,8 @@ def _mismatches_in_place(old: NodeRecord, new: NodeRecord, *, is_replaced: bool 
                 texts = _changed_settings(before, after) if is_optimiser else (static_text(before), static_text(after))
                 kind: MismatchKind = "optimiser" if is_optimiser else "static"
                 is_lone = ABSENT in (before, after) and is_replaced and not is_same
-                yield Mismatch(f"{new.path}.{name}", kind, *texts, is_warning=result == "similar" or is_lone)
+                fix = OPTIMISER if is_optimiser else STATIC
+                yield Mismatch(f"{new.path}.{name}", kind, *texts, result == "similar" or is_lone, fix)
 
 
 def _only_in(manifest: Manifest, other: Manifest) -> Iterator[tuple[str, str, bool]]:
@@ -337,14 +303,15 @@ def _form_mismatches(one: LeafRecord, other: LeafRecord, *, is_abstract: bool, a
     saved, wanted, path = one.form, other.form, other.path
     if _is_conversion_of_jax(saved, wanted, is_abstract=is_abstract):
         saved = saved._replace(kind=wanted.kind, dtype=wanted.dtype)
+    fix = first_text(FORM, saved, wanted) or CAST
     both_arrays = ARRAYS.issuperset({saved.kind, wanted.kind})
     if saved.key != wanted.key or (saved.kind != wanted.kind and not both_arrays and not allow_cast):
-        yield Mismatch(path, "kind", str(saved), str(wanted))
+        yield Mismatch(path, "kind", str(saved), str(wanted), fix=fix)
         return
     if saved.shape != wanted.shape:
-        yield Mismatch(path, "shape", str(saved.shape), str(wanted.shape))
+        yield Mismatch(path, "shape", str(saved.shape), str(wanted.shape), fix=fix)
     if saved.dtype != wanted.dtype and not (allow_cast and keeps_kind(saved.dtype, wanted.dtype)):
-        yield Mismatch(path, "dtype", saved.dtype, wanted.dtype)
+        yield Mismatch(path, "dtype", saved.dtype, wanted.dtype, fix=fix)
 
 
 def _is_conversion_of_jax(saved: Form, wanted: Form, *, is_abstract: bool) -> bool:

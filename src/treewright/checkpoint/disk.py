@@ -4,7 +4,6 @@ import contextlib
 import errno
 import glob
 import os
-import re
 import secrets
 import stat
 from collections.abc import Generator
@@ -20,12 +19,7 @@ except ImportError:  # Windows: what killed writers leave is not deleted
     fcntl = None  # type: ignore[assignment]
 
 _LOCK = ".lock"  # locked while its writer lives
-# Errors that describe the disk's content; all others may be temporary.
-_LASTING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO})
-# TensorStore's codes for a bucket that does not answer, or not to this user, and for its own failures.
-_TEMPORARY = re.compile(
-    "(UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|CANCELLED|PERMISSION_DENIED|UNAUTH|INTERNAL|UNKNOWN)"
-)
+_NOT_FOUND = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # ELOOP: a link to itself
 # What a parser raises for bytes that it does not expect.
 _PARSE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)
 
@@ -43,8 +37,10 @@ def mode_of(path: Path, *, follow_links: bool = True) -> int:
     """
     try:
         return path.stat(follow_symlinks=follow_links).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
+    except OSError as error:
+        if error.errno in _NOT_FOUND:
+            return 0
+        raise
 
 
 def exists(path: Any) -> bool:
@@ -78,48 +74,8 @@ def parsing(subject: str, problem: str = "can't be read") -> Generator[None]:
     try:
         yield
     except _PARSE_ERRORS as error:
-        raise _damage(subject, error, problem) from error
-
-
-@contextlib.contextmanager
-def translate_read_errors(subject: str) -> Generator[None]:
-    """Raise what the bytes on disk prove as damage, and errors of the machine, of a package or of the target unchanged.
-
-    A decoder of another package raises any error for bytes that it does not expect, so this lists the others.
-    """
-    try:
-        yield
-    except (CheckpointError, MemoryError, ImportError):
-        raise
-    except Exception as error:
-        # JSON that is nested too deeply is damage. Other RuntimeErrors are JAX's, or about threads and event loops.
-        if isinstance(error, RuntimeError) and not isinstance(error, RecursionError):
-            raise
-        _raise_if_temporary(error, subject)
-        raise _damage(subject, error) from error
-
-
-def _raise_if_temporary(error: Exception, subject: str) -> None:
-    """Raise an error of the file system that says nothing about its content; TensorStore has it only in its text."""
-    if isinstance(
-        error, FileNotFoundError | NotADirectoryError | IsADirectoryError
-    ):  # Orbax raises it without a number
-        return
-    number = getattr(error, "errno", None)
-    if in_text := re.search(r"\bos[ _]error(?:_code)?[ ='\"]+(\d+)", str(error), re.IGNORECASE):
-        number = int(in_text[1])
-    if number in _LASTING:
-        return
-    if isinstance(error, OSError):
-        raise error
-    if number:
-        raise OSError(number, f"{subject} can't be read: {error}") from error
-    if _TEMPORARY.match(str(error)):
-        raise OSError(f"{subject} can't be read: {error}") from error
-
-
-def _damage(subject: str, error: Exception, problem: str = "can't be read") -> CheckpointDamagedError:
-    return CheckpointDamagedError(f"{cut_text(subject, 400)} {problem}: {cut_text(str(error), 1000)}")
+        text = f"{cut_text(subject, 400)} {problem}: {cut_text(str(error), 1000)}"
+        raise CheckpointDamagedError(text) from error
 
 
 # Atomic writes

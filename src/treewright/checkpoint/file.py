@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
 
@@ -11,14 +11,14 @@ import jax
 
 from treewright._base.text import short_text
 from treewright._processes import process_count
-from treewright.checkpoint.arrays import DTYPES, Saved, array_to_save, digest_of_pieces, verify
+from treewright.checkpoint.arrays import DTYPES, array_to_save, digest_of_pieces
+from treewright.checkpoint.blocks import BlockReader, block_name
 from treewright.checkpoint.disk import atomic_write, is_folder, parsing
 from treewright.checkpoint.fit import MISSING, LoadOptions, check_options
-from treewright.checkpoint.format import CODES, METADATA, open_safetensors, write_safetensors
-from treewright.checkpoint.host import copied_to_host, pieces_of
-from treewright.checkpoint.loading import Read, load_tree
+from treewright.checkpoint.format import CODES, open_safetensors, write_safetensors
+from treewright.checkpoint.host import local_blocks, on_host, pieces_of
+from treewright.checkpoint.loading import load_tree
 from treewright.checkpoint.manifest import DIGEST, TEXT, LeafRecord, Manifest, from_metadata
-from treewright.checkpoint.placing import LeafRequest
 from treewright.checkpoint.tree import parts_to_save
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
@@ -53,11 +53,15 @@ def save(path: StrPath, tree: object) -> None:
     parts = parts_to_save(tree, problems_of=_problems)
     # Wide dtypes first, so that each array in the file is aligned.
     leaves = sorted(parts.manifest.leaves, key=lambda leaf: -DTYPES[leaf.form.dtype].itemsize)
-    copies = copied_to_host({leaf.name: array_to_save(parts.values[leaf.name]) for leaf in leaves})
+    blocks = on_host({leaf.name: local_blocks(array_to_save(parts.values[leaf.name])) for leaf in leaves})
+
+    def pieces_of_leaf(leaf: LeafRecord) -> Iterator[Any]:
+        return pieces_of((DTYPES[leaf.form.dtype], leaf.form.shape), blocks[leaf.name])
+
     for leaf in leaves:
-        leaf.digest = digest_of_pieces(pieces_of(copies[leaf.name]))
-    forms = {leaf.name: (leaf.form.dtype, leaf.form.shape) for leaf in leaves}
-    pieces = (piece for leaf in leaves for piece in pieces_of(copies[leaf.name]))
+        leaf.digest = digest_of_pieces(pieces_of_leaf(leaf))
+    forms = {block_name(leaf, 0, ()): (leaf.form.dtype, leaf.form.shape) for leaf in leaves}
+    pieces = (piece for leaf in leaves for piece in pieces_of_leaf(leaf))
     metadata = parts.manifest.to_metadata()
     try:
         with atomic_write(target) as temporary:
@@ -68,10 +72,8 @@ def save(path: StrPath, tree: object) -> None:
         raise CheckpointError(f"{target} could not be written and is unchanged: {error}") from error
 
 
-def _problems(leaf: LeafRecord, value: Any) -> Iterator[str]:
+def _problems(_: LeafRecord, value: Any) -> Iterator[str]:
     """Reasons why a file can't contain a leaf."""
-    if leaf.name == METADATA:
-        yield f"would be named {METADATA!r}, which safetensors reserves"
     if process_count() > 1 and isinstance(value, jax.Array) and not value.is_fully_addressable:
         yield "is on several processes. Save it with CheckpointManager"
 
@@ -171,8 +173,8 @@ def read_names(path: StrPath) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def open_saved(path: Path) -> Generator[tuple[Manifest, Read]]:
-    """The manifest of a file, and a reader of its arrays that verifies each by its digest.
+def open_saved(path: Path) -> Generator[tuple[Manifest, BlockReader]]:
+    """The manifest of a file, and the reader of its arrays.
 
     Raises:
         OSError: If it can't be opened.
@@ -192,13 +194,7 @@ def open_saved(path: Path) -> Generator[tuple[Manifest, Read]]:
         except CheckpointError as error:
             raise type(error)(f"{path} can't be loaded: {error}") from error
 
-        def read(requests: Sequence[LeafRequest]) -> Iterator[Any]:
-            for leaf in [request.leaf for request in requests]:
-                array = file.read(leaf.array, leaf.form.dtype, leaf.form.shape)
-                verify([array], [Saved(manifest.layout_of(leaf).grid, [leaf.digest].__getitem__, leaf.path)])
-                yield array
-
-        yield manifest, read
+        yield manifest, BlockReader(manifest, lambda _: file)
 
 
 def local_path(path: StrPath) -> Path:

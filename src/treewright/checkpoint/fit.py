@@ -76,13 +76,15 @@ def check_options(like: Any, options: Options) -> Options:
         raise TypeError(f"like= is the class {like.__qualname__}. Pass an instance, or an abstract one: {abstract}.")
     for name, value in options.items():
         if name not in _DEFAULTS:
-            meant = ". Write like= instead" if name in {"template", "target", "tree"} else did_you_mean(name, _DEFAULTS)
-            raise TypeError(f"got an unexpected option {name!r}{meant}. The options: like, {', '.join(_DEFAULTS)}.")
+            meant = ". Write like= instead" if name in {"template", "target", "tree"} else ""
+            meant = meant or did_you_mean(cut_text(name), _DEFAULTS)
+            names = ", ".join(_DEFAULTS)
+            raise TypeError(f"got an unexpected option {short_text(name)}{meant}. The options: like, {names}.")
         if like is MISSING and name != "part" and value != _DEFAULTS[name]:
             raise TypeError(f"{name}= compares the checkpoint with a tree. Pass the tree to load into: like=tree.")
     checked = {**_DEFAULTS, **options}
     if checked["on_static"] not in ("error", "warn", "ignore"):
-        raise ValueError(f"on_static= must be 'error', 'warn' or 'ignore', got {checked['on_static']!r}.")
+        raise ValueError(f"on_static= must be 'error', 'warn' or 'ignore', got {short_text(checked['on_static'])}.")
     part, renamed = checked["part"], checked["renamed"]
     if part is not None and (not isinstance(part, str) or not part):
         raise TypeError(f"part= must be the name of a subtree, such as part='params', got {short_text(part)}.")
@@ -174,7 +176,7 @@ def _replaced(manifest: Manifest, values: Mapping[str, Any]) -> tuple[Manifest, 
         except UnsupportedLeafError as problem:
             is_nested = isinstance(value, Mapping | list | tuple)
             fix = " Flatten nested values: from_names(to_names(values), like=...)." if is_nested else ""
-            raise CheckpointError(f"The value named {name!r} {problem}.{fix}") from problem
+            raise CheckpointError(f"The value named {short_text(name)} {problem}.{fix}") from problem
         given[name] = value
     return dataclasses.replace(manifest, leaves=tuple(leaves)), given
 
@@ -183,7 +185,7 @@ def _part_of(manifest: Manifest, part: str) -> Manifest:
     """The manifest of a subtree."""
     names = [*(node.name for node in manifest.nodes), *(leaf.name for leaf in manifest.leaves)]
     if part not in names:
-        raise CheckpointError(f"part={part!r} was not saved{did_you_mean(part, names)}.")
+        raise CheckpointError(f"part={short_text(part)} was not saved{did_you_mean(cut_text(part), names)}.")
     inside = {part}  # not every name that begins with it: a key may contain a dot
     for node in manifest.nodes:  # parents come first
         inside.update(join_name(node.name, step) for step in node.children if node.name in inside)
@@ -200,12 +202,13 @@ def _rename_manifest(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest
     other = manifest.with_names(new_name)
     for old in unused:
         steps = {step for leaf in manifest.leaves for step in leaf.name.split(".")}
-        raise CheckpointError(f"renamed=: no saved name contains {old!r}{did_you_mean(old, steps)}.")
+        meant = did_you_mean(cut_text(old), steps)
+        raise CheckpointError(f"renamed=: no saved name contains {short_text(old)}{meant}.")
     first: dict[str, LeafRecord] = {}
     for leaf in other.leaves:
         if first.setdefault(leaf.name, leaf) is not leaf:
-            paths = f"{first[leaf.name].path} and {leaf.path}"
-            raise CheckpointError(f"renamed=: {paths} would both be named {leaf.name!r}.")
+            paths = f"{cut_text(first[leaf.name].path)} and {cut_text(leaf.path)}"
+            raise CheckpointError(f"renamed=: {paths} would both be named {short_text(leaf.name)}.")
     return other
 
 

@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,8 +35,8 @@ from treewright.checkpoint.disk import (
 from treewright.checkpoint.file import StrPath, local_path
 from treewright.errors import CheckpointError, CheckpointWarning, warn_user
 
-LISTING = "_CHECKPOINT_METADATA"  # the file in which Orbax lists the items of a step
-STATE, MANIFEST = "state", "manifest"  # Orbax's items in a step
+LISTING = "_CHECKPOINT_METADATA"  # Orbax's file in a step
+FILE = "process_{}.safetensors"  # the file of a process in a step
 _MAX_LISTINGS = 3  # a listing may miss the only step while a process renames steps
 
 _BUCKETS = ("gs://", "s3://", "az://")
@@ -48,19 +48,22 @@ _TEMPORARY = re.compile(rf"[0-9]+{re.escape(_SUFFIX)}-{_HEX}")
 _LOCK = re.compile(rf"\.{_TEMPORARY.pattern}\.lock")
 
 
+def as_folder(directory: StrPath) -> Any:
+    """A folder as a `Path`, or in a bucket as an object with the same methods."""
+    in_bucket = str(directory).startswith(_BUCKETS)
+    return epath.Path(directory) if in_bucket else local_path(directory).absolute()
+
+
 def folder_of_steps(directory: StrPath) -> Any:
-    """The folder of the steps: a `Path`, or for a bucket an object with the same methods.
+    """The folder of the steps.
 
     Raises:
         CheckpointError: If it is a file, a step, or a different URL.
         OSError: If the path is invalid or inaccessible.
     """
-    in_bucket = isinstance(directory, str) and directory.startswith(_BUCKETS)
-    folder: Any = epath.Path(directory) if in_bucket else local_path(directory).absolute()
-    if in_bucket:
-        is_wrong = folder.is_file() or (folder / LISTING).exists()
-    else:
-        is_wrong = stat.S_ISREG(mode_of(folder)) or exists(folder / LISTING)
+    folder = as_folder(directory)
+    is_file = stat.S_ISREG(mode_of(folder)) if isinstance(folder, Path) else folder.is_file()
+    is_wrong = is_file or exists(folder / LISTING)
     if is_wrong:
         raise CheckpointError(f"{directory} is a file or a step. Pass the folder that contains the steps.")
     return folder
@@ -102,7 +105,7 @@ def is_foreign(path: Any) -> bool:
 
 def _is_step(folder: Path) -> bool:
     """Whether a folder has any part of a step, which may be damaged."""
-    return any(exists(folder / name) for name in (LISTING, f"{MANIFEST}/metadata", f"{MANIFEST}/process.0"))
+    return any(exists(folder / name) for name in (LISTING, FILE.format(0)))
 
 
 def identity_of(step: Any) -> Any:
@@ -129,16 +132,18 @@ class UnfinishedSteps:
     folder is a leftover. The lock is taken before the folder is created, so that it is never found without it.
 
     By default, all of Orbax's writers of step 7 use the same folder, and the second one deletes the first one's files;
-    and only arrays are flushed.
+    and nothing is flushed.
 
     Attributes:
+        token: Its token, equal in all processes.
         path_class: The class of temporary folders for Orbax. Only process 0 creates and finishes them.
     """
 
     def __init__(self, token: str) -> None:
+        self.token = token
         self.path_class: type[Any] = _path_class(self, token)
-        self.is_finished: bool = False  # whether the last one has its final name
         self._lock: IO[str] | None = None
+        self._error: Exception | None = None
 
     def begin(self, folder: Path) -> None:
         """Delete leftovers, so that the disk has room, and take the lock of a folder."""
@@ -146,16 +151,25 @@ class UnfinishedSteps:
         clear(folder.parent, in_background=True)
         self._lock = create_lock(lock_of(folder))
 
-    def finish(self) -> None:
-        """Release the lock of a folder that has its final name."""
-        self.release()
-        self.is_finished = True
-
     def release(self) -> None:
         """Give up the lock: its folder was renamed, or is a leftover."""
         lock, self._lock = self._lock, None
         if lock is not None:
             release_lock(lock)
+
+    @contextlib.contextmanager
+    def deferring_errors(self) -> Generator[None]:
+        """Let `check` raise the error: raised by process 0 alone, it would leave the others at Orbax's barrier."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            self._error = error
+
+    def check(self) -> None:
+        """Raise the error of creating or finishing the folder."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
 
 def _path_class(steps: UnfinishedSteps, token: str) -> type[Any]:
@@ -166,23 +180,34 @@ def _path_class(steps: UnfinishedSteps, token: str) -> type[Any]:
 
         async def create(self) -> Any:
             """Create the folder, with its lock."""
-            await asyncio.to_thread(steps.begin, Path(self.get()))
-            return await super().create()
+            with steps.deferring_errors():
+                await asyncio.to_thread(steps.begin, Path(self.get()))
+                await super().create()
+            return self.get()
 
         async def finalize(self) -> None:
-            """Flush all files and folders, and rename the folder."""
-            await asyncio.to_thread(_flush_step, Path(self.get()))
-            await super().finalize()
-            steps.finish()
+            """Flush the folder, whose files are flushed, rename it, and flush that."""
+            with steps.deferring_errors():
+                await asyncio.to_thread(_flush_step, Path(self.get()))
+                await super().finalize()
+                await asyncio.to_thread(_flush_rename, Path(self.get_final()))
 
     return UnfinishedStep
 
 
 def _flush_step(folder: Path) -> None:
-    if not exists(folder / LISTING):
-        raise CheckpointError(f"Orbax finishes {folder}, but has written nothing to it that could be flushed to disk")
-    for path in (folder, *folder.rglob("*")):
-        flush_to_disk(path)
+    if not exists(folder / FILE.format(0)):
+        raise CheckpointError(f"Orbax finishes {folder}, but nothing was written to it that could be flushed to disk")
+    flush_to_disk(folder)
+
+
+def _flush_rename(folder: Path) -> None:
+    try:
+        for path in (folder / LISTING, folder, folder.parent):  # Orbax writes its own file last
+            flush_to_disk(path)
+    except OSError as error:
+        text = f"it was renamed, but could not be flushed to disk, so a power cut may lose it: {error}"
+        raise CheckpointError(text) from error
 
 
 def throw_out(directory: Any, steps: Iterable[int]) -> None:

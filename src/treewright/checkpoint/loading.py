@@ -1,6 +1,5 @@
 """Load a checkpoint: call `migrate=` with its leaves, which are read when they are used, and read the others."""
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +12,6 @@ from treewright.errors import CheckpointError
 
 # Reads arrays, verifies them and yields them in the order of the requests.
 Read = Callable[[Sequence[LeafRequest]], Iterator[Any]]
-
-_AHEAD_BYTES = 1 << 22  # read together: each read of a step parses its index
 
 
 def load_tree(manifest: Manifest, read: Read, like: Any, options: Options) -> Any:
@@ -75,15 +72,8 @@ class SavedLeaves(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
         if isinstance(value, LeafRecord):
-            self._read_now(self._with_neighbours(value))
+            self._read_now([value])
         return super().__getitem__(name)
-
-    def _with_neighbours(self, record: LeafRecord) -> list[LeafRecord]:
-        """A leaf, and the small ones after it that were not read; before it if it is the last, as for `popitem`."""
-        unread = [value for value in super().values() if isinstance(value, LeafRecord)]
-        nearest = unread[::-1] if record is unread[-1] else unread[unread.index(record) :]
-        sizes = itertools.accumulate(leaf.form.nbytes for leaf in nearest)
-        return [leaf for leaf, size in zip(nearest, sizes, strict=True) if leaf is record or size <= _AHEAD_BYTES]
 
     def items(self) -> Any:
         """All names and values, read together."""

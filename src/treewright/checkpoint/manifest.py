@@ -18,10 +18,10 @@ from treewright._base.text import cut_text
 from treewright.checkpoint.arrays import KINDS, Form, Layout, digest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
-VERSION = 6  # earlier versions were never released
+VERSION = 7  # earlier versions were never released
 FORMAT = "treewright.checkpoint"
 MAX_BYTES = 100_000_000  # limit of a manifest, as in safetensors; parsed JSON needs about 20 times the memory
-TEXT, DIGEST = "treewright", "treewright.digest"  # keys in a file's metadata and in a step's manifest item
+TEXT, DIGEST = "treewright", "treewright.digest"  # keys in a file's metadata
 ROOT_LEAF = "value"  # the name of the only leaf of a tree that is a leaf
 NODE_KINDS = frozenset(
     {"NoneType", "list", "tuple", "dict", "OrderedDict", "defaultdict", "namedtuple", "node", "other"}
@@ -53,8 +53,8 @@ def renamer(renamed: Mapping[str, str]) -> tuple[Callable[[str], str], dict[str,
 class LeafRecord:
     """The record of a leaf: its flat name (`params.layers.0.kernel`), its path, its form and its digest.
 
-    In a step, each process writes the digests of its blocks of JAX arrays to its own file. `layout` is an index into
-    the manifest's layouts, which record the process that wrote each block.
+    In a step, each process writes its blocks of JAX arrays, and their digests, to its own file. `layout` is an index
+    into the manifest's layouts, which record the process that wrote each block.
 
     Examples:
         >>> import tempfile, os
@@ -111,8 +111,7 @@ class NodeRecord:
 class Manifest:
     """The records of a checkpoint: nodes with classes and statics, leaves with shapes, dtypes and digests.
 
-    A step also has its `metrics`, its `retention` rules, the number of `processes` that saved it, and the `layouts` of
-    its arrays over them.
+    A step also has its `metrics`, the number of `processes` that saved it, and the `layouts` of its arrays over them.
 
     Examples:
         >>> import tempfile
@@ -129,7 +128,6 @@ class Manifest:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
     processes: int = 1
     layouts: tuple[Layout, ...] = ()
-    retention: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
     def layout_of(self, leaf: LeafRecord) -> Layout:
         """The blocks of a leaf. A leaf that is not a JAX array is one block, equal in all processes."""
@@ -161,23 +159,24 @@ class Manifest:
         return sealed
 
 
-def seal(document: Any) -> dict[str, str]:
-    """A document as JSON, and the digest of the JSON."""
+def seal(document: Any, key: str = TEXT) -> dict[str, str]:
+    """A document as JSON, and the digest of the JSON, under the key and `KEY.digest`."""
     text = json.dumps(document, separators=(",", ":"), check_circular=False, default=_fields_of)  # a third of the time
-    return {TEXT: text, DIGEST: digest_of(text.encode())}
+    return {key: text, f"{key}.digest": digest_of(text.encode())}
 
 
 def _fields_of(record: LeafRecord | NodeRecord) -> dict[str, Any]:
     return {name: value for name, value in vars(record).items() if name != "saved_name"}
 
 
-def unseal(metadata: Mapping[str, Any]) -> Any:
+def unseal(metadata: Mapping[str, Any], key: str = TEXT) -> Any:
     """The document that `seal` wrote.
 
     Raises:
+        KeyError: If it is missing.
         ValueError: If the digest does not match.
     """
-    text, saved = metadata[TEXT], metadata[DIGEST]
+    text, saved = metadata[key], metadata[f"{key}.digest"]
     now = digest_of(text.encode(errors="surrogatepass"))
     if now != saved:
         raise ValueError(f"its digest is {now}, but {cut_text(str(saved), 40)} was saved")
@@ -188,7 +187,7 @@ def unseal(metadata: Mapping[str, Any]) -> Any:
 
 
 def from_metadata(metadata: Mapping[str, Any]) -> Manifest:
-    """The manifest in a file's metadata or in a step's manifest item.
+    """The manifest in a file's metadata.
 
     Raises:
         CheckpointDamagedError: If the digest does not match, or it is not a manifest.
@@ -290,6 +289,5 @@ _READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "metrics": _metrics,
         "processes": _processes,
         "layouts": lambda pairs: tuple([_layout(tuple(grid), tuple(map(tuple, writers))) for grid, writers in pairs]),
-        "retention": dict,
     }
 )

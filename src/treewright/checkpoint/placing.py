@@ -1,7 +1,6 @@
 """Place the arrays that were read: the sharding of each, and the leaves that they become."""
 
 import contextlib
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +10,6 @@ import numpy as np
 from treewright._base.jax_private import is_ref, private, typeof, untyped_jax
 from treewright._freeze import FrozenArray, freeze
 from treewright.checkpoint.arrays import DTYPES, ON_HOST, Form, check_fits, check_width
-from treewright.checkpoint.host import blocks_for, on_host
 from treewright.checkpoint.manifest import LeafRecord
 from treewright.errors import CheckpointError
 
@@ -107,31 +105,8 @@ def _device_arrays(batch: Mapping[str, tuple[Any, LeafRequest]]) -> dict[str, An
         array.astype(DTYPES[each.form.dtype], copy=False) if isinstance(array, np.ndarray) else array
         for array, each in batch.values()
     ]
-    placed = _placed(arrays, [each.sharding for each in requests])
+    placed = device_put(arrays, [each.sharding for each in requests])
     return dict(zip(batch, map(_leaf_from, placed, requests), strict=True))
-
-
-def _placed(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
-    """Arrays with these shardings. Copies in host memory are moved block by block, each to all devices that need it."""
-    blocks: list[list[tuple[Any, Any]]] = [
-        list(blocks_for(array, sharding)) if _is_copy(array, sharding) else [(array, sharding)]
-        for array, sharding in zip(arrays, shardings, strict=True)
-    ]
-    flat = [pair for pairs in blocks for pair in pairs]
-    moved = iter(device_put([block for block, _ in flat], [target for _, target in flat]))
-    join: Any = untyped_jax.make_array_from_single_device_arrays
-    return [
-        join(array.shape, sharding, list(itertools.islice(moved, len(pairs))))
-        if _is_copy(array, sharding)
-        else next(moved)
-        for array, sharding, pairs in zip(arrays, shardings, blocks, strict=True)
-    ]
-
-
-def _is_copy(array: Any, sharding: Any) -> bool:
-    """Whether an array is the copy in host memory of an array with this sharding."""
-    is_elsewhere = isinstance(array, jax.Array) and sharding is not None and array.sharding != sharding
-    return is_elsewhere and array.sharding == on_host(sharding, array.shape)
 
 
 def device_put(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:

@@ -10,12 +10,12 @@ import math
 import os
 import secrets
 import threading
-import weakref
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import (
     Any,
     Literal,
+    NamedTuple,
     Never,
     Self,
     SupportsIndex,
@@ -27,15 +27,12 @@ from typing import (
 import orbax.checkpoint as ocp
 
 from treewright._base.text import cut_text
-from treewright._processes import process_index, run_on_all_processes
+from treewright._processes import process_count, process_index, run_on_all_processes
 from treewright.checkpoint.arrays import blocks_of
-from treewright.checkpoint.disk import exists, flush_to_disk
+from treewright.checkpoint.disk import exists
 from treewright.checkpoint.file import StrPath
 from treewright.checkpoint.fit import MISSING, LoadOptions, check_options
 from treewright.checkpoint.folder import (
-    LISTING,
-    MANIFEST,
-    STATE,
     UnfinishedSteps,
     clear,
     folder_of_steps,
@@ -45,20 +42,21 @@ from treewright.checkpoint.folder import (
     steps_in,
     throw_out,
 )
-from treewright.checkpoint.items import (
-    ManifestHandler,
-    array_handler,
+from treewright.checkpoint.handler import (
+    SaveStep,
+    StepHandler,
     entries_of,
     items_of_step,
+    listed_of_step,
+    listing_time,
     manifest_of_step,
-    manifest_time,
     step_to_save,
     tree_of_step,
 )
-from treewright.checkpoint.manifest import Manifest
+from treewright.checkpoint.manifest import Manifest, seal
 from treewright.checkpoint.reading import Restored, StepGoneError, numbers_text, read_step, step_number, steps_text
 from treewright.checkpoint.retention import Retention, numbers_of, reject_options
-from treewright.checkpoint.waiting import EXIT_STARTS_THREADS, Turns, Waiter
+from treewright.checkpoint.waiting import EXIT_STARTS_THREADS, Task, Turns
 from treewright.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -67,6 +65,13 @@ from treewright.errors import (
 )
 
 T = TypeVar("T")
+
+
+class _Pending(NamedTuple):
+    """A step that is being written, and the work that writes it."""
+
+    step: int
+    task: Task
 
 
 class CheckpointManager:
@@ -134,11 +139,10 @@ class CheckpointManager:
         self._timeout = timeout_seconds
         self._run_on_all = functools.partial(run_on_all_processes, timeout=timeout_seconds)
         self._blocks_of = functools.cache(blocks_of)
-        self._saver: Any = None  # Orbax's checkpointer, created by the first save
-        self._waiter = Waiter()
-        self._unfinished: UnfinishedSteps | None = None  # its temporary folders, unless they are in a bucket
+        self._unfinished: UnfinishedSteps | None = None  # its temporary folders, created by the first save
+        self._count = 0  # of saves that began
         self._process = os.getpid()  # the process that it belongs to: in a fork, its threads are missing
-        self._pending: int | None = None  # the step that is being written
+        self._pending: _Pending | None = None
         self._is_entered = self._is_closed = False
         self._lock = threading.RLock()
         self._turns = Turns(self._lock)
@@ -194,23 +198,19 @@ class CheckpointManager:
 
         def prepare() -> tuple[Any, ...]:
             self._check_number(number)
-            of_step = {"metrics": numbers_of(metrics), "retention": self._retention.rules}
-            self._check_metrics(of_step["metrics"])
-            return step_to_save(state, {} if items is None else items, self._blocks_of, **of_step)
+            numbers = numbers_of(metrics)
+            self._check_metrics(numbers)
+            return step_to_save(state, {} if items is None else items, self._blocks_of, numbers)
 
         def entries(prepared: tuple[Any, ...]) -> dict[str, str]:
             return {"the step": str(number), **entries_of(prepared[0])}
 
         with self._turns:
-            _, arrays, record = self._wait_and_run("save", prepare, same=entries)
-            record.timeout = self._timeout
-            saved: dict[str, Any] = {STATE: ocp.args.PyTreeSave(arrays)} if arrays else {}
-            with self._as_save_error(number):
-                saver = self._open()
-                _begin(self)
-                args = ocp.args.Composite(**{MANIFEST: record}, **saved)  # digested while Orbax writes the arrays
-                saver.save(self.directory / str(number), args=args)
-                self._pending = number
+            _, args = self._wait_and_run("save", prepare, same=entries)
+            task = Task(self._writer(number, args))
+            _begin(self)
+            self._pending = _Pending(number, task)
+            task.start()
             if not (EXIT_STARTS_THREADS or self._is_entered):
                 self._wait_and_raise()
         if bool(self._is_closed):  # by a signal handler
@@ -241,39 +241,47 @@ class CheckpointManager:
                 warn_user(text, CheckpointWarning)
             self._has_rank = True
 
-    def _open(self) -> Any:
-        """Orbax's checkpointer, created by the first save."""
-        if self._saver is None:
-            token = self._run_on_all("naming temporary folders", lambda: secrets.token_hex(4), on_first=True)
-            handlers: Any = {STATE: array_handler(), MANIFEST: ManifestHandler()}
-            self._unfinished = UnfinishedSteps(token) if self._is_local else None
-            # Folders are created in `save`: threads that wait for a folder would wait for ever after an interrupt.
-            options = ocp.AsyncOptions(timeout_secs=math.ceil(self._timeout), create_directories_asynchronously=False)
-            self._saver = ocp.AsyncCheckpointer(
-                ocp.CompositeCheckpointHandler(
-                    composite_options=ocp.CompositeOptions(async_options=options), **handlers
-                ),
-                async_options=options,
-                temporary_path_class=self._unfinished and self._unfinished.path_class,
-            )
-            _OPEN.add(self)
-        return self._saver
+    def _writer(self, number: int, args: SaveStep) -> Callable[[], None]:
+        """A function that writes a step with Orbax, in a thread."""
+        if self._unfinished is None:
+            name = "naming temporary folders"
+            self._unfinished = UnfinishedSteps(self._run_on_all(name, lambda: secrets.token_hex(4), on_first=True))
+        self._count += 1
+        unfinished = self._unfinished
+        args.timeout, args.check = self._timeout, unfinished.check
+        processes = ocp.options.MultiprocessingOptions(  # its barriers use no device: the program does meanwhile
+            active_processes={*range(process_count())}, barrier_sync_key_prefix=f"{unfinished.token}-{self._count}"
+        )
+        saver = ocp.Checkpointer(
+            StepHandler(),
+            multiprocessing_options=processes,
+            temporary_path_class=unfinished.path_class if self._is_local else None,
+        )
+        listed = seal({"retention": self._retention.rules, "metrics": args.manifest.metrics})
+
+        def write() -> None:
+            try:
+                saver.save(self.directory / str(number), args=args, custom_metadata=listed)
+                unfinished.check()
+            finally:
+                unfinished.release()
+                saver.close()
+
+        return write
 
     def _finish_at_exit(self) -> None:
         """Finish the save if the program ends without `close`, unless it is the save of a process that forked."""
         if self._is_in_fork():
             return
-        step, self._pending = self._pending, None
-        if step is None:
-            with contextlib.suppress(Exception):
-                self.wait()  # for a save that an exception from a signal handler interrupted
-        else:
-            try:
-                self._finish(self.directory / str(step))
-                self.wait()  # delete old steps
-            except Exception as error:  # noqa: BLE001  nothing else reports it
-                text = f"The program ended before step {step} was saved in {self.directory}: {error}."
-                warn_user(f"{text} Use the manager in a `with` block, or call close().", CheckpointWarning)
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            self._finish(pending)
+            self.wait()  # delete old steps
+        except Exception as error:  # noqa: BLE001  nothing else reports it
+            text = f"The program ended before step {pending.step} was saved in {self.directory}: {error}."
+            warn_user(f"{text} Use the manager in a `with` block, or call close().", CheckpointWarning)
 
     def wait(self) -> None:
         """Wait until all saves are on disk and old steps are deleted.
@@ -284,16 +292,14 @@ class CheckpointManager:
             return
         with self._lock:
             if self._turns.is_taken:  # in a signal handler: the interrupted `save` goes on after it
-                if self._saver is not None:
+                if self._pending is not None:
                     with contextlib.suppress(Exception):  # `save` or the next call raises
-                        self._waiter.wait(self._saver.wait_until_finished)
+                        self._pending.task.wait()
                 return
             self._wait_and_raise()
-            if self._saver is not None:
-                self._waiter.wait(self._saver.wait_until_finished)  # a save that Ctrl-C interrupted
-                if process_index() == 0:
-                    self._prune()
-                    clear(self.directory)
+            if self._unfinished is not None and process_index() == 0:
+                self._prune()
+                clear(self.directory)
 
     def _wait_and_raise(self) -> None:
         """Wait for the pending save, and raise in all processes if it failed in one."""
@@ -301,47 +307,35 @@ class CheckpointManager:
             return
         with self._lock:
             if self._pending is not None:
-                self._wait_and_run(f"the end of saving step {self._pending}", lambda: None)
+                self._wait_and_run(f"the end of saving step {self._pending.step}", lambda: None)
 
     def _wait_and_run(self, name: str, work: Callable[[], Any], **options: Any) -> Any:
         """Finish the pending save, then run `work` in all processes, with one exchange for both."""
-        step = self._pending
+        pending = self._pending
 
         def settle_and_work() -> Any:
-            if step is not None:
-                with self._as_save_error(step):
-                    self._finish(self.directory / str(step))
+            if pending is not None:
+                with self._as_save_error(pending.step):
+                    self._finish(pending)
             return work()
 
         try:
             value = self._run_on_all(name, settle_and_work, **options)
         except Exception:
-            if step is not None:
+            if pending is not None:
                 self._abandon()  # in all processes
             raise
         self._pending = None  # unless Ctrl-C interrupts: then the next call waits for the step
-        _PENDING.discard(self)
+        _SAVING.discard(self)
         return value
 
-    def _is_finished(self) -> bool:
-        """Whether the pending step has its name. Only process 0 gives it, in a folder."""
-        return process_index() == 0 and self._unfinished is not None and self._unfinished.is_finished
-
-    def _finish(self, folder: Any) -> None:
-        self._waiter.wait(self._saver.wait_until_finished)
+    def _finish(self, pending: "_Pending") -> None:
+        pending.task.wait()
         if process_index() != 0:
             return
-        if not exists(folder):
-            raise CheckpointError(
-                "its folder is missing: the save was cancelled, or a different manager deleted the step"
-            )
-        self._record(int(folder.name))  # a step that can't be read is not saved
-        try:  # the file that Orbax writes last, and the renames
-            for path in (folder / LISTING, folder, self.directory) if self._is_local else ():
-                flush_to_disk(path)
-        except OSError as error:
-            text = f"it was renamed, but could not be flushed to disk, so a power cut may lose it: {error}"
-            raise CheckpointError(text) from error
+        if not exists(self.directory / str(pending.step)):
+            raise CheckpointError("its folder is missing: a different manager deleted the step")
+        self._record(pending.step)  # a step that can't be read is not saved
         self._prune()
 
     def _prune(self) -> None:
@@ -360,17 +354,17 @@ class CheckpointManager:
             warn_user(f"Step {max(own)} is saved, but an old step could not be deleted: {error}", CheckpointWarning)
 
     def _record(self, step: int) -> tuple[Mapping[str, Any], float | None]:
-        """The retention rules of a step, and its rank. Cached by step and modification time of its manifest."""
+        """The retention rules of a step, and its rank. Cached by step and modification time of what has them."""
         folder = self.directory / str(step)
-        key = step, manifest_time(folder)
+        key = step, listing_time(folder)
         if key not in self._records:
-            manifest = manifest_of_step(folder)
-            self._records[key] = manifest.retention, self._retention.rank(manifest.metrics)
+            rules, metrics = listed_of_step(folder)
+            self._records[key] = rules, self._retention.rank(metrics)
         return self._records[key]
 
     @contextlib.contextmanager
     def _as_save_error(self, step: int) -> Generator[None]:
-        """Report any error as a failed save; the next save creates a new checkpointer."""
+        """Report any error as a failed save."""
         try:
             yield
         except Exception as error:
@@ -387,21 +381,11 @@ class CheckpointManager:
             self.wait()
         finally:
             self._is_closed = True
-            if not self._turns.is_taken:  # else the interrupted `save` closes it
-                self._close_orbax()
-
-    def _close_orbax(self) -> None:
-        saver, self._saver, self._pending, self._waiter = self._saver, None, None, Waiter()
-        _PENDING.discard(self)
-        if saver is not None:
-            with contextlib.suppress(Exception):  # already raised
-                saver.close()
-        if self._unfinished is not None:
-            self._unfinished.release()
 
     def _abandon(self) -> None:
         """End a failed save, and delete its folder."""
-        self._close_orbax()
+        self._pending = None
+        _SAVING.discard(self)
         if process_index() == 0:
             with contextlib.suppress(OSError):  # the next save tries again
                 clear(self.directory, in_background=True)
@@ -573,24 +557,20 @@ class CheckpointManager:
         return None
 
 
-# Program exit. A manager that is saving may be known to nobody else: it is kept until its step has its name. One that
-# is not saving goes with the program's last reference, and takes its threads with it.
-_OPEN = weakref.WeakSet[CheckpointManager]()
-_PENDING = set[CheckpointManager]()
+# Program exit. A manager that saves may be known to nobody else: it is kept until its step has its name.
+_SAVING = set[CheckpointManager]()
 
 
 def _begin(manager: CheckpointManager) -> None:
     """Keep a manager that saves, and drop those whose step is finished."""
-    for other in list(_PENDING):
-        if other._is_finished():
-            _PENDING.discard(other)
-    if manager._unfinished is not None:
-        manager._unfinished.is_finished = False
-    _PENDING.add(manager)
+    for other in list(_SAVING):
+        if other._pending is None or other._pending.task.has_succeeded:
+            _SAVING.discard(other)
+    _SAVING.add(manager)
 
 
 def _finish_all() -> None:
-    for manager in {*_PENDING, *_OPEN}:
+    for manager in list(_SAVING):
         manager._finish_at_exit()
 
 

@@ -9,14 +9,13 @@ import jax
 import numpy as np
 
 from treewright._base.jax_private import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
-from treewright._base.text import cut_text
 from treewright._core import first_text, info_of, is_node
 from treewright._json import encode
 from treewright._reports import first_lines
 from treewright._trees.level import Level, level_of
 from treewright.checkpoint.arrays import NOT_A_LEAF, UnsupportedLeafError, form_of
 from treewright.checkpoint.manifest import ROOT_LEAF, LeafRecord, Manifest, NodeRecord, join_name
-from treewright.checkpoint.rules import LEAF, WHOLE_TREE
+from treewright.checkpoint.rules import NO_LEAF, NO_TREE, OBJECT
 from treewright.errors import CheckpointError, StaticSerializationError
 
 _DECLARED = "__checkpoint_name__"
@@ -134,7 +133,9 @@ class _Records:
         try:
             leaf = LeafRecord(part.name, path, form_of(value, abstract=self._abstract))
         except UnsupportedLeafError as problem:
-            self.problems.append(f"{cut_text(path, 200)} {_with_cure(problem, part)}")
+            rules = NO_TREE if path == "the tree" else NO_LEAF
+            advice = f". {first_text(rules, value, part.parent) or OBJECT}"
+            self.problems.append(f"{path} {problem}{advice if str(problem).endswith(NOT_A_LEAF) else ''}")
             return
         if leaf.form.ref and not self._abstract and self._refs.setdefault(id(value), path) is not path:
             first = self._refs[id(value)]
@@ -171,19 +172,6 @@ def _step_of(key: Any) -> str:
     """A key as part of a name; `keystr(simple=True)` takes 3 us."""
     attribute = _STEPS.get(type(key))
     return str(key if attribute is None else getattr(key, attribute))
-
-
-def _with_cure(problem: UnsupportedLeafError, part: _Part) -> str:
-    """The problem with a leaf, and its fix; the fields of an equinox module have no `static()`."""
-    parent, is_whole = part.parent, part.path == "the tree"
-    advice = first_text((*LEAF, *WHOLE_TREE) if is_whole else LEAF, part.value)
-    if advice is not None:
-        return f"{problem}. {advice}"
-    if not str(problem).endswith(NOT_A_LEAF):
-        return str(problem)
-    if any(base.__module__.startswith("equinox.") for base in parent.__mro__):
-        return f"{problem}. The equinox module {parent.__qualname__} has it as a leaf: save treewright.adopt(...) of it"
-    return f"{problem}. Make it a static, or wrap it in Static"
 
 
 def _node_record(part: Any, level: Level, name: str, path: str) -> NodeRecord:

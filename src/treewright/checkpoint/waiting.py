@@ -1,4 +1,4 @@
-"""Saves that take turns, and a wait for a save of which Ctrl-C interrupts only the wait."""
+"""Saves that take turns, and work in a thread that whoever waits for it can start."""
 
 import concurrent.futures
 import sys
@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from treewright.errors import CheckpointError
 
-# Before Python 3.13, Ctrl-C during `Thread.join` marks the thread as finished while it runs (python/cpython#90882).
-_JOIN_IS_SAFE = sys.version_info >= (3, 13)
 # Python 3.12.0 to 3.12.2 start no threads at exit (python/cpython#113964), and Orbax needs them to finish a save.
 EXIT_STARTS_THREADS = sys.version_info < (3, 12) or sys.version_info >= (3, 12, 3)
 
@@ -35,34 +33,41 @@ class Turns:
         self._lock.release()
 
 
-class Waiter:
-    """Waits for a thread through a function that joins it."""
+class Task:
+    """Work that is done once, in a thread of its own.
 
-    def __init__(self) -> None:
-        # Of a wait that Ctrl-C interrupted: it may get the error of a failed save, which is raised once.
-        self._unfinished: concurrent.futures.Future[None] | None = None
+    `wait` starts the thread if none has begun: an exception may come between the lines that create a task and start it,
+    from a signal handler or by Ctrl-C. It may also interrupt `wait`, as often as it likes, and never the work.
+    """
 
-    def wait(self, join: Callable[[], None]) -> None:
-        """Call `join`, in a different thread if Ctrl-C could interrupt it."""
-        if _JOIN_IS_SAFE or not EXIT_STARTS_THREADS or threading.current_thread() is not threading.main_thread():
-            join()
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work: Callable[[], None] | None = work
+        self._begun = threading.Lock()
+        self._future = concurrent.futures.Future[None]()
+
+    def start(self) -> None:
+        """Start a thread, unless one has begun."""
+        if not self._begun.locked():
+            threading.Thread(target=self._run, name="treewright-save").start()
+
+    def wait(self) -> None:
+        """Wait for the end of the work, and raise its error."""
+        self.start()
+        self._future.result()
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether the work is done, without an error."""
+        return self._future.done() and self._future.exception() is None
+
+    def _run(self) -> None:
+        if not self._begun.acquire(blocking=False):
             return
-        future = self._unfinished
-        if future is None:
-            future = self._unfinished = concurrent.futures.Future()
-            threading.Thread(target=_settle, args=(future, join), daemon=True).start()
+        work, self._work = self._work, None  # it has the arrays
         try:
-            future.result()
-        finally:
-            if future.done():
-                self._unfinished = None
-
-
-def _settle(future: "concurrent.futures.Future[None]", work: Callable[[], None]) -> None:
-    """Run work for a future."""
-    try:
-        work()
-    except BaseException as error:  # noqa: BLE001  the future raises it
-        future.set_exception(error)
-    else:
-        future.set_result(None)
+            if work is not None:
+                work()
+        except BaseException as error:  # noqa: BLE001  `wait` raises it
+            self._future.set_exception(error)
+        else:
+            self._future.set_result(None)

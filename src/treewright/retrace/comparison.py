@@ -92,7 +92,7 @@ def _presence_difference(name: str, both: Any, defaults: tuple[Any, Any], *, is_
 
 def _by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
     for name in dict.fromkeys((*old, *new)):
-        a, b = old.get(name, ABSENT), new.get(name, ABSENT)
+        a, b = old.get(name), new.get(name)
         if a is not b and not one_static(a, b):
             old_value, new_value = _settings(a, b) if kind == "setting" else (snapshot(a), snapshot(b))
             yield static_difference((name,), old_value, new_value, _WITHOUT_REASONS, kind)

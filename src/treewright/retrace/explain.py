@@ -12,14 +12,17 @@ import jax
 from treewright._base.jax_private import is_jitted, options_of
 from treewright._base.text import did_you_mean, short_text
 from treewright._contents import unwrap
+from treewright._loop import loop
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.comparison import call_differences, without_placement
 from treewright.retrace.jax_private import (
+    EQUINOX_PMAP,
     OBSERVER,
     Call,
     can_read_calls,
     definition_of,
     frames_up_to_user,
+    give_own_code,
     goes_through,
     is_running,
     jit_call,
@@ -108,6 +111,9 @@ class _BlockOrDecorator:
         decorated: Any = function
         if not callable(decorated) or isinstance(decorated, type):
             raise TypeError(f"@{decorator} needs a function, got {short_text(function)}.")
+        fix = _fix_for_untracked(function, decorator)
+        if fix:
+            raise TypeError(f"@{decorator} can't track the calls of {short_text(function)}. {fix}")
         if self._only is not None:
             name = definition_of(function)[0]
             raise TypeError(
@@ -122,8 +128,8 @@ class _BlockOrDecorator:
         tracked, inner = outermost_jitted(function), unwrap(function)
         reference = weakref.ref(tracked)
         if tracked is inner:
-            code = getattr(inner, "__code__", None)
-            tracker = self._start(lambda call: unwrap(call.function) is reference() or is_running(code))
+            give_own_code(inner)
+            tracker = self._start(lambda call: unwrap(call.function) is reference() or is_running(reference()))
         else:
             tracker = self._start(lambda call: goes_through(call, reference()))
         tracker.decorated = reference
@@ -169,6 +175,16 @@ class _BlockOrDecorator:
                 f"the calls, or `@{name}(...)` above a function."
             )
             warnings.warn_explicit(text, RetraceWarning, *self._created_at)
+
+
+def _fix_for_untracked(function: Any, decorator: str) -> str:
+    """The fix if a decorator would not see the calls of this object; else empty."""
+    of_step = f"{decorator}(1)" if decorator == max_traces.__name__ else f"{decorator}()"
+    if isinstance(function, loop):
+        return f"Decorate its step: loop({of_step}(step), state)."
+    if type(function).__module__ == EQUINOX_PMAP:
+        return f"Write `with {of_step}:` around the calls."
+    return ""
 
 
 def _matches(only: Only, call: Call) -> bool:
@@ -245,7 +261,8 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
     As a decorator above `jit`, it counts the traces of calls through that jitted function as long as it exists: jitting
     and limiting the function again, for each trial of a sweep, begins a new count. Below `jit`, or on a function that
     is not jitted, such as a test, it counts the traces of that function and of each jitted function that it calls. Each
-    `loop` of the function counts apart. Used again on the same object, it sets the limit anew.
+    `loop` of the function counts apart. On a callable object, it counts the traces of the object itself, not of what
+    its methods call. Used again on the same object, it sets the limit anew.
 
     Args:
         limit: The maximum number of traces of each function.
@@ -257,6 +274,7 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
         TooManyTracesError: From the call that exceeds the limit; the message is the report.
         ValueError: If a limit is negative; and at the end of a block, if other functions were traced in it, but none
             with the name `only`, and `limit` is not 0.
+        TypeError: As a decorator of a `loop` or of `equinox.filter_pmap`, whose calls it can't see.
         RuntimeError: If traces can't be counted in this version of JAX; from the first compilation, if compilations
             can't be counted and `recompiles` is set.
 

@@ -152,7 +152,7 @@ _FIXES_OF_FUNCTIONS: Mapping[str, str] = types.MappingProxyType(
         "the changing values as arguments",
         "other method": "jit one function that takes the object as an argument: traced if it is a node, else static, "
         "with __eq__ and __hash__",
-        "other decorators": "",
+        "other transformations": "",
         "other options": "",
     }
 )

@@ -14,7 +14,7 @@ import sysconfig
 import threading
 import traceback
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path as FilePath
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -23,7 +23,7 @@ import jax.monitoring
 import numpy as np
 
 from treewright._base.jax_private import is_jitted, options_of, options_record, private, untyped_jax
-from treewright._contents import unwrap
+from treewright._contents import unwrap, wrapper_chain
 
 T = TypeVar("T")
 
@@ -47,18 +47,19 @@ BATCH_FRAME = "_pjit_batcher"
 # observed.
 PMAP = "infer_params"
 OF_PMAP = " of pmap"  # the end of the names that reports give to these options
+_NO_NAME = ("<axis 0x", "_internal_pmap_axis_name")
 PMAP_SETTINGS = ("axis_name", "in_axes", "out_axes", "devices", "axis_size")
 
 # The modules in which equinox and flax call `jit` for the user. Without them, or their local variables, reports show
 # the arguments that these libraries pass to `jit` instead of the user's.
 EQUINOX_JIT = "equinox._jit"
+EQUINOX_PMAP = "equinox._vmap_pmap"  # it has one inner function for all that it maps
 FLAX_NNX = "flax.nnx"
 FLAX_NODES = "._pytree__nodes"  # the static in which nnx lists its attributes; without it, reports have one more line
 
 # The modules of functions that are operations to users.
 OPERATIONS = ("jax._src.numpy", "jax._src.lax", "jax._src.random")
 
-_MAX_WRAPPERS = 100
 _LIBRARIES = frozenset({"chex", "contextlib", "equinox", "flax", "functools", "jax", "jaxlib", "treewright"})
 
 # The folders of Python and of installed libraries.
@@ -113,21 +114,10 @@ def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any], 
     return Call(function, tuple(args), kwargs, compared, frozenset(statics))
 
 
-def _chain(function: Any) -> Iterator[Any]:
-    """A function, and what it wraps, step by step; bounded, because a mock has all attributes."""
-    for _ in range(_MAX_WRAPPERS):
-        yield function
-        is_partial = isinstance(function, functools.partial)
-        inner = function.func if is_partial else getattr(function, "__func__", getattr(function, "__wrapped__", None))
-        if inner is None:
-            return
-        function = inner
-
-
 def outermost_jitted(function: Any) -> Any:
     """The outermost jitted function that a wrapper or method calls; without one, the innermost function."""
     each = function
-    for each in _chain(function):
+    for each in wrapper_chain(function):
         if is_jitted(each) or type(each).__module__.startswith((EQUINOX_JIT, FLAX_NNX)):
             break
     return each
@@ -136,7 +126,7 @@ def outermost_jitted(function: Any) -> Any:
 def goes_through(call: Call, function: Any) -> bool:
     """Whether a call goes through this jitted function, not only to the function that it jits."""
     entry = getattr(function, "_jit_info", function)
-    return any(each is entry for each in call.entries) or any(each is function for each in _chain(call.function))
+    return any(each is entry for each in call.entries) or any(each is function for each in wrapper_chain(call.function))
 
 
 def definition_of(function: Any) -> tuple[str, Any]:
@@ -247,20 +237,35 @@ def _cached(jit: Any, function: Any, info: Any) -> int:
 
     0 if JAX has renamed the frame of a running call.
     """
+    functions = _equal_functions(function)
     try:
-        entries = int(jit(function, info)._cache_size())
+        entries = sum(int(jit(each, info)._cache_size()) for each in functions.values())
     except (AttributeError, TypeError):
         return 0
     stacks = [traceback.walk_stack(frame) for frame in sys._current_frames().values()] if entries else []
     called = {*CALL_FRAMES - {TRACE_FRAME}, TRACE_ONLY_FRAME, LOWER_FRAME}
     frames = [frame for stack in stacks for frame, _ in stack if _is_of_jax(frame, called)]
     running = [frame for frame in frames if frame.f_code.co_name not in {TRACE_ONLY_FRAME, LOWER_FRAME}]
-    of_function = sum(frame.f_locals.get("fun") is function for frame in running)
+    of_function = sum(id(frame.f_locals.get("fun")) in functions for frame in running)
     return max(entries - of_function, 0) if of_function or len(running) < len(frames) else 0
 
 
-def is_running(code: types.CodeType | None) -> bool:
-    """Whether code is running in this thread."""
+def _equal_functions(function: Any) -> dict[int, Any]:
+    """A function, and the objects and methods that equal it, by `id`: JAX traces only the first of them."""
+    cache = None if isinstance(function, types.FunctionType) else private("interpreters.partial_eval.trace_to_jaxpr")
+    functions = [function, *(key[0]() for key in getattr(cache, "cache_keys", list[Any])())]
+    return {id(each): each for each in functions if type(each) is type(function) and each == function}
+
+
+def give_own_code(function: Any) -> None:
+    """Give a function a copy of its code, so the stack shows whether it runs, or another closure of the same `def`."""
+    if isinstance(function, types.FunctionType):
+        function.__code__ = function.__code__.replace()
+
+
+def is_running(function: Any) -> bool:
+    """Whether a function with its own code is running in this thread."""
+    code = getattr(function, "__code__", None)
     return any(frame.f_code is code for frame, _ in traceback.walk_stack(None))
 
 
@@ -316,9 +321,9 @@ def _pmapped(infer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ca
     function = cells.get("f", getattr(cells.get("wrapped_fun"), "f", None))  # `f` before JAX 0.10
     if function is None:
         return None
-    # Some versions of JAX name an axis without a name by an address.
-    named = [name for name in PMAP_SETTINGS if name in cells and not str(cells[name]).startswith("<axis 0x")]
-    settings = {f"{name}{OF_PMAP}": cells[name] for name in named}
+    # JAX names an axis without a name itself, in some versions by an address.
+    values = [(name, cells[name]) for name in PMAP_SETTINGS if name in cells]
+    settings = {f"{name}{OF_PMAP}": None if str(value).startswith(_NO_NAME) else value for name, value in values}
     statics = {"static_argnums": cells.get("static_broadcasted_tuple", ())}
     # The devices of the arrays do not count, because pmap moves the arrays.
     return dataclasses.replace(jit_call(function, args, kwargs, statics), live=False, settings=settings)

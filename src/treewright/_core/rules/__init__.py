@@ -5,16 +5,16 @@ the reason. `tests/slips` has its wrong and right programs, and the site prints 
 
 `_core` itself has no text of more than one line. It asks the rules at these points, by tuple or by name:
 
-    classes     a class is read (BODY, ATTRIBUTE: the first text is the error) or finished (FINISHED: warnings)
-    fields      a class is read, field by field (FIELD)
-    children    a node is made: children that are unlikely (CHILD: warnings)
+    classes     a class is read (BODY: the first text is the error) or finished (FINISHED: warnings)
+    fields      a class is read, its fields (DECLARATIONS: the first text is the error)
+    children    a node is made: children that are unlikely (CHILD: the first text is the warning)
     statics     a node is made: statics that were rejected (the error), or that can change (CHANGING: warnings); a node
                 is written or read, as a pickle or in an exported program
-    instances   an attribute is rejected, a copy is made, or an error passes through (CONSTRUCTOR, COPY, METHOD: notes)
+    instances   an attribute is rejected, a copy is made, or an error passes through (CONSTRUCTOR, METHOD: notes)
 """
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from treewright.errors import warn_user
@@ -22,9 +22,19 @@ from treewright.errors import warn_user
 Rule = Callable[..., str | None]
 
 
+def _texts(rules: Iterable[Rule], *context: Any) -> Iterator[str]:
+    """The text of each rule that applies. A rule that fails has none: it must not replace what it explains."""
+    for rule in rules:
+        text = None
+        with contextlib.suppress(Exception):  # a user's `__repr__` or `__getattr__`
+            text = rule(*context)
+        if text is not None:
+            yield text
+
+
 def first_text(rules: Iterable[Rule], *context: Any) -> str | None:
     """The text of the first rule that applies."""
-    return next((text for rule in rules if (text := rule(*context)) is not None), None)
+    return next(_texts(rules, *context), None)
 
 
 def reject(rules: Iterable[Rule], error: Callable[[str], Exception], *context: Any) -> None:
@@ -36,16 +46,13 @@ def reject(rules: Iterable[Rule], error: Callable[[str], Exception], *context: A
 
 def warn(rules: Iterable[Rule], category: type[Warning], *context: Any) -> None:
     """Warn of each problem that the rules find."""
-    for rule in rules:
-        problem = rule(*context)
-        if problem is not None:
-            warn_user(problem, category)
+    for problem in _texts(rules, *context):
+        warn_user(problem, category)
 
 
 def note(rules: Iterable[Rule], error: BaseException, *context: Any) -> None:
-    """Add what the rules know about an error to it. A rule that fails must not replace the error."""
-    for rule in rules:
-        with contextlib.suppress(Exception):
-            text = rule(error, *context)
-            if text is not None and text not in getattr(error, "__notes__", ()):
+    """Add what the rules know about an error to it."""
+    for text in _texts(rules, error, *context):
+        with contextlib.suppress(Exception):  # a user's `add_note`
+            if text not in getattr(error, "__notes__", ()):
                 error.add_note(text)

@@ -1,4 +1,4 @@
-"""Children that are probably mistakes: leaves that jit, grad and vmap reject, and field markers as values."""
+"""Mistakes in the values of fields: children that jit, grad and vmap reject, markers, errors of converters."""
 
 import collections.abc
 import dataclasses
@@ -12,38 +12,16 @@ import numpy as np
 from treewright._base.functions import foreign_library, is_state_of_nnx
 from treewright._base.jax_private import jax_trees
 from treewright._base.text import function_text, text_with_class
-from treewright._core.rules import first_text, reject
-from treewright._core.rules.declarations import as_static, declaration, reject_field_on_class
-from treewright.errors import ChildWarning, NodeInitError, warn_user
+from treewright._core.rules.declarations import declaration, declared_as
 
 if TYPE_CHECKING:
     from treewright._core.info import FieldInfo
 
-_COMMON = frozenset({type(None), np.ndarray, bool, int, float, complex})
 _CONTAINERS = frozenset({tuple, list, dict})
 _MAX_ITEMS = 32  # of a container, that are searched for layers
 _SETTINGS = (str, bytes, enum.Enum, type, np.dtype)
 # Iterables such as `map` and `dict.values()`, which JAX treats as leaves.
 _ITERABLES = (collections.abc.Iterator, collections.abc.Set, collections.abc.MappingView, range)
-
-
-def check_fields(node: Any) -> None:
-    """Warn about children of a new node that are invalid leaves, unless declared with `field()`.
-
-    Raises:
-        NodeInitError: If the value of a field is a field marker, such as `static()`.
-    """
-    info, (children, statics) = node.__node_info__, object.__getattribute__(node, "_node")
-    for field, value in zip((*info.children, *info.statics), (*children, *statics.values), strict=True):
-        if type(value) in _COMMON or isinstance(value, jax.Array):
-            continue
-        reject_field_on_class(value)
-        reject([marker_as_value], NodeInitError, info.cls, field, value)
-        if field.is_plain and field.name not in info.table.warned:
-            problem = first_text(CHILD, info.cls, field, value)
-            if problem is not None:
-                warn_user(problem, ChildWarning)
-                info.table.warned.add(field.name)  # not if the warning was an error, which must come again
 
 
 def marker_as_value(cls: type[Any], field: "FieldInfo", value: Any) -> str | None:
@@ -57,6 +35,12 @@ def marker_as_value(cls: type[Any], field: "FieldInfo", value: Any) -> str | Non
     )
 
 
+def call_for_field(error: BaseException, function: str, *arguments: Any) -> str:  # noqa: ARG001  a rule's form
+    """The traceback of a converter or a default factory does not show for which field it ran."""
+    values = "".join([f", called with {text_with_class(value)}" for value in arguments])
+    return f"Raised by the {function}{values}."
+
+
 def layer_of_other_library(cls: type[Any], field: "FieldInfo", value: Any) -> str | None:
     """A layer, wherever it sits, may have leaves that are not arrays, or state that jit would lose."""
     layer = next(filter(_needs_adopt, _layers_in(value)), None)
@@ -66,13 +50,13 @@ def layer_of_other_library(cls: type[Any], field: "FieldInfo", value: Any) -> st
         f"Wrap the layer with adopt, which makes its arrays children and its settings statics:\n"
         f"  {field.name} = treewright.adopt(...)"
     )
-    if any(map(is_state_of_nnx, jax.tree.leaves(layer, is_leaf=is_state_of_nnx))):
-        fix += "\nThen layer.call_and_update(...) returns the layer with its new state."
-        return (
-            f"{cls.__qualname__}.{field.name} is a child but holds {text_with_class(layer)}, whose state changes when "
-            f"it is called. A node is immutable, so under jit each change would be lost.\n{fix}"
-        )
-    return _unlikely_leaf(cls, field, layer, fix)
+    if not any(map(is_state_of_nnx, jax.tree.leaves(layer, is_leaf=is_state_of_nnx))):
+        return _unlikely_leaf(cls, field, layer, fix)
+    return (
+        f"{cls.__qualname__}.{field.name} is a child but holds {text_with_class(layer)}, whose state changes when it "
+        f"is called. A node is immutable, so under jit each change would be lost.\n"
+        f"{fix}\nThen layer.call_and_update(...) returns the layer with its new state."
+    )
 
 
 def _layers_in(value: Any, depth: int = 3) -> list[Any]:
@@ -103,7 +87,7 @@ def setting_as_child(cls: type[Any], field: "FieldInfo", value: Any) -> str | No
     is_dataclass = dataclasses.is_dataclass(type(value))
     if not ((isinstance(value, _SETTINGS) or callable(value) or is_dataclass) and _is_leaf(value)):
         return None
-    fix = f"If it is a setting, make it static:\n  {as_static(field, cls)}\n"
+    fix = f"If it is a setting, make it static:\n  {declared_as('static', field, cls)}\n"
     if is_dataclass:
         fix += f"If it contains arrays, decorate {type(value).__qualname__} with @pytree_dataclass.\n"
     return _unlikely_leaf(cls, field, value, f"{fix}To keep it as a leaf anyway, declare it with field().")

@@ -3,20 +3,20 @@
 import builtins
 import difflib
 import inspect
+import re
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any
 
 import jax
-import numpy as np
 import typing_extensions
 
 from treewright._base.functions import foreign_library, native_base
 from treewright._base.text import annotation_text, is_node_class, short_text, with_article
 from treewright._core.info import FLAT_FORM_NAME, Draft, NodeInfo
 from treewright._core.rules.children import has_jax_arrays
-from treewright._core.rules.fields import function_of, hides_field, specifier_not_called
+from treewright._core.rules.fields import function_of
 
 _ONE_FORM = "the class would have two flattened forms that could disagree; static fields are those declared static()"
 _ONE_ATTRIBUTE = "a node stores all fields in one attribute"
@@ -38,8 +38,8 @@ _NEVER_OVERRIDDEN = MappingProxyType(
     }
 )
 _HOOKS = ("__init__", "__post_init__", "__check_init__")
-# The names of all methods of Python's built-in classes.
-_PYTHONS_NAMES = frozenset([name for cls in vars(builtins).values() if isinstance(cls, type) for name in dir(cls)])
+# The hooks, and the names of all methods of Python's built-in classes.
+_KNOWN = frozenset([name for cls in vars(builtins).values() if isinstance(cls, type) for name in dir(cls)]) | {*_HOOKS}
 _DECLARING = frozenset({FLAT_FORM_NAME, "__dataclass_fields__"})  # A class with one of them declares fields.
 
 
@@ -112,6 +112,49 @@ def reserved_name(draft: Draft) -> str | None:
     return None
 
 
+def lazy_hook(draft: Draft) -> str | None:
+    """Calling a generator or coroutine function runs nothing."""
+    for name in _HOOKS:
+        hook = draft.body.get(name)
+        if inspect.isgeneratorfunction(hook) or inspect.iscoroutinefunction(hook):
+            return (
+                f"{draft.cls.__qualname__}.{name} is a generator or coroutine, so its body would never run. Remove "
+                f"yield, async and await"
+            )
+    return None
+
+
+def misspelt_hook(draft: Draft) -> str | None:
+    """A hook with a wrong name never runs: neither Python, nor we, nor the class itself call it."""
+    for name, method in draft.body.items():
+        if not (_is_special(name) and isinstance(method, types.FunctionType)):
+            continue
+        is_init = name == "__int__" and method.__code__.co_argcount > 1
+        close = difflib.get_close_matches(name, _HOOKS, 1, 0.87) if name not in _KNOWN or is_init else []
+        if close and close[0][2] == name[2] and not _is_used(draft, name):
+            return f"{draft.cls.__qualname__}.{name} never runs. {_did_you_mean(close[0])}"
+    return None
+
+
+def array_without_annotation(draft: Draft) -> str | None:
+    """All instances would share the array, and jit would compile it as a constant: it would never be trained.
+
+    Everything else is a class constant, as in Python: numbers, functions, registries, lookup tables, numpy arrays.
+    """
+    for name, value in draft.body.items():
+        is_field = name in draft.annotations or name in draft.inherited
+        if is_field or _is_special(name) or not has_jax_arrays(value):
+            continue
+        cls = "jax.Array" if isinstance(value, jax.Array) else type(value).__qualname__
+        return (
+            f"{draft.cls.__qualname__}.{name} = {short_text(value)} has no annotation, so it is not a field: all "
+            f"instances would share it, and jit would compile its contents as constants.\n"
+            f"  Write {name}: {cls} = field(default_factory=lambda: ...), or {name}: ClassVar[{cls}] = ... if this is "
+            f"intended."
+        )
+    return None
+
+
 BODY = (
     unsupported_option,
     base_written_in_c,
@@ -119,109 +162,54 @@ BODY = (
     decorated_twice,
     method_of_every_node,
     reserved_name,
+    lazy_hook,
+    misspelt_hook,
+    array_without_annotation,
 )
-
-
-# The attributes in the body
-
-
-def lazy_hook(draft: Draft, name: str, value: Any) -> str | None:
-    """Calling a generator or coroutine function runs nothing."""
-    if name not in _HOOKS or not (inspect.isgeneratorfunction(value) or inspect.iscoroutinefunction(value)):
-        return None
-    return (
-        f"{draft.cls.__qualname__}.{name} is a generator or coroutine, so its body would never run. Remove yield, "
-        f"async and await"
-    )
-
-
-def misspelt_hook(draft: Draft, name: str, value: Any) -> str | None:
-    """A hook with a wrong name never runs: neither Python, nor we, nor the class itself call it."""
-    is_init = name == "__int__" and isinstance(value, types.FunctionType) and value.__code__.co_argcount > 1
-    is_known = name in {*_HOOKS, "__call__"} or (name in _PYTHONS_NAMES and not is_init)
-    if is_known or not isinstance(value, types.FunctionType) or not (name.startswith("_") and name.endswith("_")):
-        return None
-    bare = name.strip("_")
-    close = difflib.get_close_matches(f"__{bare}__", [*_HOOKS, "__call__"], 1, 0.87 if name.startswith("__") else 1.0)
-    if not close or close[0][2] != bare[:1] or name in draft.inherited:
-        return None
-    members = [member for base in draft.cls.__mro__[:-1] for member in vars(base).values()]
-    if name in _names_used(members):
-        return None
-    return f"{draft.cls.__qualname__}.{name} never runs. Did you mean {close[0]}? Write def {close[0]}(self, ...)"
-
-
-def array_without_annotation(draft: Draft, name: str, value: Any) -> str | None:
-    """All instances would share the array, and jit would compile it as a constant: it would never be trained.
-
-    Everything else is a class constant, as in Python: numbers, functions, registries, lookup tables, numpy arrays.
-    """
-    if name in draft.annotations or name in draft.inherited or _is_special(name):
-        return None
-    full_name = f"{draft.cls.__qualname__}.{name}"
-    if value is jax.Array or value is np.ndarray:  # with `=` in place of `:`; `dtype = float` may be a constant
-        text = "jax.Array" if value is jax.Array else "np.ndarray"
-        return (
-            f"{full_name} is the class {text}, not a field.\n"
-            f"  Write {name}: {text}, or {name}: ClassVar = {text} for a constant."
-        )
-    if not has_jax_arrays(value):
-        return None
-    cls = "jax.Array" if isinstance(value, jax.Array) else type(value).__qualname__
-    return (
-        f"{full_name} = {short_text(value)} has no annotation, so it is not a field: all instances would share it, and "
-        f"jit would compile its contents as constants.\n"
-        f"  Write {name}: {cls} = field(default_factory=lambda: ...), or {name}: ClassVar[{cls}] = ... if this is "
-        f"intended."
-    )
-
-
-ATTRIBUTE = (lazy_hook, misspelt_hook, specifier_not_called, hides_field, array_without_annotation)
 
 
 # The finished class
 
 
-def post_init_never_runs(cls: type[Any], info: NodeInfo) -> str | None:
+def hook_with_single_underscores(draft: Draft, info: NodeInfo) -> str | None:  # noqa: ARG001  a rule's form
+    """`_init_` never runs either; but it may be a helper that others call, so this is a warning."""
+    for hook in (*_HOOKS, "__call__"):
+        name = hook[1:-1]
+        if isinstance(draft.body.get(name), types.FunctionType) and not _is_used(draft, name):
+            return f"Nothing calls {draft.cls.__qualname__}.{name} in its class. {_did_you_mean(hook)}"
+    return None
+
+
+def post_init_never_runs(draft: Draft, info: NodeInfo) -> str | None:
     """Only a generated `__init__` calls `__post_init__`, unless the class's own does so by name."""
-    if not info.has_own_init or not hasattr(cls, "__post_init__"):
+    if not info.has_own_init or not hasattr(draft.cls, "__post_init__"):
         return None
-    # The `__post_init__` of a class may call that of a base.
-    methods = [value for base in cls.__mro__[:-1] for name, value in vars(base).items() if name != "__post_init__"]
-    used = _names_used(methods)
-    bases = [vars(base)["__node_info__"] for base in cls.__mro__[1:] if "__node_info__" in vars(base)]
+    used = _names_used(draft.cls, without="__post_init__")  # That of a class may call that of a base.
+    bases = [vars(base)["__node_info__"] for base in draft.cls.__mro__[1:] if "__node_info__" in vars(base)]
     if "__post_init__" in used or ("__init__" in used and any(base.runs_post_init for base in bases)):
         return None
     return (
-        f"{cls.__qualname__}.__post_init__ never runs, because only a generated __init__ calls it. Call it at the "
-        f"end of __init__: self.__post_init__()"
+        f"{draft.cls.__qualname__}.__post_init__ never runs, because only a generated __init__ calls it. Call it at "
+        f"the end of __init__: self.__post_init__()"
     )
 
 
-FINISHED = (post_init_never_runs,)
-
-
-def mixin_values(cls: type[Any]) -> Iterator[tuple[type[Any], str]]:
-    """The annotated names in each base that declares no fields, unless another node class has it as base."""
-    others = [base for base in cls.__mro__[1:-1] if _DECLARING.isdisjoint(vars(base))]
-    seen = {base for other in cls.__mro__[1:] if others and is_node_class(other) for base in other.__mro__}
-    for base in others:
-        if base not in seen and not getattr(base, "_is_protocol", False):
-            yield from ((base, name) for name in _annotations(base) if name in vars(base))
-
-
-def value_of_mixin(cls: type[Any], info: NodeInfo, base: type[Any], name: str) -> str | None:
+def values_of_mixin(draft: Draft, info: NodeInfo) -> str | None:
     """Annotations in a base that is neither a node class nor a dataclass declare no fields, as in `dataclasses`."""
-    value = vars(base)[name]
-    is_method_or_used = hasattr(type(value), "__get__") or name in info.by_name or name in vars(cls)
-    annotation = annotation_text(_annotations(base)[name], base)
-    if is_method_or_used or "ClassVar" in annotation or "Final" in annotation:
-        return None
-    return (
-        f"{base.__qualname__}.{name} is not a field of {cls.__qualname__}, because {base.__qualname__} is "
-        f"neither a node class nor a dataclass: all instances share {short_text(value)}. Decorate "
+    texts = [
+        f"{base.__qualname__}.{name} is not a field of {info.cls.__qualname__}, because {base.__qualname__} is "
+        f"neither a node class nor a dataclass: all instances share {short_text(vars(base)[name])}. Decorate "
         f"{base.__qualname__} with @pytree_dataclass, or write {name}: ClassVar = ... for a constant."
-    )
+        for base in _mixins(draft.cls)
+        for name, annotation in _annotations(base).items()
+        if name in vars(base) and not (name in info.by_name or name in draft.body)
+        if not hasattr(type(vars(base)[name]), "__get__")
+        if not re.search("ClassVar|Final", annotation_text(annotation, base))
+    ]
+    return "\n".join(texts) or None
+
+
+FINISHED = (hook_with_single_underscores, post_init_never_runs, values_of_mixin)
 
 
 def registered_twice(cls: type[Any]) -> str:
@@ -233,6 +221,13 @@ def registered_twice(cls: type[Any]) -> str:
     )
 
 
+def _mixins(cls: type[Any]) -> Iterator[type[Any]]:
+    """The bases that declare no fields, unless another node class has them as base."""
+    others = [base for base in cls.__mro__[1:-1] if _DECLARING.isdisjoint(vars(base))]
+    seen = {base for other in cls.__mro__[1:] if others and is_node_class(other) for base in other.__mro__}
+    return (base for base in others if base not in seen and not getattr(base, "_is_protocol", False))
+
+
 def _annotations(cls: type[Any]) -> dict[str, Any]:
     return typing_extensions.get_annotations(cls, format=typing_extensions.Format.FORWARDREF)
 
@@ -241,12 +236,22 @@ def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
-def _names_used(values: Iterable[Any]) -> set[str]:
-    """The names that functions use, also in the functions inside them."""
-    queue = [getattr(function_of(value), "__code__", None) for value in values]
+def _is_used(draft: Draft, name: str) -> bool:
+    """Whether a method overrides one of a base, or the class or a base uses its name."""
+    return name in draft.inherited or name in _names_used(draft.cls)
+
+
+def _did_you_mean(hook: str) -> str:
+    return f"Did you mean {hook}? Write def {hook}(self, ...)"
+
+
+def _names_used(cls: type[Any], without: str = "") -> set[str]:
+    """The names and strings in the methods of a class and its bases, also in the functions inside them."""
+    members = [member for base in cls.__mro__[:-1] for name, member in vars(base).items() if name != without]
+    queue = [getattr(function_of(member), "__code__", None) for member in members]
     used: set[str] = set()
     for code in queue:  # It grows.
         if isinstance(code, types.CodeType):
-            used.update(code.co_names)
+            used.update(code.co_names, (text for text in code.co_consts if isinstance(text, str)))
             queue += code.co_consts
     return used

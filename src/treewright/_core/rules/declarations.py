@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from treewright._base.functions import MISSING
-from treewright._base.text import annotation_text, short_text, text_with_class
+from treewright._base.text import annotation_text, short_text
 from treewright._core.fields import OPTIONS, SPECIFIERS, options_of
 
 # The only string annotations that are evaluated: evaluating all took a quarter of the time of a class statement.
@@ -62,11 +62,6 @@ def declared_as(kind: str, field: Any, cls: type[Any]) -> str:
     return declaration(field.name, field.type, cls, specifier_text(kind, defaults_of(field)))
 
 
-def as_static(field: Any, cls: type[Any]) -> str:
-    """The line that declares a child as a static."""
-    return declared_as("static", field, cls)
-
-
 def defaults_of(field: Any) -> dict[str, Any]:
     """The default or the factory of a field, by the name of the option; empty if it has neither."""
     options = {name: getattr(field, name) for name in ("default", "default_factory")}
@@ -80,16 +75,3 @@ def options_to_repeat(field: Any) -> dict[str, Any]:
     if field.hash is field.compare:
         options["hash"] = None
     return {name: value for name, value in options.items() if value is not OPTIONS[name].default}
-
-
-def reject_field_on_class(value: Any) -> None:
-    """Raise if a value is a field that was read on its class: `Dense(width=Other.width)`."""
-    reject_use: Any = getattr(value, "reject_use", None) if isinstance(value, property) else None  # a FieldView's
-    if reject_use is not None:
-        reject_use()
-
-
-def call_for_field(error: BaseException, function: str, *arguments: Any) -> str:  # noqa: ARG001  a rule's form
-    """The traceback of a converter or a default factory does not show for which field it ran."""
-    values = "".join([f", called with {text_with_class(value)}" for value in arguments])
-    return f"Raised by the {function}{values}."

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -15,99 +16,108 @@ from treewright._core.rules.declarations import (
     declaration,
     defaults_of,
     options_to_repeat,
-    reject_field_on_class,
     specifier_in,
     specifier_in_annotation,
     specifier_name,
     specifier_text,
 )
 
-# The values in the body
+
+def field_and_method(draft: Draft) -> str | None:
+    """The method would be the default of the field, or hide the field of a base."""
+    for name, value in draft.body.items():
+        is_inherited = name not in draft.annotations
+        if is_inherited:
+            is_both = isinstance(draft.inherited.get(name), FieldView) and hasattr(type(value), "__get__")
+        else:
+            is_both = _is_defined_in(draft.cls, name, _default_in(value)) and not _is_class_var(draft, name)
+        if is_both:
+            other = ", or declare it in the base class as an abstract property or method" if is_inherited else ""
+            return f"{draft.cls.__qualname__}.{name} is both a field and a method. Rename one of them{other}."
+    return None
 
 
-def specifier_not_called(draft: Draft, name: str, value: Any) -> str | None:
+def specifier_not_called(draft: Draft) -> str | None:
     """`x: int = static` would make the function `static` the default of a child."""
-    if name not in draft.annotations:
-        return None
-    default: Any = value.default if type(value) is dataclasses.Field else value
-    reject_field_on_class(default)
-    specifier = specifier_in(default[0] if type(default) in {tuple, list} and len(default) == 1 else default)
-    if specifier is None:
-        return None
-    return (
-        f"{draft.cls.__qualname__}.{name} has {specifier} as default, but without parentheses or with a comma after "
-        f"them, so it would be a leaf.\n"
-        f"  Write {declaration(name, draft.annotations[name], draft.cls, f'{specifier}()')}"
-    )
+    for name, annotation in draft.annotations.items():
+        default = _default_in(draft.body.get(name))
+        specifier = specifier_in(default[0] if type(default) in {tuple, list} and len(default) == 1 else default)
+        if specifier is not None:
+            return (
+                f"{draft.cls.__qualname__}.{name} has {specifier} as default, but without parentheses or with a comma "
+                f"after them, so it would be a leaf.\n"
+                f"  Write {declaration(name, annotation, draft.cls, f'{specifier}()')}"
+            )
+    return None
 
 
-def hides_field(draft: Draft, name: str, value: Any) -> str | None:
-    """Instances would return this value, while the field stays in the tree with another."""
-    view = draft.inherited.get(name)
-    if name in draft.annotations or not isinstance(view, FieldView):
-        return None
-    if type(value) is dataclasses.Field:  # `dataclasses` rejects it.
-        return None
-    field = view.field
-    options = options_to_repeat(field)
-    is_plain = field.kind == "child" and not options
-    call = short_text(value) if is_plain else specifier_text(field.kind, {"default": value} | options)
-    fix = (
-        f"For a new default, repeat the annotation:\n  {declaration(name, field.type, draft.cls, call)}\n"
-        f"For a constant, write {name}: ClassVar = ..."
-    )
-    if hasattr(type(value), "__get__"):
-        fix = "Rename it, or declare it in the base class as an abstract property or method."
-    return f"{draft.cls.__qualname__}.{name} would hide an inherited field. {fix}"
-
-
-# The fields that `dataclasses` has read
-
-
-def method_as_default(draft: Draft, field: FieldInfo, owner: type[Any]) -> str | None:  # noqa: ARG001  a rule's form
-    """A method with the name of a field would be its default."""
-    is_method = isinstance(field.default, property) or _is_defined_in(draft.cls, field.name, field.default)
-    if field.name not in draft.annotations or not is_method:
-        return None
-    return (
-        f"{draft.cls.__qualname__}.{field.name} is both a field and a method, so the method would be the field's "
-        f"default. Rename one of them."
-    )
-
-
-def specifier_in_the_annotation(draft: Draft, field: FieldInfo, owner: type[Any]) -> str | None:
+def specifier_in_the_annotation(draft: Draft) -> str | None:
     """A specifier is read only as a default: annotations may be strings, which nobody evaluates."""
-    specifier = specifier_in_annotation(field.type, owner)
-    if specifier is None or field.type is vars(owner)["__dataclass_fields__"][field.name]:  # `x: x = field()` is fine.
-        return None
-    return (
-        f"{draft.cls.__qualname__}.{field.name} has {specifier} in its annotation, where it would be ignored.\n"
-        f"  Write {field.name}: ... = {specifier}()"
-    )
+    for name, annotation in draft.annotations.items():
+        specifier = specifier_in_annotation(annotation, draft.cls)
+        if specifier is not None and annotation is not draft.body.get(name):  # `x: x = field()` is fine.
+            return (
+                f"{draft.cls.__qualname__}.{name} has {specifier} in its annotation, where it would be ignored.\n"
+                f"  Write {name}: ... = {specifier}()"
+            )
+    return None
 
 
-def lost_options(draft: Draft, field: FieldInfo, owner: type[Any]) -> str | None:  # noqa: ARG001  a rule's form
+def hides_field(draft: Draft) -> str | None:
+    """Instances would return this value, while the field stays in the tree with another."""
+    for name, base, given in _redeclared_fields(draft):
+        if name not in draft.annotations:
+            return (
+                f"{draft.cls.__qualname__}.{name} would hide an inherited field. For a new default, repeat the "
+                f"annotation:\n  {_repeated(draft, name, base, given)}\n"
+                f"For a constant, write {name}: ClassVar = ..."
+            )
+    return None
+
+
+def lost_options(draft: Draft) -> str | None:
     """A field that is annotated again without its specifier loses its options: a static becomes a child."""
-    view = draft.inherited.get(field.name)
-    if not isinstance(view, FieldView) or field.name not in draft.annotations or not field.is_plain:
-        return None
-    base = view.field
+    for name, base, given in _redeclared_fields(draft):
+        loss, kind = _loss(base), specifier_name(base.kind)
+        if loss is not None and not (options_of(given) or _is_class_var(draft, name)):
+            plain = specifier_text("child", defaults_of(given))
+            return (
+                f"{draft.cls.__qualname__}.{name} redeclares a {kind}() field without {kind}(), which would {loss}.\n"
+                f"  Write {_repeated(draft, name, base, given)}, or {plain} for a plain child."
+            )
+    return None
+
+
+def _redeclared_fields(draft: Draft) -> Iterator[tuple[str, FieldInfo, Any]]:
+    """The fields of bases that the body declares again, each with its new `dataclasses.Field`."""
+    for name in {**draft.annotations, **draft.body}:
+        view = draft.inherited.get(name)
+        if isinstance(view, FieldView):
+            value = draft.body.get(name, view.field.default)
+            is_field = type(value) is dataclasses.Field
+            if not is_field or name in draft.annotations:  # `dataclasses` rejects a field without annotation.
+                yield name, view.field, value if is_field else dataclasses.field(default=value)
+
+
+def _repeated(draft: Draft, name: str, base: FieldInfo, given: Any) -> str:
+    """The line that declares a field again, with all options of the base."""
     options = options_to_repeat(base)
-    if base.kind == "child" and not options:
-        return None
-    kind = specifier_name(base.kind)
-    loss = "turn it into a plain child" if kind != "field" else f"lose its {' and '.join(options)}"
-    if kind == "field" and "sharding" in options:
-        loss = "store it whole on every device"
-    defaults = defaults_of(field)
-    kept, plain = specifier_text(base.kind, defaults | options), specifier_text("child", defaults)
-    return (
-        f"{draft.cls.__qualname__}.{field.name} redeclares a {kind}() field without {kind}(), which would {loss}.\n"
-        f"  Write {declaration(field.name, field.type, draft.cls, kept)}, or {plain} for a plain child."
-    )
+    is_plain = base.kind == "child" and not options
+    call = short_text(given.default) if is_plain else specifier_text(base.kind, defaults_of(given) | options)
+    return declaration(name, draft.annotations.get(name, base.type), draft.cls, call)
 
 
-FIELD = (method_as_default, specifier_in_the_annotation, lost_options)
+def _loss(base: FieldInfo) -> str | None:
+    """What happens to a field without its specifier."""
+    if base.kind != "child":
+        return "turn it into a plain child"
+    options = options_to_repeat(base)
+    if "sharding" in options:
+        return "store it whole on every device"
+    return f"lose its {' and '.join(options)}" if options else None
+
+
+DECLARATIONS = (field_and_method, specifier_not_called, specifier_in_the_annotation, hides_field, lost_options)
 
 
 def default_before(cls: type[Any], name: str, other: str) -> str:
@@ -126,25 +136,33 @@ def no_identifier(cls: type[Any], name: str) -> str:
 def shared_default(error: BaseException, draft: Draft) -> str | None:
     """`dataclasses` rejects a default that all instances would share, but does not know our specifiers."""
     for name, annotation in draft.annotations.items():
-        value = draft.body.get(name)
-        options = options_of(value) if isinstance(value, dataclasses.Field) else {}
-        default: Any = value.default if isinstance(value, dataclasses.Field) else value
+        default = _default_in(draft.body.get(name))
         if type(default).__hash__ is None and f" {name} " in str(error):
-            kind = options.get("kind", "child")
+            value = draft.body[name]
+            specifier = specifier_name(options_of(value).get("kind", "child") if value is not default else "child")
             shown = "..." if hasattr(default, "dtype") else short_text(default)
             constant = "numpy.asarray(...)" if isinstance(default, jax.Array) else shown
-            fixes = [f"static(default=treewright.freeze({constant}))"]
-            if kind != "static":
-                fixes.insert(0, f"{specifier_name(kind)}(default_factory=lambda: {shown})")
-            return f"Write {declaration(name, annotation, draft.cls, ', or '.join(fixes))}"
+            factory = "" if specifier == "static" else f"{specifier}(default_factory=lambda: {shown}), or "
+            fix = f"{factory}static(default=treewright.freeze({constant}))"
+            return f"Write {declaration(name, annotation, draft.cls, fix)}"
     return None
 
 
+def _default_in(value: Any) -> Any:
+    """The default that a value in a class body gives to its field."""
+    return value.default if type(value) is dataclasses.Field else value
+
+
+def _is_class_var(draft: Draft, name: str) -> bool:
+    return "ClassVar" in str(draft.annotations[name])
+
+
 def _is_defined_in(cls: type[Any], name: str, value: Any) -> bool:
-    """Whether a value is a method or property whose `def` is in the class body."""
+    """Whether a value is a property, or a method whose `def` is in the class body."""
     function = function_of(value)
     path = (getattr(function, "__module__", None), getattr(function, "__qualname__", None))
-    return isinstance(function, types.FunctionType) and path == (cls.__module__, f"{cls.__qualname__}.{name}")
+    is_method = isinstance(function, types.FunctionType) and path == (cls.__module__, f"{cls.__qualname__}.{name}")
+    return is_method or isinstance(value, property)
 
 
 def function_of(value: Any) -> Any:

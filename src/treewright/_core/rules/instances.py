@@ -1,6 +1,5 @@
 """Nodes at work: what is rejected in a constructor, on an attribute or in a copy, and notes on others' errors."""
 
-import types
 from collections.abc import Collection, Iterable, MutableMapping, MutableSequence, MutableSet
 from typing import Any
 
@@ -19,23 +18,25 @@ from treewright._base.text import (
 )
 from treewright._core.fields import MISSING
 from treewright._core.info import FLAT_FORM_NAME, FieldInfo, NodeInfo
-from treewright._core.rules.declarations import as_static
-
-_SETTINGS = frozenset({types.NoneType, bool, int, str})  # what a spec holds where its nodes have arrays
-
+from treewright._core.rules.declarations import declared_as
 
 # Classes and attributes
 
 
-def not_a_node_class(cls: type[Any]) -> str | None:
+def copy_with_slots(cls: type[Any]) -> str | None:
+    """Slots have no place for the values of a node."""
+    if "__node_info__" not in vars(cls) or cls.__dictoffset__:
+        return None
+    return (
+        f"{cls.__qualname__} is a copy of a node class with slots, which have no place for the values of a node. "
+        f"Another decorator made it, such as attrs.define. Remove that decorator."
+    )
+
+
+def not_decorated(cls: type[Any]) -> str | None:
     """A subclass without the decorator has fields that flattening would lose, and is a leaf to JAX."""
     if "__node_info__" in vars(cls):
-        if cls.__dictoffset__:
-            return None
-        return (
-            f"{cls.__qualname__} is a copy of a node class with slots, which have no place for the values of a node. "
-            f"Another decorator made it, such as attrs.define. Remove that decorator."
-        )
+        return None
     base = next((base.__qualname__ for base in cls.__mro__ if "__node_info__" in vars(base)), "Module")
     problem, fix = "not decorated", f"Put @pytree_dataclass above class {cls.__name__}"
     if hasattr(cls, FLAT_FORM_NAME):  # Module.__init_subclass__ did not run.
@@ -45,6 +46,9 @@ def not_a_node_class(cls: type[Any]) -> str | None:
         f"{cls.__qualname__} is a subclass of the node class {base} but {problem}: its own fields would be lost, and "
         f"JAX would treat its instances as leaves. {fix}."
     )
+
+
+NOT_A_NODE_CLASS = (copy_with_slots, not_decorated)
 
 
 def not_a_node(value: Any) -> str:
@@ -146,21 +150,25 @@ def incomplete(info: NodeInfo, pending: Iterable[str]) -> str | None:
     # Values of a cached_property were computed from an unfinished node: they are dropped.
     others = [name for name in pending if name not in info.by_name and name != FLAT_FORM_NAME]
     undeclared = [name for name in others if not is_cached_property(info.cls, name)]
-    if not (missing or undeclared):
-        return None
+    method, fix = _setter_of(info, is_complete=not missing)
+    problems, fixes = ([f"did not set {', '.join(missing)}"], [fix]) if missing else ([], [])
+    if undeclared:
+        are_no_fields = "is not a field" if len(undeclared) == 1 else "are not fields"
+        problems.append(f"set {with_close_matches(undeclared, info.by_name)}, which {are_no_fields}")
+        fixes.append(f"Declare new fields in the class body ({undeclared[0]}: ...).")
+    return f"{method} {', and '.join(problems)}. {' '.join(fixes)}" if problems else None
+
+
+def _setter_of(info: NodeInfo, *, is_complete: bool) -> tuple[str, str]:
+    """The method that has to set the fields, and what to do if it does not."""
     cls = info.cls.__qualname__
     method = f"{cls}.__post_init__" if info.runs_post_init else info.cls.__init__.__qualname__
-    problems = [f"did not set {', '.join(missing)}"] if missing else []
-    fixes = [f"Set every field in {method.rpartition('.')[2]}."] if missing else []
-    if missing and method.rpartition(".")[0] != cls:
-        method += f", which {cls} inherits,"
-        class_line = f"class {info.cls.__name__}(..., init=False)"
-        fixes = [f"Write an __init__ in {cls}. Or declare defaults and, for type checkers, write {class_line}."]
-    if undeclared:
-        not_fields = "which is not a field" if len(undeclared) == 1 else "which are not fields"
-        problems.append(f"set {with_close_matches(undeclared, info.by_name)}, {not_fields}")
-        fixes.append(f"Declare new fields in the class body ({undeclared[0]}: ...).")
-    return f"{method} {', and '.join(problems)}. {' '.join(fixes)}"
+    owner, _, name = method.rpartition(".")
+    if owner == cls or is_complete:
+        return method, f"Set every field in {name}."
+    line = f"class {info.cls.__name__}(..., init=False)"
+    fix = f"Write an __init__ in {cls}. Or declare defaults and, for type checkers, write {line}."
+    return f"{method}, which {cls} inherits,", fix
 
 
 def call_of_inherited_init(error: BaseException, node: Any) -> str | None:
@@ -180,22 +188,6 @@ CONSTRUCTOR = (call_of_inherited_init,)
 
 
 # Copies
-
-
-def copy_looks_like_spec(error: BaseException, node: Any) -> str | None:  # noqa: ARG001  a rule's form
-    """Checks are for arrays, and fail for a spec that `replace` or `at` filled with settings."""
-    children, _ = object.__getattribute__(node, FLAT_FORM_NAME)
-    for field, child in zip(type(node).__node_info__.children, children, strict=True):
-        annotation = annotation_text(field.type, type(node))
-        if type(child) in _SETTINGS and "rray" in annotation and not (child is None and "None" in annotation):
-            return (
-                f"{type(node).__qualname__}.{field.name} = {child!r} is not an array. For a spec, such as in_axes or a "
-                f"mask, use treewright.spec_like(node, ...), which runs no checks."
-            )
-    return None
-
-
-COPY = (copy_looks_like_spec,)
 
 
 def unknown_fields(info: NodeInfo, changes: Iterable[str], names: Collection[str]) -> str:
@@ -242,20 +234,20 @@ def derived_field(info: NodeInfo, name: str) -> str:
 # Methods
 
 
-def traced_setting(error: BaseException, node: Any, field: FieldInfo) -> str | None:
+def traced_setting(error: BaseException, node: Any) -> str | None:
     """A bool or int that is a child is traced under jit. JAX suggests static_argnums, for the whole node."""
     message = str(error)
     needs_value = (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError)
     if not (isinstance(error, needs_value) or "concrete value" in message):
         return None
-    is_number = field.type in (bool, int, "bool", "int")
-    is_blamed = "depends on the value of the argument" not in message or f".{field.name}" in message
-    if not (is_number and is_blamed and isinstance(getattr(node, field.name), Tracer)):
-        return None
-    return (
+    texts = [
         f"{type(node).__qualname__}.{field.name} is a child, so it is traced and has no value here. If it is a "
-        f"setting, make it static:\n  {as_static(field, type(node))}"
-    )
+        f"setting, make it static:\n  {declared_as('static', field, type(node))}"
+        for field in type(node).__node_info__.children
+        if field.type in (bool, int, "bool", "int") and isinstance(getattr(node, field.name), Tracer)
+        if "depends on the value of the argument" not in message or f".{field.name}" in message
+    ]
+    return "\n".join(texts) or None
 
 
 METHOD = (traced_setting,)

@@ -12,8 +12,8 @@ from jax.core import Tracer
 
 from treewright._base.functions import METHOD_TYPES, PLAIN_ARRAYS, foreign_library, has_author
 from treewright._base.text import short_text, text, text_with_class, with_article
+from treewright._core.fields import reject_field_on_class
 from treewright._core.mutable import GENERATORS, MUTABLE, is_assignable
-from treewright._core.rules.declarations import reject_field_on_class
 from treewright.errors import StaticFieldError
 
 _AS_CONSTANTS = "Its arrays would be constants of the compiled program, without gradients or updates."
