@@ -74,6 +74,8 @@ def _with_keys(value: Any, parts: Parts) -> Iterator[tuple[Key, Any]]:
             named = zip(code.co_varnames[code.co_argcount - len(values) : code.co_argcount], values, strict=False)
         elif role == "argument" and type(values) is tuple:
             named = {f"argument {index}": part for index, part in enumerate(values)}
+        elif role == "child":
+            role, named = "field", zip(flat_form(value)[1].table.children, values, strict=True)  # noqa: PLW2901
         elif role == "item" and hasattr(type(value), "_fields"):
             role, named = "field", zip(type(value)._fields, values, strict=False)  # noqa: PLW2901
         elif role == "item":

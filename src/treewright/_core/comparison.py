@@ -51,12 +51,12 @@ _PARTIALS = frozenset({functools.partial, jax.tree_util.Partial})
 # function that captured it: a library's, which captures only constants, a user's, or an installed package's.
 Holder = Literal["field", "argument", "library", "user", "package"]
 By = Literal["value", "parts", "author", "identity"]
-_ROLES = types.MappingProxyType({list: "item", dict: "entry", set: "member"})
+_ROLES: Mapping[Any, str] = types.MappingProxyType({list: "item", dict: "entry", set: "member"})
 _GIVEN = frozenset({"field", "argument"})  # The user passed the value, so a mutable one is rejected.
-# By role, with their holder: a tuple in order, or a dict by name. The roles are: "item", "entry" or "member" of a
-# container; "field" of a node or dataclass, and "static" of a node; "piece" of a plain value; "function" inside a
-# partial or wrapper, with "argument" or "option"; "object" of a method; "captured", "default", "attribute", "name" and
-# "annotation" of a function; and "uncompared", which a key enters only to find nodes with arrays.
+# By role, with their holder: a tuple in order, or a dict by name. Roles: "item", "entry" or "member" of a container;
+# "child" or "static" of a node; "field" of a dataclass; "piece" of a plain value; "function" in a partial or wrapper,
+# with "argument" or "option"; "object" of a method; "captured", "default", "attribute", "name" and "annotation" of a
+# function; and "uncompared", which a key enters only to find nodes with arrays.
 Parts = tuple[tuple[str, Holder, Any], ...]
 
 
@@ -123,13 +123,14 @@ def _of_kind(kind: Kind, value: Any, holder: Holder) -> Comparison:
     parts = kind.parts(value)
     if parts is None:  # more than its parts
         return _by_identity(value, holder)
+    if cls is tuple:
+        return Comparison("parts", (cls,), (("item", holder, parts),))
     if kind is NAMEDTUPLE:
         own = (cls, Unchanged(value)) if cls.__dictoffset__ else (cls,)
         return Comparison("parts", own, (("item", holder, tuple(parts)[1:]),))
-    if isinstance(value, Mapping):
+    if kind.make is not None and cls is not frozenset:
         return Comparison("parts", (cls,), (("entry", holder, dict(parts)),))
-    role = "item" if cls is tuple else "member" if cls is frozenset else "piece"
-    return Comparison("parts", (cls,), ((role, holder, parts if type(parts) is tuple else tuple(parts)),))
+    return Comparison("parts", (cls,), (("piece" if kind.make is None else "member", holder, tuple(parts)),))
 
 
 def _of_object(value: Any, holder: Holder) -> Comparison:
@@ -265,10 +266,10 @@ def _of_node(node: Any, holder: Holder) -> Comparison:
     children, statics = form
     if holder not in _GIVEN and has_arrays(node):
         return _rejected(node, rules.reaches_arrays)
-    parts: Parts = (("field", holder, dict(zip(statics.table.children, children, strict=True))),)
+    parts: Parts = (("child", holder, children),)
     if holder != "field":  # The statics may change.
-        named = zip(statics.table.names, statics.values, statics.table.identity, strict=True)
-        parts = (*parts, ("static", holder, {name: value for name, value, by_identity in named if not by_identity}))
+        pairs = zip(statics.values, statics.table.identity, strict=True)
+        parts = (*parts, ("static", holder, tuple([value for value, by_identity in pairs if not by_identity])))
     return Comparison("parts", (type(node), statics), parts)
 
 

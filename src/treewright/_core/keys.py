@@ -106,11 +106,12 @@ def _key_of_parts(how: Comparison, entered: Entered | None, doubts: Doubts) -> H
             continue
         keys.append(role)
         values = parts
-        if role == "entry":  # Their names can be anything.
-            values = (*parts, *parts.values())
-        elif type(parts) is dict:
-            keys += parts
+        if type(parts) is dict:
             values = parts.values()
+            if role == "entry":  # whose names can be anything
+                values = (*parts, *values)
+            else:
+                keys += parts
         for part in values:
             key = (type(part), part) if type(part) in BY_VALUE else _key(part, holder, entered, doubts)
             can_change = can_change or key is None
