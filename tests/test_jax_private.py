@@ -183,7 +183,7 @@ FACTS: dict[str, Any] = {
     "a warning of `with mesh:`": True,
     "report of a shape": "x: float32[2] -> float32[3]",
     "report of a setting": "jax.config.jax_default_matmul_precision (setting): None -> 'float32'",
-    "report of a rare setting": "jax.config.jax_softmax_custom_jvp" if NAMES_SETTINGS else "an unnamed setting of JAX",
+    "report of a rare setting": "jax.config.jax_softmax_custom_jvp" if NAMES_SETTINGS else "no visible difference",
     "report of other devices": "the mesh in use",
     "reports of calls inside others": 1,
     "reports after listeners were cleared": 1,
@@ -193,7 +193,7 @@ FACTS: dict[str, Any] = {
 # The facts that are different without each part.
 LOSSES: dict[str, dict[str, Any]] = {
     "config.trace_context": {"report of a rare setting": "no visible difference"},
-    "config.trace_context_names": {"report of a rare setting": "an unnamed setting of JAX"},
+    "config.trace_context_names": {"report of a rare setting": "no visible difference"},
     "core.trace_ctx": {"a loop in a different trace": "leaks"},
     "core.trace_state_clean": {"reports of calls inside others": 2} if jax.__version_info__ < (0, 10) else {},
     "distributed.global_state": {"the coordination service of a job": None},
@@ -217,7 +217,7 @@ def take_away(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forget() -> None:
-    remembered: list[Any] = [private, jax_private._names_of_settings, jax_private._outcomes]
+    remembered: list[Any] = [private, jax_private._names_of_settings, jax_private.can_read_calls]
     for function in [*remembered, jax_private.can_observe_compilations]:
         function.cache_clear()
 
@@ -232,6 +232,10 @@ def takes_away(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None
 def test_each_private_part_has_a_row() -> None:
     assert list(LOSSES) == sorted(PRIVATE_PARTS)
     assert {place for code in SOURCES for place in re.findall(r'private\(\s*"([^"]+)"', code)} == set(PRIVATE_PARTS)
+
+
+def test_the_default_of_a_private_part_is_no_new_object_for_each_call() -> None:
+    assert not [call for code in SOURCES for call in re.findall(r"private\([^)]*lambda", code)]  # it is a cache's key
 
 
 def test_private_parts_have_one_door_and_no_version_is_compared() -> None:

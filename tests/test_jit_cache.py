@@ -171,21 +171,6 @@ def test_a_result_passed_back_in_does_not_retrace() -> None:
     assert counted.count == 1
 
 
-def no_state(params: Any) -> Any:
-    return optax.EmptyState()
-
-
-def descend(updates: Any, state: Any, params: Any = None) -> Any:
-    return jax.tree.map(lambda update: -0.1 * update, updates), state
-
-
-# optax's own optimisers consist of local functions, which pickle can't write.
-PICKLABLE: dict[str, Callable[[Any], Any]] = {name: make for name, make in NODES.items() if "TrainState" not in name}
-PICKLABLE["TrainState"] = lambda setting: State.create(
-    params=Plain(jnp.ones(2), setting), tx=optax.GradientTransformation(no_state, descend)
-)
-
-
 @each_node
 def test_a_tree_from_a_checkpoint_does_not_retrace(make: Any, tmp_path: Path) -> None:
     call: Any = jax.jit(counted := count_traces(total))

@@ -255,22 +255,17 @@ def test_an_interrupt_loses_no_state() -> None:
 
 REJECTED: dict[str, tuple[Any, str]] = {
     "a leaf more": (lambda s, x: ({**s, "c": x}, x), r"state['c'] (added): float32[]"),
-    "a leaf less": (lambda s, x: ({"a": s["a"]}, x), r"state['net'] (removed): Net("),
     "a different shape": (lambda s, x: ({**s, "a": s["a"][:1]}, x), "state['a'] (shape): float32[2] -> float32[1]"),
-    "a different dtype": (lambda s, x: ({**s, "a": s["a"] > 0}, x), "state['a'] (dtype): float32[2] -> bool[2]"),
     "a different static": (
         lambda s, x: ({**s, "net": replace(s["net"], activation="sin")}, x),
         "state['net'].activation (static): 'tanh' -> 'sin'",
     ),
-    "None for a leaf": (lambda s, x: ({**s, "a": None}, x), "state['a'] (class): float32[2] -> None"),
-    "a text": (lambda s, x: ({**s, "a": "no"}, x), "state['a'] (class): float32[2] -> 'no'"),
     "a different class": (lambda s, x: ((s["a"], s["net"]), x), "state (class): dict"),
     "only the state": (lambda s, x: s, "got {'a': f32[2](traced), 'net': Net("),
     "three": (
         lambda s, x: (s, x, x),
         "must return a pair, (state, output), got (",
     ),
-    "changed in place": (lambda s, x: (s.pop("a") is None, x), "state (class): dict"),
 }
 
 

@@ -23,7 +23,7 @@ def interface_of(name: str, value: Any) -> list[str]:
     if typing.get_origin(value) is not None:
         return [f"{name} (an annotation)"]  # Python's display of the rest differs between releases
     if isinstance(value, type) and issubclass(value, Exception):
-        return [f"{name}({value.__base__.__name__})"]  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
+        return [f"{name}({value.__base__.__name__})"]  # type: ignore[union-attr]
     if not str(getattr(value, "__module__", "")).startswith("treewright"):
         return [f"{name} (of JAX's)"]  # its parameters differ between releases
     lines = [f"{name}{_parameters(value)}"]

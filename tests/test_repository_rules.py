@@ -33,7 +33,7 @@ MUTABLE_STATE = {
         "_base.jax_private.private",
         "_trees.twin._stand_in_class",
         "retrace.jax_private._names_of_settings",
-        "retrace.jax_private._outcomes",
+        "retrace.jax_private.can_read_calls",
         "retrace.jax_private.can_observe_compilations",
     ),
     "checkpoint.steps._SAVING",  # managers, for the exit of the program

@@ -387,10 +387,6 @@ def test_an_optimiser_with_a_mutated_closure_stays_equal() -> None:
     assert jax.tree.structure(updated) == jax.tree.structure(state)
 
 
-def two_weights(**kwargs: Any) -> Any:
-    return TrainState.create(params={"w": jnp.ones(2), "f": jnp.ones(2)}, **kwargs)
-
-
 ONES = {"w": jnp.ones(2), "f": jnp.ones(2)}
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -145,6 +146,7 @@ def test_inference_mode_skips_adopted_layers_without_a_mode() -> None:
 
 class InEquinox(eqx.Module):
     w: jax.Array
+    number: float | None = None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return x * self.w
@@ -244,14 +246,22 @@ LAYERS: dict[str, tuple[Callable[[], Any], str | None]] = {
         "call_and",
     ),
     "eqx.nn.Linear": (lambda: eqx.nn.Linear(2, 2, key=jax.random.key(0)), None),
+    "a number in equinox": (lambda: InEquinox(jnp.ones(3), 2.0), None),
     "eqx.nn.Dropout": (lambda: eqx.nn.Dropout(0.5), r"adopt\(\.\.\.\)"),
     "eqx.nn.MLP": (lambda: eqx.nn.MLP(2, 2, 2, 1, key=jax.random.key(0)), r"adopt\(\.\.\.\)"),
     "linen.Dense": (lambda: importorskip("flax", "flax.linen").linen.Dense(2), r"adopt\(\.\.\.\)"),
 }
+
+
+class Pair(NamedTuple):
+    layer: Any
+    rate: float
+
+
 PLACES: dict[str, Callable[[Any], Any]] = {
     "plain": lambda layer: layer,
     "list": lambda layer: [layer],
-    "dict of tuples": lambda layer: {"a": (layer, 1.0)},
+    "ordered dict of named tuples": lambda layer: OrderedDict(a=Pair(layer, 1.0)),
 }
 
 

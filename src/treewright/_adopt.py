@@ -56,7 +56,7 @@ class Static(Generic[S]):
         return bool(self.value)
 
     def __eq__(self, other: object) -> Any:
-        """`==` of the values, also with a value that is not wrapped: `settings["mode"] == "train"`."""
+        """Exact for two of them, as under `jit`; otherwise `==` of the value: `settings["mode"] == "train"`."""
         if isinstance(other, Static):
             return flat_form(self)[1] is flat_form(other)[1]
         return self.value == other

@@ -138,6 +138,15 @@ def failing_file_system(job: Job) -> object:
         return outcome, found.step
 
 
+def folder_differs(job: Job) -> object:
+    """A folder of its own in each process."""
+    job.folder = job.folder / str(job.index)
+    manager = job.manager()
+    manager.save(1, job.tree())
+    outcome = job.outcome(manager.wait)
+    return outcome, manager.all_steps()
+
+
 def target_differs(job: Job) -> object:
     """A tree that fits in one process only."""
     with job.manager(1) as manager:
@@ -157,7 +166,10 @@ def late(job: Job) -> object:
 
 SCENARIOS: dict[str, Callable[[Job], object]] = {
     scenario.__name__: scenario
-    for scenario in (everyday, replicated_differs, damaged_shard, failing_file_system, target_differs, late)
+    for scenario in (
+        *(everyday, replicated_differs, damaged_shard),
+        *(failing_file_system, folder_differs, target_differs, late),
+    )
 }
 
 

@@ -50,7 +50,7 @@ def test_restore_latest_valid_skips_and_names_damaged_steps(tmp_path: Path) -> N
     tree, step = found
     assert (step, tree["x"].tolist(), manager.all_steps()) == (1, [1, 1], (1,))
     with pytest.raises(AttributeError, match=r"it is the pair \(tree, step\)\. Use restored\.tree\.params"):
-        found.params  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # noqa: B018
+        found.params  # type: ignore[attr-defined]  # noqa: B018
     flip_a_bit(file_of(tmp_path, 1))
     with pytest.raises(CheckpointDamagedError, match=r"All steps in .*steps are damaged:\n  1: "):
         manager.restore_latest_valid(like=LIKE)

@@ -91,7 +91,7 @@ def test_completion_shows_only_public_names_of_checkpoint() -> None:
 
 def test_urls_and_trees_are_rejected_as_paths(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"The path must be a str or a Path, got Net\("):
-        save(net(), tmp_path / "x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        save(net(), tmp_path / "x")  # type: ignore[arg-type]
     for path in ("gs://b/x", Path("gs://b/x"), "memory://x"):
         with pytest.raises(
             CheckpointError, match=r":/.*x can't be reached: atomic writes .* CheckpointManager\('gs://bucket/run'\)"

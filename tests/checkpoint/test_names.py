@@ -80,7 +80,7 @@ def test_leaves_by_name_are_compared_with_the_tree() -> None:
 
 def test_from_names_rejects_invalid_values() -> None:
     with pytest.raises(TypeError, match=r"from_names needs a dict of arrays by name\. To load a file: from_names"):
-        from_names("path", like=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        from_names("path", like=1)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match=r"The value named 'a' is str 'x', not an array or a number\.$"):
         from_names({"a": "x"}, like={"a": 1.0})
     with pytest.raises(
@@ -88,7 +88,7 @@ def test_from_names_rejects_invalid_values() -> None:
     ):
         from_names({"a": [1.0, 2.0]}, like={"a": [0.0, 0.0]})
     assert from_names(to_names({"a": [1.0, 2.0]}), like={"a": [0.0, 0.0]}) == {"a": [1.0, 2.0]}
-    assert from_names({0: 1.0}, like=[0.0]) == [1.0]  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]
+    assert from_names({0: 1.0}, like=[0.0]) == [1.0]  # type: ignore[dict-item]
     with pytest.raises(CheckpointError, match="No leaf of the checkpoint matches the tree"):
         from_names({"x": 1.0}, like={"a": 1.0}, strict=False)
 

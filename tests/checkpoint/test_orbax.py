@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pathlib
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -11,8 +12,9 @@ import orbax.checkpoint as ocp
 import pytest
 from etils import epath  # type: ignore[import-untyped]
 
+from tests.checkpoint.engines import flip_a_bit
 from treewright.checkpoint import CheckpointManager, Manifest, folder, handler
-from treewright.errors import CheckpointError
+from treewright.errors import CheckpointDamagedError, CheckpointError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,6 +83,23 @@ def test_the_files_of_a_step_have_these_names(tmp_path: Path) -> None:
 
 def test_a_job_of_one_process_is_not_preempted(tmp_path: Path) -> None:
     assert CheckpointManager(tmp_path).reached_preemption(1) is False
+
+
+def test_a_bucket_has_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder behind the class of paths that buckets have: its steps are found, flushed and renamed by Orbax alone."""
+    monkeypatch.setattr(folder, "_BUCKETS", (str(tmp_path),))
+    with CheckpointManager(str(tmp_path / "run"), keep=1, keep_best=1, metric="loss", mode="min") as manager:
+        for step in range(4):
+            manager.save(step, {"x": jnp.full(3, step)}, metrics={"loss": step}, items={"data": step})
+        manager.wait()
+        assert not isinstance(manager.directory, pathlib.Path)
+        assert (manager.all_steps(), manager.best_step(), manager.items()) == ((0, 3), 0, {"data": 3})
+        assert manager.restore(like={"x": jnp.zeros(3, int)})["x"].tolist() == [3, 3, 3]
+        flip_a_bit(tmp_path / "run" / "3" / "process_0.safetensors", -1)
+        with pytest.raises(CheckpointDamagedError, match=r"\['x'\] is damaged"):
+            manager.restore(like={"x": jnp.zeros(3, int)})
+        manager.delete(3)
+        assert manager.all_steps() == (0,)
 
 
 def test_orbax_lists_a_step_and_does_not_read_it(tmp_path: Path) -> None:

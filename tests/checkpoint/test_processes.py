@@ -50,13 +50,16 @@ FOUND: dict[str, str | tuple[str, str]] = {
         r"\('CheckpointError: In process 1, the restore of step 2 failed: OSError: \[Errno 116\] Stale.*', 2\)",
         r"\('OSError: \[Errno 116\] Stale file handle', 2\)",
     ),
+    "folder_differs": r"\(.CheckpointError: .*process 1 has no .*, which process 0 created\. Pass the same .*",
     "target_differs": (
         r"CheckpointError: In process 1, reading the tree of step 1 failed: CheckpointMismatchError: .*",
         r"CheckpointMismatchError: The checkpoint does not fit the tree, a difference: .*",
     ),
     "late": (r"\('ProcessMismatchError: Process 1 did not reach save within 2 s.*', True\)", "slept"),
 }
-REPRESENTATIVE = ("everyday", "number_differs", "replicated_differs", "damaged_shard", "failing_file_system")
+REPRESENTATIVE = (
+    *("everyday", "number_differs", "replicated_differs", "damaged_shard", "failing_file_system", "folder_differs"),
+)
 
 
 def outcomes(folder: Path, count: int, names: tuple[str, ...]) -> list[list[str]]:

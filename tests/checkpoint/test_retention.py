@@ -106,11 +106,11 @@ def test_contradictory_retention_options_are_rejected(options: Any, tmp_path: Pa
         CheckpointManager(tmp_path, **options)
     for seconds in (0, -1.5, None, "60", float("inf"), float("nan")):
         with pytest.raises(ValueError, match=r"timeout_seconds=.*\): pass a positive number of seconds\."):
-            CheckpointManager(tmp_path, timeout_seconds=seconds)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            CheckpointManager(tmp_path, timeout_seconds=seconds)  # type: ignore[arg-type]
     unknown: dict[str, str] = {"max_to_keep": "Write keep= instead", "keep_beste": "did you mean keep_best"}
     for name, fix in unknown.items():
         with pytest.raises(TypeError, match=rf"CheckpointManager\(\) got an unexpected option '{name}'\..*{fix}"):
-            CheckpointManager(tmp_path, **{name: 3})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            CheckpointManager(tmp_path, **{name: 3})  # type: ignore[arg-type]
 
 
 def test_metrics_must_be_numbers(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def decay_over(steps: int) -> Any:
 
 def with_rate(rate: float) -> Any:
     return optax.multi_transform(
-        {str(i): optax.sgd(0.1) for i in range(11)} | {"last": optax.sgd(rate)},  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # its library names fewer types than it takes
+        {str(i): optax.sgd(0.1) for i in range(11)} | {"last": optax.sgd(rate)},  # type: ignore[arg-type]  # its library names fewer types than it takes
         lambda _: "last",
     )
 
@@ -154,7 +154,7 @@ def test_an_optimiser_with_a_different_state_is_rejected_with_a_fix(
 
 @pytest.mark.parametrize("wrap", [lambda value: value, lambda value: (1, value)])
 def test_truncated_descriptions_are_compared_by_digest(wrap: Any, tmp_path: Path) -> None:
-    lists = [Warmup([0.5] * 3000 + [end]) for end in (1.0, 2.0)]  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    lists = [Warmup([0.5] * 3000 + [end]) for end in (1.0, 2.0)]  # type: ignore[arg-type]
     save(tmp_path / "x", Settings(wrap(lists[0])))
 
     with pytest.warns(CheckpointWarning, match=r"static .*#(\w{8})\)* saved, .*#(?!\1)\w{8}\)* in the tree$"):

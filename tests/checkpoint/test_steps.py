@@ -234,7 +234,7 @@ def test_items_that_are_not_a_dict_are_rejected(tmp_path: Path) -> None:
     looped["a"] = looped
     for items in (3, "ab", [(1, 2)], [1], looped):
         with pytest.raises(CheckpointError, match=r"^save\(\.\.\., items=\).* JSON.*Convert it to dicts with str keys"):
-            CheckpointManager(tmp_path).save(1, TREE, items=items)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            CheckpointManager(tmp_path).save(1, TREE, items=items)  # type: ignore[arg-type]
 
 
 def test_manifest_size_does_not_depend_on_array_blocks(tmp_path: Path) -> None:

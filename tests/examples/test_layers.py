@@ -58,7 +58,7 @@ def test_conv_matches_equinox(stride: int) -> None:
     ours = replace(
         layers.Conv(3, 4, 3, stride, key=KEY),
         kernel=theirs.weight.transpose(2, 3, 1, 0),
-        bias=theirs.bias[:, 0, 0],  # type: ignore[index]  # pyright: ignore[reportOptionalSubscript]  # it has a bias
+        bias=theirs.bias[:, 0, 0],  # type: ignore[index]  # it has a bias
     )
     x = jax.random.normal(OTHER, (8, 8, 3))
 
@@ -90,8 +90,8 @@ def test_batch_norm_matches_equinox() -> None:
         assert_close(y, expected)
 
     evaluated = jax.vmap(eqx.nn.inference_mode(theirs), axis_name="batch", in_axes=(0, None), out_axes=(0, None))
-    assert_close(ours(x, train=False)[0], evaluated(x, state)[0])  # type: ignore[possibly-undefined]  # pyright: ignore[reportPossiblyUnboundVariable]  # there are keys
-    assert_close(ours(x, train=False)[1].mean, ours.mean)  # pyright: ignore[reportPossiblyUnboundVariable]
+    assert_close(ours(x, train=False)[0], evaluated(x, state)[0])  # type: ignore[possibly-undefined]  # there are keys
+    assert_close(ours(x, train=False)[1].mean, ours.mean)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -139,7 +139,7 @@ def adapt_jax_dataclasses() -> None:
 def _make_static(cls: Any, name: str, static: Callable[..., Any]) -> None:
     value = vars(cls).get(name, dataclasses.MISSING)
     if isinstance(value, dataclasses.Field):
-        value.metadata = {**value.metadata, "static": True}  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+        value.metadata = {**value.metadata, "static": True}  # type: ignore[assignment]
     else:
         setattr(cls, name, static(default=value, converter=_hashable))
 

@@ -109,7 +109,7 @@ class Undecorated(Base):
 
 class WithInit(Base):
     def __init__(self) -> None:
-        self.x = 2.0  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # set once, in __init__
+        self.x = 2.0  # type: ignore[misc]  # set once, in __init__
 
 
 class CallingInit(Base):

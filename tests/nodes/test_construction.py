@@ -46,14 +46,14 @@ def test_super_init_works_with_custom_and_generated_bases() -> None:
         mode: str = static(default="m")
 
     class Middle(Base):
-        b: Any  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
+        b: Any  # type: ignore[misc]
 
         def __init__(self, a: Any) -> None:
             super().__init__(a, "n")
             self.b = self.a + 1.0
 
     class Top(Middle):  # type: ignore[misc]
-        c: Any  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
+        c: Any  # type: ignore[misc]
 
         def __init__(self) -> None:
             super().__init__(1.0)
@@ -71,7 +71,7 @@ def test_the_error_for_an_unset_field_says_that_no_init_sets_it() -> None:
     with pytest.raises(UnfinishedNodeError, match="no __init__ has finished it"):
         _ = Empty().x
     with pytest.raises(UnfinishedNodeError, match=r"Assign the fields in __init__"):
-        Empty().tree_flatten()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+        Empty().tree_flatten()  # type: ignore[attr-defined]
 
 
 def test_init_cannot_replace_a_method() -> None:
@@ -179,7 +179,7 @@ def test_converters_run_before_post_init_and_checks_after_sealing() -> None:
         def __check_init__(self) -> None:
             order.append("check")
             with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign"):
-                self.x = 0.0  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
+                self.x = 0.0  # type: ignore[misc]
 
     assert jax.tree.leaves(Node(1)) == [1.0, 2.0]
     assert order == ["convert", "post", "check"]
@@ -360,7 +360,7 @@ def test_an_inherited_init_is_named_where_it_does_not_fit_the_fields() -> None:
         Same(value=1.0)
     assert notes_of(caught.value).endswith("unless you write class Same(..., init=False).")
     with pytest.raises(NodeInitError, match=r"Started\.__init__, which .*Wide inherits, did not set more") as failed:
-        Wide(2.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+        Wide(2.0)  # type: ignore[call-arg]
     assert "write class Wide(..., init=False)" in str(failed.value)
     assert (Cured(2.0).value, Cured(start=2.0).more) == (2.0, 3)
 

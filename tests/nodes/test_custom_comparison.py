@@ -32,7 +32,7 @@ class OwnEquality:  # noqa: PLW1641  that is the point
 
 
 class Unhashable:
-    __hash__ = None  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    __hash__ = None  # type: ignore[assignment]
 
 
 class Empty:
@@ -46,7 +46,7 @@ def node_class(body: type[Any], *bases: type[Any], decorate: bool = False, **opt
     if decorate:
         return pytree_dataclass(**options)(type("Net", bases, namespace))
     make: Callable[..., Any] = type(Module)
-    return make("Net", bases or (Module,), namespace, **options)  # pyright: ignore[reportCallIssue]
+    return make("Net", bases or (Module,), namespace, **options)
 
 
 def behaviour(cls: Any) -> tuple[str, str, str]:

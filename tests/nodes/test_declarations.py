@@ -32,7 +32,7 @@ def test_fields_are_children_and_static_fields_are_aux_data() -> None:
         bias: Any = None
         activation: str = static(default="relu")
 
-    children, aux = Layer(1.0, 3, 2.0).tree_flatten()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    children, aux = Layer(1.0, 3, 2.0).tree_flatten()  # type: ignore[attr-defined]
     assert children == (1.0, 2.0)
     assert aux.values == (3, "relu")
     assert repr(aux) == "width=3, activation='relu'"
@@ -192,7 +192,7 @@ def test_a_value_that_would_hide_a_field_is_rejected(name: str, value: Any, fix:
 
 def test_a_class_constant_replaces_an_inherited_field() -> None:
     class Known(Shape):
-        mode: ClassVar[str] = "b"  # type: ignore[misc]  # pyright: ignore[reportIncompatibleVariableOverride]
+        mode: ClassVar[str] = "b"  # type: ignore[misc]
         scale: ClassVar[Any] = 3.0  # type: ignore[misc]
 
     class Deeper(Known):
@@ -212,15 +212,15 @@ def test_a_field_may_override_an_inherited_property_or_method() -> None:
             return 1
 
     class Net(Base):
-        width: int = static()  # pyright: ignore[reportIncompatibleMethodOverride]
+        width: int = static()
         depth: Any
 
     with pytest.raises(TypeError, match="abstract"):
-        Base()  # type: ignore[abstract]  # pyright: ignore[reportAbstractUsage]
+        Base()  # type: ignore[abstract]
     net = Net(3, 4.0)
     assert (net.width, net.depth, jax.tree.leaves(net)) == (3, 4.0, [4.0])
     with pytest.raises(TypeError, match="missing 2 required positional arguments: 'width' and 'depth'"):
-        Net()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+        Net()  # type: ignore[call-arg]
 
 
 # Inherited kinds
@@ -242,7 +242,7 @@ def test_redeclaring_a_static_or_buffer_without_its_specifier_is_rejected(specif
     with pytest.raises(NodeDefinitionError, match=rf"Bare\.mode redeclares a {kind}\(\) field without {kind}\(\)"):
 
         class Bare(Base):
-            mode: str  # pyright: ignore[reportGeneralTypeIssues]
+            mode: str
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def importing() -> Callable[[Any], Any]:
 def assigning() -> Callable[[Any], Any]:
     def function(x: Any) -> Any:
         global RATE  # noqa: PLW0603
-        RATE = 2  # pyright: ignore[reportConstantRedefinition]
+        RATE = 2
         return x
 
     return function
@@ -211,7 +211,7 @@ OPEN: dict[str, Callable[[], Any]] = {
     "a global in a comprehension": lambda: lambda x: [y * RATE for y in x],
     "a library's function by a name of the user's": lambda: lambda x: ACT(x),
     "an object's attribute": lambda: lambda x: TABLE.get(x),
-    "a name that is not there": lambda: lambda: nowhere,  # type: ignore[name-defined]  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
+    "a name that is not there": lambda: lambda: nowhere,  # type: ignore[name-defined]  # noqa: F821
     "a capture": lambda: capturing(1),
     "an import": importing,
     "an assignment": assigning,

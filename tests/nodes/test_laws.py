@@ -51,7 +51,7 @@ class Declared:
         """The same line for the standard library."""
         line = self.line()
         options = {"default": line.default, "default_factory": line.default_factory, "kw_only": self.kw_only}
-        return dataclasses.field(**options)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return dataclasses.field(**options)
 
 
 @st.composite
@@ -181,7 +181,7 @@ def test_a_node_has_the_signature_of_the_frozen_dataclass_with_the_same_fields(f
         type(name, (), {"__annotations__": dict(annotations), **{d.name: d.plain_line() for d in fields}})
     )
     assert str(inspect.signature(ours)) == str(inspect.signature(theirs))
-    assert ours.__match_args__ == theirs.__match_args__  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    assert ours.__match_args__ == theirs.__match_args__  # type: ignore[attr-defined]
     assert ours.__doc__ == theirs.__doc__
 
 

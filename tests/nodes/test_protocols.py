@@ -92,11 +92,11 @@ def test_fields_cannot_be_assigned_or_deleted(make: Any) -> None:
 def test_unknown_names_cannot_be_assigned() -> None:
     for node in (Layer(1.0), Net(2)):
         with pytest.raises(dataclasses.FrozenInstanceError, match=r"'other': .* has no field of this name"):
-            node.other = 1  # type: ignore[union-attr]  # pyright: ignore[reportAttributeAccessIssue]
+            node.other = 1  # type: ignore[union-attr]
         with pytest.raises(dataclasses.FrozenInstanceError, match=r"'other': .* has no field of this name"):
-            del node.other  # type: ignore[union-attr]  # pyright: ignore[reportAttributeAccessIssue]
+            del node.other  # type: ignore[union-attr]
     with pytest.raises(AttributeError, match="'Layer' object has no attribute 'other'"):
-        _ = Layer(1.0).other  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+        _ = Layer(1.0).other  # type: ignore[attr-defined]
 
 
 def test_calling_init_again_does_not_rebuild_a_node() -> None:
@@ -187,7 +187,7 @@ def test_a_class_has_the_signature_of_its_constructor() -> None:
     assert str(inspect.signature(Net(2).__call__)) == "(x: Any, scale: float = 1.0) -> Any"
 
 
-plain = pydoc.plaintext  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # undeclared
+plain = pydoc.plaintext  # type: ignore[attr-defined]  # undeclared
 
 
 def test_help_shows_signature_docstring_and_methods() -> None:

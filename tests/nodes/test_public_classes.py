@@ -16,7 +16,7 @@ from treewright import Static, TrainState, checkpoint, errors, sharding
 
 @pytest.mark.parametrize("name", ["Static", "TrainState"])
 def test_exported_programs_name_public_classes_by_public_path(name: str) -> None:
-    value = {"Static": Static("a"), "TrainState": TrainState(step=0, params=1.0, opt_state=(), tx=None)}[name]  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # needs no optimizer
+    value = {"Static": Static("a"), "TrainState": TrainState(step=0, params=1.0, opt_state=(), tx=None)}[name]  # type: ignore[arg-type]  # needs no optimizer
     exported = jax.export.export(jax.jit(lambda _, x: x))(value, jnp.ones(2)).serialize()
 
     assert f"{getattr(treewright, name).__module__}.{name}".encode() in exported

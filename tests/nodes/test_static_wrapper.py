@@ -67,7 +67,7 @@ def test_static_wrappers_in_containers_are_not_leaves() -> None:
 
 def test_the_wrapper_rejects_invalid_statics() -> None:
     with pytest.raises(StaticFieldError, match=r"^Static\.value is static but holds a list, \[1\]"):
-        Static([1])  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+        Static([1])  # type: ignore[type-var]
     with pytest.raises(StaticFieldError, match=r"^Static\.value is static but holds a tracer, f32\[2\]\(traced\)"):
         jax.jit(lambda x: Static(x).value)(jnp.ones(2))
 

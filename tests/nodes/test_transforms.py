@@ -99,7 +99,7 @@ NETS: dict[str, Any] = {
 def plain(tree: Any) -> Any:
     """A tree with tuples of their children in place of its nodes."""
     if isinstance(tree, NODES):
-        children: Any = tree.tree_flatten()[0]  # type: ignore[union-attr]  # pyright: ignore[reportAttributeAccessIssue]
+        children: Any = tree.tree_flatten()[0]  # type: ignore[union-attr]
         return tuple(plain(child) for child in children)
     return jax.tree.map(lambda leaf: plain(leaf) if isinstance(leaf, NODES) else leaf, tree, is_leaf=is_net)
 

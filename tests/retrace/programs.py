@@ -117,7 +117,7 @@ def named(name: str, k: int | None = None) -> Any:
 
     act.__name__ = name
     if k is not None:
-        act.k = k  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+        act.k = k  # type: ignore[attr-defined]
     return act
 
 

@@ -325,11 +325,11 @@ def test_max_traces_can_limit_one_function() -> None:
 
     jitted, other_jitted = jitted_copy(), jax.jit(other)
     for only in ("other", other, other_jitted):
-        other_jitted.clear_cache()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # a method that the stub leaves out
+        other_jitted.clear_cache()  # type: ignore[attr-defined]  # a method that the stub leaves out
         with treewright.max_traces(1, only=only):
             call_with_lengths(jitted, 1, 2)
             other_jitted(1.0)
-        other_jitted.clear_cache()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+        other_jitted.clear_cache()  # type: ignore[attr-defined]
         with (
             pytest.raises(TooManyTracesError, match="other was traced; the limit is 0"),
             treewright.max_traces(0, only=only),

@@ -232,7 +232,8 @@ def test_an_operation_of_a_library_is_reported_at_the_users_line(tmp_path: Path)
 
     ended = run(*RETRACES, program(tmp_path, calling), folder=tmp_path)
 
-    assert re.search(r"program\.py:3 in main \(at _tree_math\.py:\d+ in _square\): \d+ programs", ended.stderr)
+    [line] = [line for line in ended.stderr.splitlines() if "program.py:3" in line]
+    assert re.match(r"    program\.py:3 in main \(at _tree_math\.py:\d+ in _square, .*\): \d+ programs \(add 2", line)
 
 
 def test_a_program_without_jax_is_reported_as_such(tmp_path: Path) -> None:

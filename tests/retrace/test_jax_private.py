@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import config, dispatch, pjit
+from jax._src import dispatch, pjit
 
 import treewright
 from tests.conftest import skip_before_jax
@@ -50,7 +50,7 @@ def what_jax_shows_is_looked_up_in_each_test() -> Iterator[None]:
 
 def _forgotten() -> Iterator[None]:
     remembered: list[Any] = [
-        jax_private._outcomes,
+        jax_private.can_read_calls,
         jax_private.can_observe_compilations,
         jax_private._names_of_settings,
         private,
@@ -97,7 +97,7 @@ def test_inspection_ignores_the_surrounding_trace_and_settings() -> None:
     seen: list[Any] = []
 
     def look(x: Any) -> Any:
-        jax_private._outcomes.cache_clear()
+        jax_private.can_read_calls.cache_clear()
         seen.append(jax_private.can_read_calls())
         return x
 
@@ -179,26 +179,6 @@ def test_a_block_that_ends_during_an_event_hides_it_from_no_other_block() -> Non
 
 
 # Settings, pmap, and the outcome of a call
-
-
-def test_a_changed_setting_without_a_name_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax_private, "_names_of_settings", tuple)
-    jitted: Any = jax.jit(fresh(double))
-    [call] = calls_with_lengths(jitted, 2)
-
-    def under(setting: Any) -> None:
-        with setting:
-            call()
-
-    named, unnamed = explained(
-        call,
-        lambda: under(jax.default_matmul_precision("float32")),
-        lambda: under(config.softmax_custom_jvp(not getattr(jax.config, "jax_softmax_custom_jvp"))),  # noqa: B009
-    )
-
-    assert details(named)[0] == "jax.config.jax_default_matmul_precision (setting): None -> 'float32'"
-    assert len(named.differences) == 1
-    assert details(unnamed)[0].startswith(f"an unnamed setting of JAX {jax.__version__}[")
 
 
 def test_a_block_without_vmap_frames_reports_missing_batch_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

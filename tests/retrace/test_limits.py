@@ -135,12 +135,10 @@ def test_the_same_line_run_again_keeps_one_limit() -> None:
     assert [is_allowed(uses[0], length) for length in (1, 2)] == [True, False]
 
 
-def test_a_use_again_on_the_same_object_sets_the_limit() -> None:
-    jitted = max_traces(1)(jax.jit(new_function()))
-    assert is_allowed(jitted, 1)
-    max_traces(3)(jitted)
+def test_each_limit_of_an_object_applies() -> None:
+    jitted = max_traces(1)(max_traces(3)(jax.jit(new_function())))
 
-    assert [is_allowed(jitted, length) for length in (2, 3, 4)] == [True, True, False]
+    assert [is_allowed(jitted, length) for length in (1, 2)] == [True, False]
 
 
 def test_limits_count_all_threads() -> None:

@@ -73,27 +73,6 @@ def test_max_traces_counts_the_step_of_a_loop() -> None:
     assert run.state == 1.0
 
 
-def test_each_loop_of_a_limited_step_has_the_limit_of_its_own() -> None:
-    def update(state: Any, x: Any = 1.0) -> tuple[Any, Any]:
-        return state + x, state
-
-    for run in [loop(treewright.max_traces(1)(update), jnp.zeros(())) for _ in range(2)]:
-        run()
-        run()
-        with pytest.raises(TooManyTracesError, match=r"update was traced twice; the limit is 1:"):
-            run(jnp.ones(()))
-
-
-def test_a_loop_does_not_use_up_the_limit_of_another() -> None:
-    def update(state: Any, x: Any) -> tuple[Any, Any]:
-        return state + x.sum(), state
-
-    run, _ = (loop(treewright.max_traces(1)(update), jnp.zeros(())) for _ in range(2))
-    run(jnp.ones(2))
-    with pytest.raises(TooManyTracesError, match="update was traced twice; the limit is 1:"):
-        run(jnp.ones(3))
-
-
 def test_a_recreated_loop_is_reported_as_a_loop() -> None:
     def update(state: Any) -> tuple[Any, Any]:
         return state + 1, None

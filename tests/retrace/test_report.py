@@ -121,17 +121,3 @@ def test_only_a_smaller_first_axis_alone_may_be_the_last_batch(shape: tuple[int,
 
     assert ("if this is the smaller last batch of an epoch, drop or pad it" in report) == is_last_batch
     assert ("pad to one size, or to a few" in report) != is_last_batch
-
-
-@pytest.mark.parametrize(("value", "is_default"), [(1, True), (True, False), (1.0, False), (2, False)])
-@pytest.mark.parametrize("static_argnames", [(), "n"])
-def test_only_an_equal_value_of_the_same_class_is_the_default(
-    value: Any, is_default: bool, static_argnames: Any
-) -> None:
-    def scaled(x: Any, n: Any = 1) -> Any:
-        return x * n
-
-    report = str(treewright.explain(jax.jit(scaled, static_argnames=static_argnames), (1.0,), (1.0, value)))
-
-    assert report.startswith("scaled would retrace")
-    assert ("passing a default explicitly adds an argument: always pass it, or never" in report) == is_default

@@ -262,7 +262,7 @@ def test_constrain_tree_without_rules_is_rejected_only_under_a_mesh() -> None:
     with jax.set_mesh(mesh_of((AUTO, AUTO))), pytest.raises(TypeError, match="constrain_tree has no rules"):
         constrain_tree(model)
     with pytest.raises(TypeError, match="rules= must be a mapping"):
-        use_rules("fsdp")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        use_rules("fsdp")  # type: ignore[arg-type]
 
 
 @pytest.mark.devices(4)

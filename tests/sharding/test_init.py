@@ -80,7 +80,7 @@ def test_statics_that_compare_by_identity_pass_and_an_init_is_traced_once() -> N
 
     def make(key: jax.Array) -> Learner:
         linear, tx = Linear(4, 4, key), optax.adam(lambda _: 1e-3)
-        return Learner(linear, tx, tx.init(linear))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        return Learner(linear, tx, tx.init(linear))  # type: ignore[arg-type]
 
     net = sharded_init(counted := count_traces(make), jax.random.key(0), mesh=mesh_of(), rules=RULES)
 
@@ -189,7 +189,7 @@ def test_a_plan_needs_no_devices_and_an_init_does(kind: AxisType | None) -> None
 
     assert like.layers[0].kernel.sharding == NamedSharding(pod, P("fsdp"))
     with pytest.raises(TypeError, match=r"sharded_init creates arrays, but a mesh of .* is abstract.* abstract_state"):
-        sharded_init(Net, [8, 4], key=jax.random.key(0), mesh=pod, rules=rules)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        sharded_init(Net, [8, 4], key=jax.random.key(0), mesh=pod, rules=rules)  # type: ignore[arg-type]
 
 
 def test_a_head_tied_to_a_replicated_table_does_not_warn() -> None:

@@ -435,7 +435,7 @@ def test_on_misfit_selects_by_path_or_rank() -> None:
         {"opt_state": "replicate_rank"},
         {"**.v_row": "replicate", "**.v_col": "replicate", "**.v": "replicate"},
     ):
-        specs = partition_specs(state, on, RULES, on_misfit=misfits)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        specs = partition_specs(state, on, RULES, on_misfit=misfits)  # type: ignore[arg-type]
         assert specs.params.value == P("fsdp", "tensor")
         assert specs.opt_state[0].v_row.value == P()
     with pytest.raises(ShardingError, match=r"1 of .*\n  \.params\.value, f32\[255,256\]\(abstract\): axis 0"):
@@ -443,7 +443,7 @@ def test_on_misfit_selects_by_path_or_rank() -> None:
     with pytest.raises(
         ValueError, match=r"on_misfit= must be .* or a mapping from places in the tree to these, got 'skip'"
     ):
-        partition_specs(state, on, RULES, on_misfit={"opt_state": "skip"})  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]
+        partition_specs(state, on, RULES, on_misfit={"opt_state": "skip"})  # type: ignore[dict-item]
 
 
 def test_specs_of_a_stacked_subtree_need_its_stack() -> None:

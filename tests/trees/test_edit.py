@@ -199,7 +199,7 @@ def test_edit_checks_statics_at_the_end() -> None:
         pytest.raises(StaticFieldError, match=r"^Layer\.activation is static but holds a list"),
         edit(Layer(1.0)) as draft,
     ):
-        draft.activation = ["relu"]  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+        draft.activation = ["relu"]  # type: ignore[assignment]
 
     assert draft.activation == "relu"
 

@@ -83,7 +83,7 @@ def test_replace_sets_new_values_and_shares_the_others() -> None:
     assert result.bias == 2.0
     assert result.kernel is layer.kernel
     assert result.key is layer.key
-    assert result.tree_flatten()[1] is layer.tree_flatten()[1]  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    assert result.tree_flatten()[1] is layer.tree_flatten()[1]  # type: ignore[attr-defined]
 
 
 # What runs

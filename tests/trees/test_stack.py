@@ -48,7 +48,7 @@ def test_unstack_and_node_at_return_the_nodes() -> None:
 
     assert unstack(stacked) == nodes
     for index in (0, 2, -1, -3, np.int32(1), jnp.asarray(1)):
-        assert node_at(stacked, index) == nodes[int(index)]  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        assert node_at(stacked, index) == nodes[int(index)]  # type: ignore[arg-type]
     traced = jax.jit(node_at)(stacked, 1)
     assert traced == nodes[1]
     assert jax.jit(lambda index: node_at({"x": np.arange(3)}, index))(2)["x"] == 2

@@ -38,7 +38,7 @@ STANDARD = frozenset(
 )
 OWN_MARK = "__treewright_library__"
 _RANDOM = "numpy.random"  # It has mutable state.
-_STANDARD_FOLDER = os.__file__.removesuffix("os.py")
+STANDARD_FOLDER = os.__file__.removesuffix("os.py")
 
 # Packages whose functions read no files or settings, except those in the next list. So do packages with the mark.
 _SAFE = frozenset({"jax", "math", "operator", "_operator", "functools", "_functools", "einops", "optax", "builtins"})
@@ -253,7 +253,7 @@ def is_library(module: object) -> bool:
         return hasattr(top, "__path__") and _RANDOM not in name
     if package.removeprefix("_") in STANDARD:  # For example, _operator is the C part of operator.
         origin = str(getattr(getattr(top, "__spec__", None), "origin", None))
-        is_standard = origin.startswith(_STANDARD_FOLDER) and "site-packages" not in origin
+        is_standard = origin.startswith(STANDARD_FOLDER) and "site-packages" not in origin
         return is_standard or origin in {"built-in", "frozen"}
     return top is not None and vars(top).get(OWN_MARK) is True
 

@@ -75,7 +75,7 @@ part_of_jit_key: Any = untyped_jax.make_user_context
 PRIVATE_PARTS: Mapping[str, str] = types.MappingProxyType(
     {
         "config.trace_context": "Of the settings of a trace, reports know only the long-standing ones and the mesh.",
-        "config.trace_context_names": "A setting that few programs use is reported as an unnamed setting.",
+        "config.trace_context_names": "So they do without this.",
         "core.trace_ctx": "A `loop` that is called in a different trace does not say so: JAX reports a leaked tracer.",
         "core.trace_state_clean": "With JAX 0.9, traces of jitted functions inside other traces are reported too.",
         "distributed.global_state": "Trees and checkpoints of several processes can't be compared: an error says so.",

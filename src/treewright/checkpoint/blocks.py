@@ -88,7 +88,9 @@ class BlockReader:
         )
         if sharding is None or sharding.num_devices == 1:  # many of these are placed in one call
             return region(tuple([(0, size) for size in shape]))
-        return untyped_jax.make_array_from_callback(shape, sharding, lambda index: region(bounds_of(index, shape)))
+        return untyped_jax.make_array_from_callback(
+            shape, sharding, lambda index: region(bounds_of(index, shape)), dtype=dtype
+        )
 
     def _region(self, leaf: LeafRecord, read: Callable[[int, Bounds], Any], bounds: Bounds) -> Any:
         """The values between bounds, from all blocks that overlap them; of one block without a copy."""

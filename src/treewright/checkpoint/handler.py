@@ -155,42 +155,42 @@ def entries_of(parts: Parts) -> dict[str, str]:
 
 
 def _write(folder: Any, step: SaveStep) -> None:
-    """Write this process's blocks, and compare its copies of other processes' blocks with their digests.
+    """Write this process's file, and compare its copies of other processes' blocks with their digests.
 
     Raises:
         CheckpointError: In all processes, if one can't write, or they have different values for one block.
     """
+    together = functools.partial(run_on_all_processes, timeout=step.timeout, channel="digests")
+    copies = together("writing blocks", lambda: _write_file(folder, step))
+    together("comparing digests", lambda: _compare(folder, step.manifest, copies))
+
+
+def _write_file(folder: Any, step: SaveStep) -> list[tuple[LeafRecord, int, str]]:
+    """Write this process's file; the digests of its copies of blocks that a different process writes."""
+    step.check()
     manifest, me = step.manifest, process_index()
-    digests: dict[str, str] = {}
-    forms: dict[str, tuple[str, Sequence[int]]] = {}
-    mine: list[np.ndarray] = []
-    copies: list[tuple[LeafRecord, int, str]] = []
+    if not exists(folder):
+        raise CheckpointError(
+            f"process {me} has no {folder}, which process 0 created. Pass the same shared folder in all processes."
+        )
     # Wide dtypes first, so that each array in the file is aligned.
     leaves = sorted(manifest.leaves, key=lambda leaf: -DTYPES[leaf.form.dtype].itemsize)
-    computed = iter(on_threads(digest_of, [block for leaf in leaves for _, block in step.blocks.get(leaf.name, ())]))
-    for leaf in leaves:
-        for (number, is_mine), block in step.blocks.get(leaf.name, ()):
-            digest = next(computed)
-            if not is_mine:
-                copies.append((leaf, number, digest))
-                continue
+    blocks = [(leaf, label, block) for leaf in leaves for label, block in step.blocks.get(leaf.name, ())]
+    digests: dict[str, str] = {}
+    mine: dict[str, np.ndarray] = {}
+    copies: list[tuple[LeafRecord, int, str]] = []
+    all_digests = on_threads(digest_of, [block for _, _, block in blocks])
+    for (leaf, (number, is_mine), block), digest in zip(blocks, all_digests, strict=True):
+        if is_mine:
             name = block_name(leaf, number, manifest.layout_of(leaf).grid)
-            digests[name], forms[name] = digest, (leaf.form.dtype, block.shape)
-            mine.append(np.asarray(block, order="C"))
+            digests[name], mine[name] = digest, np.asarray(block, order="C")
+        else:
+            copies.append((leaf, number, digest))
+    forms = {name: (block.dtype.name, block.shape) for name, block in mine.items()}
     record = seal({"digests": digests, "items": step.items}, PROCESS)
-
-    def write() -> None:
-        step.check()
-        if not exists(folder):
-            raise CheckpointError(
-                f"process {me} has no {folder}, which process 0 created. Pass the same shared folder in all processes."
-            )
-        metadata = {**(manifest.to_metadata() if me == 0 else {}), **record}
-        write_safetensors(folder / FILE.format(me), forms, mine, metadata)
-
-    together = functools.partial(run_on_all_processes, timeout=step.timeout, channel="digests")
-    together("writing blocks", write)
-    together("comparing digests", lambda: _compare(folder, manifest, copies))
+    metadata = {**(manifest.to_metadata() if me == 0 else {}), **record}
+    write_safetensors(folder / FILE.format(me), forms, mine.values(), metadata)
+    return copies
 
 
 def _compare(folder: Any, manifest: Manifest, copies: Sequence[tuple[LeafRecord, int, str]]) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treewright._reports import counted, first_lines, table
+from treewright._reports import counted, first_lines, first_names, table
 
 if TYPE_CHECKING:
     from treewright.retrace.jax_private import Event
@@ -232,16 +232,19 @@ class ProgramRecorder:
         return "\n".join([*lines, *self._lines_outside()])
 
     def _rows(self, *, of_lines: bool = False) -> list[dict[str, Any]]:
-        """By function, or by line outside jit: traces, compilations and the seconds of both, longest first."""
+        """By function, or by the user's line outside jit: traces, compilations and their seconds, longest first."""
         rows: dict[str, dict[str, Any]] = {}
         for span in self._spans:
             name = f"{span['function']} ({span['where']})" if span["where"] else span["function"]
+            line, _, line_of_library = span["where"].removesuffix(")").partition(" (at ")
             if span["is_operation"]:
-                name = span["where"] if of_lines else _OUTSIDE
+                name = line if of_lines else _OUTSIDE
             elif of_lines:
                 continue
             zeros = {"traces": 0, "compilations": 0, "tracing": 0.0, "compiling": 0.0}
             row = rows.setdefault(name, {"function": name, **zeros, "programs": collections.Counter[str]()})
+            if of_lines:
+                row.setdefault("of library", {})[line_of_library] = None
             row["tracing" if span["cat"] == "trace" else "compiling"] += span["own"]
             row["traces"] += span["cat"] == "trace"
             if span["cat"] == "compile":
@@ -262,7 +265,9 @@ class ProgramRecorder:
         for row in several[:_MAX_LINES]:
             most = [f"{name} {count} times" if count > 1 else name for name, count in row["programs"].most_common(3)]
             seconds = row["tracing"] + row["compiling"]
-            yield f"    {row['function']}: {row['compilations']} programs ({', '.join(most)}), {seconds:,.2f} s"
+            of_library = first_names(filter(None, row["of library"]), 2)
+            at = f" (at {of_library})" if of_library else ""
+            yield f"    {row['function']}{at}: {row['compilations']} programs ({', '.join(most)}), {seconds:,.2f} s"
 
 
 def _as_json(report: "RetraceReport") -> dict[str, Any]:

@@ -12,7 +12,7 @@ from treewright._reports import mesh_text
 from treewright._trees.causes import Cause, Snapshot, cause_of, class_of, is_same_object, one_static, snapshot
 from treewright._trees.diff import Comparator, differences, static_difference
 from treewright._trees.difference import ABSENT, Difference, DifferenceKind, describe_apart, shown
-from treewright.retrace.jax_private import FLAX_NODES, OF_PMAP, UNNAMED_SETTINGS
+from treewright.retrace.jax_private import FLAX_NODES, OF_PMAP
 from treewright.retrace.signature import Signature
 
 
@@ -34,11 +34,7 @@ def call_differences(old: Signature, new: Signature, *, reasons: bool = True) ->
     if any(difference.kind in {"added", "removed"} for difference in differences):  # flax repeats them in a static
         differences = [difference for difference in differences if str(difference.path[-1]) != FLAX_NODES]
     if old.settings is not new.settings:
-        settings = list(_setting_differences(old.settings, new.settings))
-        named = [difference for difference in settings if difference.path != (UNNAMED_SETTINGS,)]
-        # The unnamed settings include the named ones: they are redundant if not more of them changed.
-        unnamed = zip(*(each.settings.get(UNNAMED_SETTINGS, ()) for each in (old, new)), strict=True)
-        differences += named if sum(not one_static(a, b) for a, b in unnamed) <= len(named) else settings
+        differences += _setting_differences(old.settings, new.settings)
     if old.batch != new.batch and len(old.batch) == len(new.batch):
         differences.append(Difference(("the size of vmap",), _size(old.batch), _size(new.batch), "batch"))
     changed = {difference.path for difference in differences}  # a mesh with other axes is a setting
@@ -59,8 +55,7 @@ def _argument_differences(old: Signature, new: Signature, compare: Comparator) -
             both = (default, b) if a is ABSENT else (a, default)
             yield static_difference((name,), *both, compare)
         elif a is ABSENT or b is ABSENT:
-            is_default = name in (new if a is ABSENT else old).explicit
-            yield _presence_difference(name, (a, b), (default, default_tree), is_default=is_default)
+            yield _presence_difference(name, (a, b), (default, default_tree))
         elif (name in old.statics) is not (name in new.statics):
             reasons = ("traced before, and static now", "static before, and traced now")
             yield Difference((name,), a, b, "class", Cause("other statics", reasons[name in old.statics]))
@@ -73,15 +68,13 @@ def _argument_differences(old: Signature, new: Signature, compare: Comparator) -
                 yield from differences(a, b, values=False, path=(name,), compare=compare)
 
 
-def _presence_difference(name: str, both: Any, defaults: tuple[Any, Any], *, is_default: bool) -> Difference:
+def _presence_difference(name: str, both: Any, defaults: tuple[Any, Any]) -> Difference:
     """The difference between a call with an argument and one without it."""
     (a, b), (value, default) = both, defaults
     passed = b if a is ABSENT else a
     kind: DifferenceKind = "added" if a is ABSENT else "removed"
     if default is ABSENT:
         return Difference((name,), a, b, kind, Cause("argument", ""))
-    if is_default:
-        return Difference((name,), a, b, kind, Cause("default passed", ""))
     if not any(differences(default, passed, values=False, compare=_WITHOUT_REASONS)):
         return Difference((name,), a, b, kind, Cause("default replaced", ""))
     text = short_text(value) if getattr(default, "python", None) else shown(default)

@@ -17,7 +17,6 @@ from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.comparison import call_differences, without_placement
 from treewright.retrace.jax_private import (
     EQUINOX_PMAP,
-    OBSERVER,
     Call,
     can_read_calls,
     definition_of,
@@ -262,7 +261,7 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
     and limiting the function again, for each trial of a sweep, begins a new count. Below `jit`, or on a function that
     is not jitted, such as a test, it counts the traces of that function and of each jitted function that it calls. Each
     `loop` of the function counts apart. On a callable object, it counts the traces of the object itself, not of what
-    its methods call. Used again on the same object, it sets the limit anew.
+    its methods call. Of several limits on one object, each applies.
 
     Args:
         limit: The maximum number of traces of each function.
@@ -301,14 +300,6 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
             if count < 0:
                 raise ValueError(f"{name} of max_traces can't be negative, got {count}. 0 allows none.")
         super().__init__(only, limit=limit, recompiles=recompiles)
-
-    def _track(self, function: Any) -> None:
-        tracked = outermost_jitted(function)
-        for tracker in OBSERVER.owners(RetraceTracker):
-            if tracker.has_limits and tracker.decorated is not None and tracker.decorated() is tracked:
-                tracker.limit(self._options["limit"], self._options["recompiles"])  # it is the same use
-                return
-        super()._track(function)
 
     def _start(self, concerns: Callable[[Call], bool] | None) -> RetraceTracker:
         if not can_read_calls():

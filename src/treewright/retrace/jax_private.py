@@ -8,24 +8,27 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import os
 import sys
-import sysconfig
 import threading
 import traceback
 import types
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path as FilePath
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.monitoring
 import numpy as np
 
-from treewright._base.jax_private import is_jitted, options_of, options_record, private, untyped_jax
+from treewright._base.functions import STANDARD_FOLDER
+from treewright._base.jax_private import (
+    is_jitted,
+    mesh_of_old_context,
+    options_of,
+    options_record,
+    private,
+    untyped_jax,
+)
 from treewright._contents import unwrap, wrapper_chain
-
-T = TypeVar("T")
 
 # Frames of JAX, and their local variables
 
@@ -61,12 +64,6 @@ FLAX_NODES = "._pytree__nodes"  # the static in which nnx lists its attributes; 
 OPERATIONS = ("jax._src.numpy", "jax._src.lax", "jax._src.random")
 
 _LIBRARIES = frozenset({"chex", "contextlib", "equinox", "flax", "functools", "jax", "jaxlib", "treewright"})
-
-# The folders of Python and of installed libraries.
-_INSTALLED = tuple(
-    str(FilePath(sysconfig.get_path(name))) + os.sep
-    for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
-)
 
 # The options of `jax.jit` that cause a recompile, by their public names and by JAX's internal ones.
 _COMPARED_OPTIONS: Mapping[str, str] = types.MappingProxyType(
@@ -162,7 +159,7 @@ def _package(frame: types.FrameType) -> str:
 
 def is_installed(file: str) -> bool:
     """Whether a file belongs to Python or to an installed library, rather than to the user."""
-    return file.startswith(("<frozen ", *_INSTALLED))
+    return "-packages" in file or file.startswith(("<frozen ", STANDARD_FOLDER))
 
 
 def _line_of_user(nearest: types.FrameType) -> str:
@@ -284,9 +281,9 @@ def _outcome(function: Any, names: Mapping[str, Any]) -> Outcome:
         return "unknown"
     if of_call is of_program:
         return "traced"
+    # From JAX 0.11 on, the program of a function that captured arrays is a copy, so signatures have to decide.
     constants = getattr(program, "consts", None)
-    may_be_copy = constants is None or len(constants) > 0
-    return "unknown" if may_be_copy and (OBSERVER.is_probing() or not keeps_names()) else "shared"
+    return "unknown" if constants is None or len(constants) > 0 else "shared"
 
 
 def _user_call(call: Call, frames: list[types.FrameType]) -> Call:
@@ -411,15 +408,6 @@ class Observer:
         with self._lock:
             self._listeners = tuple(other for other in self._listeners if other != listener)
 
-    def is_probing(self) -> bool:
-        """Whether this thread runs the work of `events_of`."""
-        return threading.get_ident() in self._probes
-
-    def owners(self, kind: type[T]) -> list[T]:
-        """The objects of a class whose methods are called."""
-        owners: list[Any] = [getattr(listener, "__self__", None) for listener in self._listeners]
-        return [owner for owner in owners if isinstance(owner, kind)]
-
     def events_of(self, work: Callable[[], object]) -> list[Event]:
         """The events of some work, run in a new thread, outside the caller's traces and settings."""
         events: list[Event] = []
@@ -443,11 +431,12 @@ OBSERVER = Observer()
 # Settings on which a trace depends
 
 MESH_IN_USE = "the mesh in use"
+_OLD_MESH = "the mesh of `with mesh:`"
 # JAX's internal names, and the names that users know.
 _SETTINGS_IN_WORDS: Mapping[str, str] = types.MappingProxyType(
     {
         "abstract_mesh_context_manager": MESH_IN_USE,
-        "mesh_context_manager": "the mesh of `with mesh:`",
+        "mesh_context_manager": _OLD_MESH,
         "axis_env_state": "the named axes in scope",
         "trace_state": "the trace around the call",
         "eager_constant_folding": "jax.ensure_compile_time_eval",
@@ -457,34 +446,29 @@ _SETTINGS_IN_WORDS: Mapping[str, str] = types.MappingProxyType(
         "pallas_tpu_interpret_mode_context_manager": "the interpret mode of Pallas for TPU",
     }
 )
-# Long-standing settings, by their public names.
+# Long-standing settings, which all versions of JAX have.
 _KNOWN_SETTINGS = (
     *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_device", "jax_numpy_dtype_promotion"),
     *("jax_numpy_rank_promotion", "jax_threefry_partitionable", "jax_random_seed_offset", "jax_debug_key_reuse"),
 )
-UNNAMED_SETTINGS = f"an unnamed setting of JAX {jax.__version__}"
 
 
 def trace_settings() -> dict[str, Any]:
     """The settings of this thread on which JAX's traces depend, by the names that users know.
 
-    Without JAX's `trace_context`, these are the settings in `_KNOWN_SETTINGS` and the mesh. If the names of its values
-    are missing, as in JAX 0.9, all other settings are one unnamed value.
+    Without JAX's `trace_context`, or the names of its values, as in JAX 0.9, these are the long-standing ones.
     """
     values, names = private("config.trace_context", tuple)(), _names_of_settings()
-    mesh = {MESH_IN_USE: untyped_jax.sharding.get_abstract_mesh()}
-    if len(names) == len(values) > 0:
-        return dict(zip(names, values, strict=True)) | mesh
-    return (
-        {UNNAMED_SETTINGS: values}
-        | mesh
-        | {f"jax.config.{name}": getattr(jax.config, name) for name in _KNOWN_SETTINGS}
-    )
+    if len(names) != len(values) or not names:
+        names = (_OLD_MESH, *(f"jax.config.{name}" for name in _KNOWN_SETTINGS))
+        values = (mesh_of_old_context(), *(getattr(jax.config, name) for name in _KNOWN_SETTINGS))
+    return dict(zip(names, values, strict=True)) | {MESH_IN_USE: untyped_jax.sharding.get_abstract_mesh()}
 
 
 def compiled_mesh() -> dict[str, Any]:
     """The mesh of `set_mesh` with its devices, for which `jit` compiles. Its trace depends only on the axes."""
-    mesh = private("mesh.get_concrete_mesh", lambda: None)()
+    current = private("mesh.get_concrete_mesh")
+    mesh = None if current is None else current()
     return {} if mesh is None or mesh.empty else {MESH_IN_USE: mesh}
 
 
@@ -501,36 +485,13 @@ def _names_of_settings() -> tuple[str, ...]:
 # What this version of JAX shows
 
 
-# `functools.cache` does not lock during the call: the traces below are themselves events for other listeners.
+# `functools.cache` does not lock during the call: the trace below is itself an event for other listeners.
 @functools.cache
-def _outcomes() -> tuple[Outcome | None, Outcome | None]:
-    """The outcomes that are read for the first trace of a function, and of one that captured an array."""
-    array = np.ones(1)
-
-    def plain(x: Any) -> Any:
-        return x
-
-    def capturing(x: Any) -> Any:
-        return x, array
-
-    events = OBSERVER.events_of(lambda: [untyped_jax.jit(function).trace(0.0) for function in (plain, capturing)])
-    calls = [event.call for event in events if event.kind == "trace" and event.call is not None]
-    outcomes: dict[Any, Outcome] = {call.function: call.outcome for call in calls}
-    return outcomes.get(plain), outcomes.get(capturing)
-
-
 def can_read_calls() -> bool:
-    """Whether JAX reports a trace with its call and its outcome; tested by tracing two functions, on no device."""
-    plain, capturing = _outcomes()
-    return plain == "traced" and capturing in {"traced", "unknown"}
-
-
-def keeps_names() -> bool:
-    """Whether the program of a function that captured an array keeps the names of the call that traced it.
-
-    From JAX 0.11 on such a program is a copy, so whether a call traced it is decided by comparing signatures.
-    """
-    return _outcomes()[1] == "traced"
+    """Whether JAX reports a trace with its call and its outcome; tested by tracing a function, on no device."""
+    jitted: Any = untyped_jax.jit(lambda x: x)
+    events = OBSERVER.events_of(lambda: jitted.trace(0.0))
+    return [event.call.outcome for event in events if event.kind == "trace" and event.call is not None] == ["traced"]
 
 
 @functools.cache

@@ -14,7 +14,6 @@ from treewright._base.text import short_text
 from treewright._loop import FlatTree, loop
 from treewright._reports import first_names
 from treewright._trees.causes import one_static, snapshot
-from treewright._trees.difference import ABSENT
 from treewright._trees.level import LeafType, Level, leaf_type_of, level_of
 from treewright.retrace.jax_private import Call, compiled_mesh, trace_settings
 
@@ -35,7 +34,6 @@ class Signature:
     # Of each parameter with one: its snapshot, and its levels and leaf types.
     defaults: Mapping[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict[str, tuple[Any, Any]])
     batch: tuple[int, ...] = ()  # the sizes of the axes that `vmap` maps the call over
-    explicit: frozenset[str] = frozenset()  # the names of arguments whose default was passed
 
 
 def signature_of(call: Call, like: Signature | None = None) -> Signature:
@@ -46,16 +44,12 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
         parameters = []
     arguments: dict[str, Any] = {}
     statics: list[str] = []
-    explicit: list[str] = []
-    raw_defaults = {par.name: par.default for par in parameters if par.default is not par.empty}
     passed: dict[str, str] = {}
     options = call.options
     for place, (name, key, value, passing) in enumerate(_named(parameters, call)):
         if isinstance(value, FlatTree):
             value, options = value.tree, {}  # noqa: PLW2901  a loop derives its options from its state
         passed[name] = passing
-        if _is_default(value, raw_defaults.get(name, ABSENT)):
-            explicit.append(name)
         if not call.statics.isdisjoint((key, place)):
             statics.append(name)
             arguments[name] = snapshot(value)
@@ -64,18 +58,13 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
     settings: Mapping[str, Any] = {**trace_settings(), **call.settings}
     if like is not None and like.settings == settings:
         settings = like.settings
-    defaults = {name: (snapshot(value), _tree_snapshot(value, None, call)) for name, value in raw_defaults.items()}
+    defaults = {
+        par.name: (snapshot(par.default), _tree_snapshot(par.default, None, call))
+        for par in parameters
+        if par.default is not par.empty
+    }
     options = {**options, **compiled_mesh()}
-    return Signature(
-        arguments, frozenset(statics), passed, settings, options, defaults, call.batch, frozenset(explicit)
-    )
-
-
-def _is_default(value: Any, default: Any) -> bool:
-    """Whether an argument is the default of its parameter."""
-    return value is default or (
-        type(value) is type(default) and isinstance(value, int | float | str) and value == default
-    )
+    return Signature(arguments, frozenset(statics), passed, settings, options, defaults, call.batch)
 
 
 def _named(parameters: list[inspect.Parameter], call: Call) -> Iterator[tuple[str, str, Any, str]]:

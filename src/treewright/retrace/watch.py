@@ -1,9 +1,23 @@
-"""Track jitted functions: compare each trace with the most similar earlier call, and report the differences."""
+"""Track jitted functions: compare each trace with the most similar earlier call, and report the differences.
+
+JAX sends each event after its work, in the thread and on the stack of the call:
+
+    step(x), nothing cached    trace "traced", lower, compile: a trace
+    step(x), trace cached      trace "shared", lower, compile: the first program of that trace, or a recompile
+    step(x), program cached    nothing
+    step raises                trace "failed"
+    eval_shape(step, x)        trace, for no program; step(x) then sends trace "shared", lower, compile: now it counts
+    grad(step), vmap(step)     lower, compile for each program of the transformation, such as the backward pass
+
+So a trace is pending, in its thread, until its compilation, the next trace or the end of the block; then its report is
+sent. If JAX does not show whether a trace is new ("unknown"), it is if its signature is.
+"""
 
 import collections
 import contextlib
 import dataclasses
 import itertools
+import operator
 import threading
 import warnings
 import weakref
@@ -41,22 +55,6 @@ _ONLY_COMPILED = (
     "under grad or vmap JAX reports only compilations; these arguments are new in this block, but may have been traced "
     "before"
 )
-# The order of JAX's events, each sent after its work, in the thread and on the stack of the call:
-#
-#     step(x), nothing cached    trace "traced", lower, compile: a trace, whose report is sent after the compilation
-#     step(x), trace cached      trace "shared", lower, compile: a recompile, if the trace has a program already
-#     step(x), program cached    nothing
-#     step raises                trace "failed"
-#     eval_shape(step, x)        trace, for no program; a later step(x) sends trace "shared", lower, compile
-#     grad(step), vmap(step)     lower, compile for each program of the transformation, without a trace
-#
-# So a trace is pending, for each thread, until its compilation, the next trace, or the end of the block.
-# The kinds of compilations: the first program for a trace; a further program for it, because a placement, an option or
-# a batch size differs; one of the programs of a transformation, such as the backward pass; one under a transformation,
-# whose traces JAX does not report; one after JAX's caches were cleared; or one for a trace of `eval_shape` or the like.
-Compilation = Literal[
-    "first", "recompile", "part of a transformation", "unreported trace", "cleared caches", "unused trace"
-]
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -80,11 +78,11 @@ class CallHistory:
         self.numbers: Iterator[int] = itertools.count(1)  # numbers of traces, inside other traces too
         self.seconds: float = 0.0  # of all traces and compilations
         self.calls: collections.deque[PastCall] = collections.deque(maxlen=_MAX_CALLS)
-        # Traces for no program, as in `eval_shape`. A later call with an equal signature uses the trace.
-        self.unused: collections.deque[PastCall] = collections.deque(maxlen=_MAX_CALLS)
+        # The functions and signatures of traces for no program, as in `eval_shape`, until a call uses them.
+        self._unused: collections.deque[tuple[weakref.ref[Any], Signature]] = collections.deque(maxlen=_MAX_CALLS)
         self._before: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-    def cached_before(self, call: Call) -> int:
+    def programs_before(self, call: Call) -> int:
         """The entries of a function in jit's cache when it is first observed; 0 once a program of it is observed."""
         try:
             before = self._before.get(call.function)
@@ -95,13 +93,15 @@ class CallHistory:
             self._before[call.function] = 0
         return before
 
-    def use(self, function: Any, signature: Signature) -> bool:
+    def record_unused(self, function: weakref.ref[Any], signature: Signature) -> None:
+        """Remember a trace for no program."""
+        self._unused.append((function, signature))
+
+    def uses_unused(self, function: Any, signature: Signature) -> bool:
         """Whether a call uses a trace that was for no program so far. It is one for a program from now on."""
-        for past in self.unused:
-            if past.reference() == function and not without_placement(
-                call_differences(past.signature, signature, reasons=False)
-            ):
-                self.unused.remove(past)
+        for unused in self._unused:
+            if unused[0]() == function and not without_placement(call_differences(unused[1], signature, reasons=False)):
+                self._unused.remove(unused)
                 return True
         return False
 
@@ -118,22 +118,23 @@ class CallHistory:
         If the function has no earlier call, the last call of a different function with the same definition is used,
         and the first difference is the function itself.
         """
-        best: tuple[tuple[int, bool, int], PastCall] | None = None
         calls = self.calls_of(function)
-        for call in calls:
-            differences = call_differences(call.signature, signature, reasons=False)
-            is_mapped_otherwise = len(call.signature.batch) != len(signature.batch)
-            distance = (len(without_placement(differences)), is_mapped_otherwise, len(differences))
-            if not (sharing and distance[0]) and (best is None or distance < best[0]):
-                best = (distance, call)
-        if best is not None:
-            return best[1], call_differences(best[1].signature, signature)
-        if sharing or calls or not self.calls:
+        ranked = [(_distance(call.signature, signature), call) for call in calls]
+        distance, best = min(ranked, key=operator.itemgetter(0), default=(None, None))
+        if distance is not None and best is not None:
+            return (None, []) if sharing and distance[0] else (best, call_differences(best.signature, signature))
+        if sharing or not self.calls:
             return None, []
         last, this = self.calls[-1], snapshot(function)
         reason = cause_of(last.function, this) or ""
         other = Difference(("the function itself",), last.function, this, "function", reason)
         return last, [other, *call_differences(last.signature, signature)]
+
+
+def _distance(old: Signature, new: Signature) -> tuple[int, bool, int]:
+    """The differences that make JAX retrace, whether `vmap` maps over more or fewer axes, and all differences."""
+    differences = call_differences(old, new, reasons=False)
+    return len(without_placement(differences)), len(old.batch) != len(new.batch), len(differences)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -145,13 +146,17 @@ class _CurrentCall:
     signature: Signature
     closest: PastCall | None
     differences: list[Difference]
-    of_trace: list[Difference]  # those that make JAX retrace; for the others it only recompiles
-    before: int = 0  # the entries in jit's cache if the function is observed for the first time
-    uses_unused: bool = False  # True if its trace was for no program so far
+    is_new: bool  # True if the call uses a trace that no earlier call used
+    may_be_new: bool = False  # True if JAX does not show that: its signature equals that of the closest call
+    programs_before: int = 0  # the entries in jit's cache if the function is observed for the first time
     recorded: PastCall | None = None  # this call in the history
-    report: RetraceReport | None = None
-    is_guess: bool = False  # True if sharing was inferred from signatures, not observed
+    report: RetraceReport | None = None  # of its trace, or of its compilation
     seconds: float = 0.0
+
+    @property
+    def of_trace(self) -> list[Difference]:
+        """The differences that make JAX retrace; for the others it only recompiles."""
+        return without_placement(self.differences)
 
     @property
     def trace(self) -> PastCall | None:
@@ -162,10 +167,6 @@ class _CurrentCall:
         """Add the time of an event."""
         self.seconds += event.seconds
         self.history.seconds += event.seconds
-
-    def record_unused(self) -> None:
-        """Remember a trace for no program."""
-        self.history.unused.append(PastCall(self.reference, None, self.signature, 0))
 
     def record(self, number: int | None = None) -> PastCall:
         """Add the call to the history, so later events are compared with it; without a number, as a new trace."""
@@ -203,21 +204,11 @@ class RetraceTracker:
         self.traced: set[str] = set()  # the names of all traced functions, tracked or not
         self._on_report, self._concerns = on_report, concerns
         self.decorated: weakref.ref[Any] | None = None  # the function that it tracks as a decorator
-        self.limit(limit, recompiles)
+        self._limits: Mapping[str, int | None] = {"trace": limit, "count": limit, "recompile": recompiles}
         self._lock = threading.RLock()
         self._histories: dict[Any, CallHistory] = {}
-        self._loops: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = weakref.WeakKeyDictionary()
         self._pending: dict[int, _CurrentCall] = {}  # per thread, the call that is not compiled yet
         self._events: set[str] = set()  # the kinds of events so far, "transformation" and "unread"
-
-    @property
-    def has_limits(self) -> bool:
-        """Whether a trace or recompile can raise."""
-        return self._limits["trace"] is not None
-
-    def limit(self, traces: int | None, recompiles: int | None) -> None:
-        """Set the limits."""
-        self._limits: Mapping[str, int | None] = {"trace": traces, "count": traces, "recompile": recompiles}
 
     def start(self, *, stacklevel: int) -> None:
         """Begin tracking, and warn about calls that can't be observed in this version of JAX."""
@@ -251,7 +242,7 @@ class RetraceTracker:
             return
         if call.outcome == "failed":  # JAX keeps an entry in its cache for a failed call too
             with contextlib.suppress(Exception):  # a user's __eq__ or __hash__
-                self._history(event).cached_before(call)
+                self._history(event, call).programs_before(call)
             return
         if event.kind == "trace" and call.outcome != "shared":
             self.traced.add(event.definition[0])
@@ -263,30 +254,26 @@ class RetraceTracker:
         elif event.kind == "compile":
             self._on_compilation(event, call)
 
-    # Traces
-
     def _on_trace(self, event: Event, call: Call) -> None:
         is_shared = call.outcome == "shared"
         current = self._compare(event, call, sharing=is_shared)
         if current is None:
             if not is_shared and call.is_for_program:
-                self._count(event)
+                self._count(event, call)
             return
         if not call.is_for_program:
             if not is_shared:
-                current.record_unused()
+                current.history.record_unused(current.reference, current.signature)
             return
         current.add(event)
-        current.is_guess = call.outcome == "unknown" and current.closest is not None and not current.of_trace
-        if current.uses_unused or not (is_shared or current.is_guess):
+        current.may_be_new = call.outcome == "unknown" and current.closest is not None and not current.of_trace
+        if current.is_new and not current.may_be_new:
             self._report(event, "trace", current)
         elif current.closest is None:
             current.record()  # traced before the block, or inside a different function's trace
         elif current.closest.limit_error:
             raise TooManyTracesError(current.closest.limit_error)
         self._pending[event.thread] = current
-
-    # Compilations
 
     def _on_compilation(self, event: Event, call: Call) -> None:
         current = self._pending.pop(event.thread, None)
@@ -299,71 +286,53 @@ class RetraceTracker:
         if call.in_transformation:
             self._events.add("transformation")
         current.history.counts["compile"] += 1
-        past, kind = current.trace, self._kind_of_compilation(current, call)
-        if kind in {"unreported trace", "cleared caches", "unused trace"}:
-            unseen = _ONLY_COMPILED if kind == "unreported trace" else ""
-            self._report(event, "trace", current, unseen)
-        elif kind == "recompile":
-            self._report(event, "recompile", current)
-        elif kind == "first":
+        past, kind = current.trace, _kind_of_compilation(current, call)
+        if kind == "first program":
             if past is None or past.signature.batch != current.signature.batch:
                 past = current.record(None if past is None else past.number)
             # A transformation without a batch has compiled its own program, not that of a plain call.
             past.is_compiled = not call.in_transformation or bool(current.signature.batch)
+        elif kind is not None:
+            self._report(event, kind, current, _ONLY_COMPILED if call.in_transformation and kind == "trace" else "")
         self._send(current)
-
-    def _kind_of_compilation(self, current: _CurrentCall, call: Call) -> Compilation:
-        past = current.trace
-        if call.in_transformation and current.report is None:
-            if past is None or current.of_trace:
-                return "unreported trace"
-            if any(difference.kind == "batch" for difference in current.differences):
-                return "recompile"
-            return "first" if len(past.signature.batch) != len(current.signature.batch) else "part of a transformation"
-        if current.uses_unused and current.report is None:
-            return "unused trace"
-        if current.before and current.report is None:
-            return "recompile"
-        if past is None or not past.is_compiled or past.signature.batch:
-            return "first"
-        return "cleared caches" if current.is_guess and not current.differences else "recompile"
-
-    # Both
 
     def _compare(self, event: Event, call: Call, *, sharing: bool) -> _CurrentCall | None:
         """Compare a call with earlier ones; None if that fails, because the program must go on."""
-        function = call.function
+        function, is_new = call.function, not sharing
         try:
-            history = self._history(event)
+            history = self._history(event, call)
             if event.signature is None:
                 event.signature = signature_of(call, history.calls[-1].signature if history.calls else None)
             reference = weakref.ref(function)
-            before = history.cached_before(call)
+            before = history.programs_before(call)
             closest, differences = history.closest(function, event.signature, sharing=sharing)
-            uses_unused = sharing and closest is None and history.use(function, event.signature)
-            if uses_unused:
+            if sharing and closest is None and history.uses_unused(function, event.signature):
                 closest, differences = history.closest(function, event.signature, sharing=False)
+                is_new = True
         except Exception:  # noqa: BLE001  a user's __eq__ or __hash__, or an unhashable function
             return None
         if before:  # with programs of its own, it is not compared with a different function of the same definition
             closest, differences = None, []
-        of_trace = without_placement(differences)
-        return _CurrentCall(
-            reference, history, event.signature, closest, differences, of_trace, before, uses_unused=uses_unused
-        )
+        return _CurrentCall(reference, history, event.signature, closest, differences, is_new, programs_before=before)
 
-    def _history(self, event: Event) -> CallHistory:
+    def _history(self, event: Event, call: Call) -> CallHistory:
+        """The history of the function's definition.
+
+        A limited step has one for each loop, whose programs are its own. A block counts all loops of a step together,
+        so it finds a loop that is created again for each epoch.
+        """
         name, definition = event.definition
-        key = definition or name
+        key: Any = definition or name
         with self._lock:
-            if key not in self._histories:
-                self._histories[key] = CallHistory(name)
-            return self._histories[key]
+            if self.decorated is not None and self._limits["trace"] is not None and is_of_loop(call.function):
+                key = weakref.ref(call.function, lambda loop: self._histories.pop(loop, None))
+            return self._histories.setdefault(key, CallHistory(name))
 
-    def _count(self, event: Event) -> None:
+    def _count(self, event: Event, call: Call) -> None:
         """Count and report a trace whose call can't be compared with earlier ones; raise if it is above the limit."""
-        history = self._history(event)
-        count = self._next(history, "count", event.seconds)
+        history = self._history(event, call)
+        history.seconds += event.seconds
+        count = self._next(history, "count")
         report = RetraceReport(history.name, "count", count, seconds=event.seconds, caller=event.caller)
         self._raise_above_limit(self._limit_error("count", count, report))
         if report.is_retrace:
@@ -375,16 +344,15 @@ class RetraceTracker:
         """Count a trace or recompile and prepare its report; raise if it is above the limit."""
         count = self._next(current.history, kind)
         report = _recorded(event, kind, current, unseen)
-        error = self._limit_error(kind, self._own_count(current.reference(), kind) or count, report)
+        error = self._limit_error(kind, count, report)
         if kind == "trace" and current.recorded is not None:
             current.recorded.limit_error = error
         self._raise_above_limit(error)
         current.report = report  # sent after the compilation
 
-    def _next(self, history: CallHistory, kind: str, seconds: float = 0.0) -> int:
+    def _next(self, history: CallHistory, kind: str) -> int:
         """The number of this trace or recompile of a function."""
         with self._lock:
-            history.seconds += seconds
             history.counts[kind] += 1
             return history.counts[kind]
 
@@ -398,18 +366,6 @@ class RetraceTracker:
         limit = self._limits[kind]
         return too_many(limit, report) if limit is not None and count > limit else ""
 
-    def _own_count(self, function: Any, kind: str) -> int:
-        """The number of this trace or recompile of a loop, whose programs are its own; 0 if that does not count.
-
-        A block counts all loops of one step together, so it finds a loop that is created again for each epoch.
-        """
-        if self.decorated is None or not is_of_loop(function):
-            return 0
-        with self._lock:
-            counts = self._loops.setdefault(function, collections.Counter())
-            counts[kind] += 1
-            return counts[kind]
-
     def _send(self, current: _CurrentCall | None) -> None:
         """Send the report of a finished call, unless it was the first of its function."""
         if current is not None and current.report is not None and current.report.is_retrace:
@@ -421,6 +377,30 @@ class RetraceTracker:
             )
 
 
+def _kind_of_compilation(current: _CurrentCall, call: Call) -> Literal["trace", "recompile", "first program"] | None:
+    """What JAX compiled: the first program of a trace, or one more, a recompile.
+
+    It is a trace if JAX did not report it as one: for new arguments under a transformation, or because JAX's caches
+    were cleared. The further programs of a transformation are None.
+    """
+    past = current.trace
+    if current.report is not None:
+        return "first program"
+    if call.in_transformation:
+        if past is None or current.of_trace:
+            return "trace"
+        if any(difference.kind == "batch" for difference in current.differences):
+            return "recompile"
+        return "first program" if len(past.signature.batch) != len(current.signature.batch) else None
+    if current.is_new and not current.may_be_new:
+        return "trace"
+    if current.programs_before:
+        return "recompile"  # of a trace from before the block
+    if past is None or not past.is_compiled or past.signature.batch:
+        return "first program"
+    return "trace" if current.may_be_new and not current.differences else "recompile"
+
+
 def _recorded(event: Event, kind: Literal["trace", "recompile"], current: _CurrentCall, unseen: str) -> RetraceReport:
     """The report of a call, which is added to the history."""
     history, earlier = current.history, current.trace
@@ -430,7 +410,7 @@ def _recorded(event: Event, kind: Literal["trace", "recompile"], current: _Curre
     past.is_compiled = event.kind == "compile" and not unseen
     number = history.counts["compile"] if is_recompile else past.number
     differences = tuple(current.differences if is_recompile else current.of_trace)
-    before = 0 if unseen else current.before
+    before = 0 if unseen else current.programs_before
     return RetraceReport(
         history.name, kind, number, differences, compared_with, event.seconds, event.caller, unseen, before
     )

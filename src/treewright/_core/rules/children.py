@@ -17,7 +17,7 @@ from treewright._core.rules.declarations import declaration, declared_as
 if TYPE_CHECKING:
     from treewright._core.info import FieldInfo
 
-_CONTAINERS = frozenset({tuple, list, dict})
+_NUMBERS = frozenset({int, float, complex})
 _MAX_ITEMS = 32  # of a container, that are searched for layers
 _SETTINGS = (str, bytes, enum.Enum, type, np.dtype)
 # Iterables such as `map` and `dict.values()`, which JAX treats as leaves.
@@ -46,33 +46,42 @@ def layer_of_other_library(cls: type[Any], field: "FieldInfo", value: Any) -> st
     layer = next(filter(_needs_adopt, _layers_in(value)), None)
     if layer is None:
         return None
-    fix = (
-        f"Wrap the layer with adopt, which makes its arrays children and its settings statics:\n"
-        f"  {field.name} = treewright.adopt(...)"
-    )
-    if not any(map(is_state_of_nnx, jax.tree.leaves(layer, is_leaf=is_state_of_nnx))):
-        return _unlikely_leaf(cls, field, layer, fix)
+    has_state = any(map(is_state_of_nnx, jax.tree.leaves(layer, is_leaf=is_state_of_nnx)))
+    problem, end = _LOST_STATE if has_state else _OTHER_LEAVES
     return (
-        f"{cls.__qualname__}.{field.name} is a child but holds {text_with_class(layer)}, whose state changes when it "
-        f"is called. A node is immutable, so under jit each change would be lost.\n"
-        f"{fix}\nThen layer.call_and_update(...) returns the layer with its new state."
+        f"{cls.__qualname__}.{field.name} is a child but holds {text_with_class(layer)}, {problem}\nWrap the layer "
+        f"with adopt, which makes its arrays children and its settings statics:\n"
+        f"  {field.name} = treewright.adopt(...){end}"
     )
+
+
+_LOST_STATE = (
+    "whose state changes when it is called. A node is immutable, so under jit each change would be lost.",
+    "\nThen layer.call_and_update(...) returns the layer with its new state.",
+)
+_OTHER_LEAVES = (
+    "with leaves that are neither arrays nor numbers. jit, grad and vmap reject functions, and trace flags.",
+    "",
+)
 
 
 def _layers_in(value: Any, depth: int = 3) -> list[Any]:
     """The layers of other libraries in a value, and in the first items of its containers."""
     if foreign_library(type(value)) is not None:
         return [value]
-    if type(value) not in _CONTAINERS or depth == 0:
+    if not isinstance(value, tuple | list | dict) or depth == 0:
         return []
-    items = itertools.islice(value.values() if type(value) is dict else value, _MAX_ITEMS)
+    items = itertools.islice(dict.values(value) if isinstance(value, dict) else value, _MAX_ITEMS)
     return [layer for item in items for layer in _layers_in(item, depth - 1)]
 
 
 def _needs_adopt(layer: Any) -> bool:
-    """Whether a layer has leaves that are not arrays, is itself a leaf, or has state of flax.nnx."""
+    """Whether a layer is a leaf, has one that is neither an array nor a number (a bool is a flag), or state of nnx."""
     leaves = jax.tree.leaves(layer, is_leaf=is_state_of_nnx)
-    return any(leaf is layer or is_state_of_nnx(leaf) or not hasattr(leaf, "dtype") for leaf in leaves)
+    return any(
+        leaf is layer or is_state_of_nnx(leaf) or not (hasattr(leaf, "dtype") or type(leaf) in _NUMBERS)
+        for leaf in leaves
+    )
 
 
 def iterable_as_leaf(cls: type[Any], field: "FieldInfo", value: Any) -> str | None:
