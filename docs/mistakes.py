@@ -6,7 +6,8 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1] / "tests"
 FOLDER = "reference/mistakes"
-ABOUT = 60  # entries of a page; a table with more continues on another one, at a heading
+MOST = 60  # entries of a page; a table with more continues on another one, at a heading if it can
+WIDTH = 60  # of a heading
 INDEX = """# Every mistake
 
 Each program on these pages is a mistake, with the whole message and, where the message has a line to write, the right
@@ -26,7 +27,12 @@ def pages() -> Iterator[tuple[str, str]]:
             suffix = "" if number == 1 else f"-{number}"
             title = f"Mistakes: {table.stem}" + ("" if number == 1 else f" ({number})")
             headings = ", ".join(heading.rstrip(".") for heading, _ in groups)
-            entries = [text for heading, rows in groups for text in (f"## {heading.rstrip('.')}\n", *map(_entry, rows))]
+            names = _names([row for _, rows in groups for row in rows])
+            entries = [
+                text
+                for heading, rows in groups
+                for text in (f"## {heading.rstrip('.')}\n", *[_entry(names[row], row) for row in rows])
+            ]
             yield f"{FOLDER}/{table.stem}{suffix}.md", "\n".join([f"---\nhide: [toc]\n---\n\n# {title}\n", *entries])
             links.append(f"- [{title}]({table.stem}{suffix}.md): {headings}")
     prelude = (TESTS / "test_slips.py").read_text(encoding="utf-8").partition('PRELUDE = """')[2].partition('"""')[0]
@@ -46,20 +52,39 @@ def _pages_of(table: Path) -> list[list[Group]]:
             groups.append((block.removeprefix("# "), []))
     pages: list[list[Group]] = [[]]
     for heading, rows in groups:
-        if pages[-1] and sum(len(each) for _, each in pages[-1]) + len(rows) > ABOUT:
-            pages.append([])
-        pages[-1].append((heading, rows))
+        for start in range(0, len(rows), MOST):
+            part = rows[start : start + MOST]
+            if pages[-1] and sum(len(each) for _, each in pages[-1]) + len(part) > MOST:
+                pages.append([])
+            pages[-1].append((heading, part))
     return pages
 
 
-def _entry(row: str) -> str:
-    """A mistake under the first words of its message."""
+def _parts(row: str) -> tuple[str, str, str]:
+    """The wrong program, the message without the breaks of its lines, and the right program."""
     slip, _, fixed = row.partition("\nfixed:\n")
     code, _, wrapped = slip.partition("\n=>")
     message = re.sub(r"\n   (?! )", " ", wrapped).replace("\n=>", "\n").replace("\n ", "\n").strip()
-    first = re.sub(r"[`\s]+", " ", message.splitlines()[0])
-    heading = first if len(first) <= ABOUT else first[:ABOUT].rpartition(" ")[0] + " ..."
-    parts = [f"### `{heading}`\n", _fenced(code, "python"), _fenced(message, "text")]
+    return code, message, fixed
+
+
+def _names(rows: list[str]) -> dict[str, str]:
+    """The heading of each mistake of a page: the first words of its message, and of its program where these repeat."""
+    starts = [_start(_parts(row)[1].splitlines()[0]) for row in rows]
+    ends = [f"` in `{_start(_parts(row)[0].splitlines()[-1])}" for row in rows]
+    names = {row: start + end * (starts.count(start) > 1) for row, start, end in zip(rows, starts, ends, strict=True)}
+    numbers = {row: [*names.values()][: [*names].index(row) + 1].count(name) for row, name in names.items()}
+    return {row: f"`{name}`" if numbers[row] == 1 else f"`{name}` ({numbers[row]})" for row, name in names.items()}
+
+
+def _start(line: str) -> str:
+    line = re.sub(r"[`\s]+", " ", line).strip()
+    return line if len(line) <= WIDTH else line[:WIDTH].rpartition(" ")[0] + " ..."
+
+
+def _entry(name: str, row: str) -> str:
+    code, message, fixed = _parts(row)
+    parts = [f"### {name}\n", _fenced(code, "python"), _fenced(message, "text")]
     return "\n".join([*parts, "Instead:\n", _fenced(fixed, "python")] if fixed else parts)
 
 

@@ -243,7 +243,9 @@ def test_the_site_works_offline(site: Path) -> None:
         assert re.findall(r'<(?:script|link|img)[^>]*?(?:src|href)="https?:[^"]*', text) == [], page
 
 
-def test_every_mistake_is_on_a_page_of_about_sixty_and_its_message_in_the_search(site: Path) -> None:
+def test_every_mistake_is_on_a_page_of_at_most_sixty_with_its_own_heading_and_its_message_in_the_search(
+    site: Path,
+) -> None:
     rows = [row for table in TABLES for row in rows_of(table) if row.message]
     pages = [page.read_text(encoding="utf-8") for page in (site / "reference" / "mistakes").glob("*.html")]
     counts = [page.count("<h3") for page in pages]
@@ -251,5 +253,6 @@ def test_every_mistake_is_on_a_page_of_about_sixty_and_its_message_in_the_search
     searched = html.unescape(" ".join(each["text"] for each in index["docs"] if "mistakes/" in each["location"]))
 
     assert sum(counts) == len(rows)
-    assert max(counts) <= 66
+    assert max(counts) <= 60
+    assert [page for page in pages if len(set(headings := re.findall("<h3[^>]*>(.*?)<a", page))) < len(headings)] == []
     assert [row for row in rows if row.message.removeprefix("=>").splitlines()[0].strip() not in searched] == []

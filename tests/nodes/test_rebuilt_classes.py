@@ -124,7 +124,7 @@ def test_a_getter_is_annotated_with_the_type_of_its_field() -> None:
         assert inspect.signature(vars(cls)["kind"].fget).return_annotation == "str"
 
 
-def test_a_parameter_has_the_annotation_of_the_converter() -> None:
+def test_a_parameter_of_a_field_with_a_converter_has_no_annotation() -> None:
     def number(text: str) -> int:
         return int(text)
 
@@ -135,7 +135,7 @@ def test_a_parameter_has_the_annotation_of_the_converter() -> None:
         c: jax.Array = field(converter=jnp.asarray)
         d: float = 1.0
 
-    assert inspect.get_annotations(Data.__init__) == {"a": str, "c": Any, "d": "float", "return": None}
+    assert inspect.get_annotations(Data.__init__) == {"d": "float", "return": None}
 
 
 def test_tracebacks_of_classes_of_one_name_show_their_own_source() -> None:

@@ -155,34 +155,12 @@ def _read_by_name(node: Any, field: FieldInfo) -> Any:
     form, name = raw_form(node), field.name
     if isinstance(form, Unfinished):
         value = MISSING if form.why else form.values_of(node).get(name, field.default)
-        return _fallback(node, name, form) if value is MISSING else value
+        if value is MISSING:  # Python then calls a user's `__getattr__`.
+            unset = f"{type(node).__qualname__}.{name} was read before __init__ set it. Assign it first."
+            raise UnfinishedNodeError(f"This is {form}." if form.why else unset)
+        return value
     children, statics = form
     values = dict(zip((*statics.table.children, *statics.table.names), (*children, *statics.values), strict=True))
     if name not in values:
         raise AttributeError(rules.older_definition(type(node), name, values))
     return values[name]
-
-
-def _fallback(node: Any, name: str, form: Unfinished) -> Any:
-    """The value that a user's `__getattr__` returns for a field without one.
-
-    Python would call it after an AttributeError, and without end if it reads the same field, to forward to a child.
-
-    Raises:
-        UnfinishedNodeError: If the class has no `__getattr__`.
-        RuntimeError: If the `__getattr__` reads the same field.
-    """
-    cls: Any = type(node)
-    problem = f"This is {form}."
-    if not form.why:
-        problem = f"{cls.__qualname__}.{name} was read before __init__ set it. Assign it first."
-    if not hasattr(cls, "__getattr__"):
-        raise UnfinishedNodeError(problem)
-    attributes, mark = node.__dict__, f"__reads_{name}__"
-    if mark in attributes:
-        raise RuntimeError(f"{problem} It was read by {cls.__getattr__.__qualname__}.")
-    attributes[mark] = True
-    try:
-        return cls.__getattr__(node, name)
-    finally:
-        attributes.pop(mark, None)

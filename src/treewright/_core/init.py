@@ -33,7 +33,6 @@ from typing import Any
 
 from typing_extensions import Format, get_annotations
 
-from treewright._base.text import annotation_text
 from treewright._core.fields import MISSING
 from treewright._core.info import FLAT_FORM_NAME, FieldInfo, NodeInfo
 from treewright._core.instance import assign, check, run_init
@@ -155,10 +154,9 @@ def _storing(info: NodeInfo, me: str, assigning: str, helpers: dict[str, Any]) -
 def _annotate(init: Any, cls: type[Any], arguments: Sequence[FieldInfo]) -> None:
     """Annotate a generated `__init__` like `dataclasses`: from Python 3.14 on lazily, so that later names resolve.
 
-    The parameter of a field with a converter is annotated like the converter's parameter, if at all.
+    The parameter of a field with a converter has no annotation, because the converter says what it accepts.
     """
-    accepted = {argument.name: _accepted_by(argument.converter) for argument in arguments if argument.converter}
-    unknown = {name for name, annotation in accepted.items() if annotation is inspect.Parameter.empty}
+    annotated = {argument.name: argument.type for argument in arguments if argument.converter is None}
     if sys.version_info >= (3, 14):
 
         def __annotate__(format: Any, /) -> dict[str, Any]:  # noqa: N807  Python's name
@@ -167,27 +165,14 @@ def _annotate(init: Any, cls: type[Any], arguments: Sequence[FieldInfo]) -> None
             declared: dict[str, Any] = {}
             for base in reversed(cls.__mro__):
                 declared.update(get_annotations(base, format=format))
-            is_text = format == Format.STRING
-            declared |= {name: annotation_text(kind, cls) if is_text else kind for name, kind in accepted.items()}
-            names = [argument.name for argument in arguments if argument.name not in unknown]
-            parameters = {name: declared[name] for name in names if name in declared}
-            return {**parameters, "return": "None" if is_text else None}
+            parameters = {name: declared[name] for name in annotated if name in declared}
+            return {**parameters, "return": "None" if format == Format.STRING else None}
 
         __annotate__.__qualname__ = f"{cls.__qualname__}.__init__.__annotate__"
         __annotate__.__module__ = cls.__module__
         init.__annotate__ = __annotate__
     else:  # before 3.14
-        types = {argument.name: accepted.get(argument.name, argument.type) for argument in arguments}
-        init.__annotations__ = {name: kind for name, kind in types.items() if name not in unknown} | {"return": None}
-
-
-def _accepted_by(converter: Callable[[Any], Any]) -> Any:
-    """The annotation of a converter's first parameter; `Parameter.empty` if it has none."""
-    try:
-        first = next(iter(inspect.signature(converter, eval_str=True).parameters.values()))
-    except Exception:  # noqa: BLE001  a class written in C, or a name that is only imported for checkers
-        return inspect.Parameter.empty
-    return inspect.Parameter.empty if first.kind is first.VAR_KEYWORD else first.annotation
+        init.__annotations__ = {**annotated, "return": None}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -248,9 +248,9 @@ class CheckpointManager:
             self._unfinished = UnfinishedSteps(self._run_on_all(name, lambda: secrets.token_hex(4), on_first=True))
         self._count += 1
         unfinished = self._unfinished
-        args.timeout, args.check = self._timeout, unfinished.check
+        args.save, args.timeout, args.check = f"{unfinished.token}-{self._count}", self._timeout, unfinished.check
         processes = ocp.options.MultiprocessingOptions(  # its barriers use no device: the program does meanwhile
-            active_processes={*range(process_count())}, barrier_sync_key_prefix=f"{unfinished.token}-{self._count}"
+            active_processes={*range(process_count())}, barrier_sync_key_prefix=args.save
         )
         saver = ocp.Checkpointer(
             StepHandler(),

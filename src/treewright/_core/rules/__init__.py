@@ -25,9 +25,10 @@ Rule = Callable[..., str | None]
 def _texts(rules: Iterable[Rule], *context: Any) -> Iterator[str]:
     """The text of each rule that applies. A rule that fails has none: it must not replace what it explains."""
     for rule in rules:
-        text = None
-        with contextlib.suppress(Exception):  # a user's `__repr__` or `__getattr__`
+        try:
             text = rule(*context)
+        except Exception:  # noqa: BLE001, S112  a user's `__repr__` or `__getattr__`; `suppress` takes 0.5 us
+            continue
         if text is not None:
             yield text
 

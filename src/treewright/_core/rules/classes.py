@@ -142,8 +142,10 @@ def array_without_annotation(draft: Draft) -> str | None:
     Everything else is a class constant, as in Python: numbers, functions, registries, lookup tables, numpy arrays.
     """
     for name, value in draft.body.items():
-        is_field = name in draft.annotations or name in draft.inherited
-        if is_field or _is_special(name) or not has_jax_arrays(value):
+        is_function = type(value) is types.FunctionType  # for speed
+        if is_function or name in draft.annotations or name in draft.inherited or _is_special(name):
+            continue
+        if not has_jax_arrays(value):
             continue
         cls = "jax.Array" if isinstance(value, jax.Array) else type(value).__qualname__
         return (

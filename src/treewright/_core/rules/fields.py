@@ -39,14 +39,14 @@ def field_and_method(draft: Draft) -> str | None:
 
 def specifier_not_called(draft: Draft) -> str | None:
     """`x: int = static` would make the function `static` the default of a child."""
-    for name, annotation in draft.annotations.items():
-        default = _default_in(draft.body.get(name))
+    for name in draft.annotations.keys() & draft.body.keys():
+        default = _default_in(draft.body[name])
         specifier = specifier_in(default[0] if type(default) in {tuple, list} and len(default) == 1 else default)
         if specifier is not None:
             return (
                 f"{draft.cls.__qualname__}.{name} has {specifier} as default, but without parentheses or with a comma "
                 f"after them, so it would be a leaf.\n"
-                f"  Write {declaration(name, annotation, draft.cls, f'{specifier}()')}"
+                f"  Write {declaration(name, draft.annotations[name], draft.cls, f'{specifier}()')}"
             )
     return None
 
