@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import types
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
@@ -160,11 +161,7 @@ def placement_of(value: Any) -> Placement | None:
     return _IN_NUMPY if isinstance(value, np.ndarray) else _ANYWHERE
 
 
-def is_of_loop(function: Any) -> bool:
-    """Whether this is the function that a `loop` jits."""
-    code = getattr(function, "__code__", None)
-    return (
-        code is not None
-        and code.co_filename == loop.__init__.__code__.co_filename
-        and code.co_qualname.startswith("loop.")
-    )
+def is_of_loop(code: types.CodeType | None) -> bool:
+    """Whether this is the code of the function that a `loop` jits."""
+    file: str = loop.__init__.__code__.co_filename
+    return code is not None and code.co_filename == file and code.co_qualname.startswith(f"{loop.__name__}.")
