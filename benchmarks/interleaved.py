@@ -66,6 +66,13 @@ class _Replay:
 
 
 _REPLAY = _Replay()
+REPLAYED = pytest.mark.benchmark(timer=_REPLAY)
+
+
+def replay(benchmark: Any, samples: list[float]) -> None:
+    """Report seconds that were measured elsewhere, in a test that is marked `REPLAYED`."""
+    _REPLAY.load(samples)
+    benchmark.pedantic(lambda: None, rounds=len(samples))
 
 
 def group(
@@ -83,7 +90,7 @@ def group(
     taken: dict[str, dict[str, list[float]]] = {}
 
     def decorate(statement: Callable[..., Statement]) -> Callable[..., None]:
-        @pytest.mark.benchmark(timer=_REPLAY)
+        @REPLAYED
         @pytest.mark.parametrize("way", ways)
         @pytest.mark.parametrize(
             "at", list(itertools.product(*parameters.values())), ids=lambda at: "-".join(map(str, at))
@@ -101,9 +108,7 @@ def group(
                 taken[benchmark.group] = take_turns(clocks, rounds)
             if way not in taken[benchmark.group]:
                 pytest.skip(f"{way} is not installed")
-            samples = taken[benchmark.group][way]
-            _REPLAY.load(samples)
-            benchmark.pedantic(lambda: None, rounds=len(samples))
+            replay(benchmark, taken[benchmark.group][way])
 
         vars(test)["statement"] = statement
         return test

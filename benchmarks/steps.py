@@ -42,6 +42,7 @@ CASES = {
     "100 arrays on 128 devices": Case(100, 128 * 256, 128),
     **{f"40 arrays on {n} devices, the first time": Case(40, 2_500, n, 1, is_first=True) for n in (1, 4, 8)},
 }
+ACTIONS = "hold for", "save", "restore"
 BEST_STEPS, MEMORY = "the best of 300 steps of 2,000 arrays", "memory to save a file of 1 GiB from 8 devices"
 
 
@@ -115,7 +116,7 @@ def seconds(work: Callable[[], object]) -> float:
 def save_and_restore(name: str, ways: tuple[str, ...], folder: Path) -> Samples:
     """Samples of a case: of the call of `save`, of the whole save, and of a restore."""
     case = CASES[name]
-    samples: Samples = {f"{action} {name}": {way: [] for way in ways} for action in ("hold for", "save", "restore")}
+    samples: Samples = {f"{action} {name}": {way: [] for way in ways} for action in ACTIONS}
     managers = {way: open_manager(way, folder / way) for way in ways}
     small = tree_of(case._replace(arrays=2, floats=case.devices), 0)
     for way, manager in managers.items() if not case.is_first else ():  # what is imported and made once

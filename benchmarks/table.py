@@ -44,6 +44,7 @@ FLAT = "flatten 100 nodes, 4 children each", "test_nodes.py -k test_flatten"
 PATHS = "test_nodes.py -k with_path"
 RETRACES = "in explain_retraces", "without", "outside"
 FILE = "treewright.checkpoint", "safetensors", "safetensors"
+STEP = "treewright.checkpoint", "orbax", "Orbax"
 ROWS = [
     Row(*SET, "equinox.tree_at", "equinox's `tree_at`", *SETTING),
     Row(*SET, "jax_dataclasses.copy_and_mutate", "jax_dataclasses' `copy_and_mutate`", *SETTING),
@@ -133,10 +134,32 @@ ROWS = [
         for action in ("Load", "Save")
         for count in (8, 2000)
     ),
+    *(
+        Row(f"{action} {case}", *STEP, f"{group} {case}", "test_steps.py")
+        for group, action in (("save", "Save a step of"), ("restore", "Restore a step of"))
+        for case in (
+            "3,000 arrays of 100 kB",
+            "20,000 arrays of 10 kB",
+            "1 GiB in 16 arrays",
+            "100 arrays on 128 devices",
+        )
+    ),
+    *(
+        Row(f"The call of `save` for {case}", *STEP, f"hold for {case}", "test_steps.py")
+        for case in ("3,000 arrays of 100 kB", "1 GiB in 16 arrays")
+    ),
+    *(
+        Row(f"Save 40 replicated arrays on {count} for the first time", *STEP, f"save {case}", "test_steps.py")
+        for count, case in (
+            ("a device", "40 arrays on 1 devices, the first time"),
+            ("8 devices", "40 arrays on 8 devices, the first time"),
+        )
+    ),
     Row(
-        "Save a step of 80 MiB in 2,000 arrays, and wait for it",
-        *("treewright.checkpoint", "orbax", "Orbax"),
-        *("save a step of 80 MiB in 2000 arrays and wait", "test_checkpoint.py -k step"),
+        "Open a run of 300 steps of 2,000 arrays, and find the best",
+        *STEP,
+        "the best of 300 steps of 2,000 arrays",
+        "test_steps.py",
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""The cost of checkpoints: one file, and steps of a training run, of 80 MiB in few large or many small arrays.
+"""The cost of a checkpoint in a file of 80 MiB in few large or many small arrays.
 
 With large arrays, the time depends on the bytes: a load reads, digests and places each byte once. Each small array
 costs about 15 us to save and 30 us to load, for its record and digest; safetensors stores only a name.
@@ -7,7 +7,6 @@ costs about 15 us to save and 30 us to load, for its record and digest; safetens
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import shutil
 import tempfile
@@ -20,9 +19,8 @@ import pytest
 from interleaved import Statement, group
 
 from treewright import Module
-from treewright.checkpoint import CheckpointManager, load, save
+from treewright.checkpoint import load, save
 
-ocp: Any = pytest.importorskip("orbax.checkpoint")
 safetensors: Any = pytest.importorskip("safetensors.numpy")
 FOLDER = Path(tempfile.mkdtemp())
 atexit.register(shutil.rmtree, FOLDER)
@@ -73,7 +71,6 @@ def file_way(name: str, count: int, *, loading: bool) -> Statement:
 
 
 FILES = ("safetensors", "equinox", "treewright.checkpoint")
-STEPS = ("orbax", "treewright.checkpoint")
 
 
 @group(*FILES, title="save a file of 80 MiB in {count} arrays", rounds=5, loops=1, count=[8, 2000])
@@ -84,16 +81,3 @@ def test_save(name: str, count: int) -> Statement:
 @group(*FILES, title="load a file of 80 MiB in {count} arrays", rounds=5, loops=1, count=[8, 2000])
 def test_load(name: str, count: int) -> Statement:
     return file_way(name, count, loading=True)
-
-
-@group(*STEPS, title="save a step of 80 MiB in {count} arrays and wait", rounds=5, loops=1, count=[8, 2000])
-def test_step(name: str, count: int) -> Statement:
-    tree, steps = net(count), itertools.count()
-    if name == "orbax":
-        options = ocp.CheckpointManagerOptions(max_to_keep=2)
-        manager: Any = ocp.CheckpointManager(FOLDER / f"orbax-{count}", options=options)
-        arguments = ocp.args.StandardSave(tree)
-        names = {"manager": manager, "steps": steps, "arguments": arguments}
-        return "manager.save(next(steps), args=arguments); manager.wait_until_finished()", names
-    ours = CheckpointManager(FOLDER / f"steps-{count}", keep=2)
-    return "manager.save(next(steps), tree); manager.wait()", {"manager": ours, "steps": steps, "tree": tree}

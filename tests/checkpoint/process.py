@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import sys
 import time
 import warnings
@@ -104,7 +105,7 @@ def replicated_differs(job: Job) -> object:
 
 
 def damaged_shard(job: Job) -> object:
-    """A flipped bit in the file of one process."""
+    """A flipped bit in the file of one process, and then a file of another save."""
     from tests.checkpoint.engines import flip_a_bit
 
     with job.manager(1, 2) as manager:
@@ -118,7 +119,11 @@ def damaged_shard(job: Job) -> object:
         assert found is not None
         manager.save(2, job.tree(n=2))
         manager.wait()
-        return found.step, found.tree["n"], damaged, manager.all_steps()
+        if job.index == 0:
+            shutil.copy(job.folder / "1" / "process_1.safetensors", job.folder / "2" / "process_1.safetensors")
+        manager.all_steps()
+        mixed = [job.outcome(work)[-200:] for work in (lambda: manager.restore(2), lambda: manager.items(2, process=1))]
+        return found.step, found.tree["n"], damaged, manager.all_steps(), mixed
 
 
 def failing_file_system(job: Job) -> object:

@@ -45,7 +45,9 @@ FOUND: dict[str, str | tuple[str, str]] = {
         r"CheckpointError: The tree can't be saved, .* \['a'\] is str 'text', not an array or a number.*",
     ),
     "replicated_differs": r"\(.CheckpointError: Step 1 .*: processes have different values of \['z'\], .*, \(\)\)",
-    "damaged_shard": r"\(1, 1, 'CheckpointDamagedError', \(1, 2\)\)",
+    "damaged_shard": (
+        r"\(1, 1, 'CheckpointDamagedError', \(1, 2\), \[(.*the file of process 1 is that of another save.*){2}\]\)"
+    ),
     "failing_file_system": (
         r"\('CheckpointError: In process 1, the restore of step 2 failed: OSError: \[Errno 116\] Stale.*', 2\)",
         r"\('OSError: \[Errno 116\] Stale file handle', 2\)",

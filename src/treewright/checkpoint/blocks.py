@@ -43,7 +43,7 @@ class BlockReader:
     def __init__(self, manifest: Manifest, open_file: Callable[[int], SafetensorsFile]) -> None:
         self._manifest = manifest
         self._open = functools.cache(open_file)
-        self._digests = functools.cache(self._digests_of)
+        self.record = functools.cache(self._record_of)
         self._ends = [[*accumulate(count for _, count in layout.writers)] for layout in manifest.layouts]
 
     def __call__(self, requests: Sequence[LeafRequest]) -> Iterator[Any]:
@@ -67,7 +67,7 @@ class BlockReader:
             return leaf.digest
         name = block_name(leaf, number, self._manifest.layout_of(leaf).grid)
         with parsing(f"The digest of {leaf.path}"):
-            return str(self._digests(self._writer(leaf, number))[name])
+            return str(self.record(self._writer(leaf, number))["digests"][name])
 
     def _writer(self, leaf: LeafRecord, number: int) -> int:
         """The process that wrote a block."""
@@ -75,9 +75,16 @@ class BlockReader:
             return 0
         return self._manifest.layouts[leaf.layout].writers[bisect.bisect(self._ends[leaf.layout], number)][0]
 
-    def _digests_of(self, process: int) -> Mapping[str, str]:
-        digests: Mapping[str, str] = unseal(self._open(process).metadata, PROCESS)["digests"]
-        return digests
+    def _record_of(self, process: int) -> Mapping[str, Any]:
+        """The digests and the items of a process.
+
+        Raises:
+            ValueError: If its file is that of another save, as in a step that was saved again while it was copied.
+        """
+        record: Mapping[str, Any] = unseal(self._open(process).metadata, PROCESS)
+        if process and record["save"] != self.record(0)["save"]:
+            raise ValueError(f"the file of process {process} is that of another save")
+        return record
 
     def _array(self, leaf: LeafRecord, sharding: Any) -> Any:
         shape, dtype = leaf.form.shape, DTYPES[leaf.form.dtype]

@@ -94,7 +94,7 @@ class SafetensorsFile:
             self.metadata: dict[str, str] = dict(self.entries.pop(METADATA, {}))
             self._bounds = {name: entry["data_offsets"] for name, entry in self.entries.items()}
             length = file.seek(0, os.SEEK_END) - self._start
-            is_right = all(0 <= begin <= end for begin, end in self._bounds.values())
+            is_right = all(type(x) is type(y) is int and 0 <= x <= y for x, y in self._bounds.values())
             if not is_right or max((end for _, end in self._bounds.values()), default=0) != length:
                 raise ValueError("its entries do not match the length of the file")
 

@@ -68,6 +68,7 @@ class SaveStep(ocp.args.CheckpointArgs):  # type: ignore[misc]
         manifest: The manifest.
         items: The items of this process, as JSON.
         blocks: The blocks that this process digests, by leaf: number, whether this process writes it, values.
+        save: A text that is equal in all processes, and different for each save.
         timeout: Seconds to wait for the other processes.
         check: Raises if the folder could not be created.
     """
@@ -75,6 +76,7 @@ class SaveStep(ocp.args.CheckpointArgs):  # type: ignore[misc]
     manifest: Manifest
     items: str
     blocks: dict[str, list[tuple[tuple[int, bool], np.ndarray]]]
+    save: str = ""
     timeout: float = 0.0
     check: Callable[[], None] = lambda: None
 
@@ -187,7 +189,7 @@ def _write_file(folder: Any, step: SaveStep) -> list[tuple[LeafRecord, int, str]
         else:
             copies.append((leaf, number, digest))
     forms = {name: (block.dtype.name, block.shape) for name, block in mine.items()}
-    record = seal({"digests": digests, "items": step.items}, PROCESS)
+    record = seal({"save": step.save, "digests": digests, "items": step.items}, PROCESS)
     metadata = {**(manifest.to_metadata() if me == 0 else {}), **record}
     write_safetensors(folder / FILE.format(me), forms, mine.values(), metadata)
     return copies
@@ -292,17 +294,15 @@ def items_of_step(folder: Any, process: int) -> dict[str, Any]:
         CheckpointDamagedError: If they can't be read.
         CheckpointError: If fewer processes saved the step.
     """
-    count = manifest_of_step(folder).processes
-    if process not in range(count):
-        raise CheckpointError(
-            f"Step {folder.name} was saved by {counted(count, 'process', 'processes')} and has no items for process "
-            f"{process}. Redistribute them: items({folder.name}, process=i) for i in range({count})."
-        )
-    with (
-        _open_file(folder, process) as file,
-        parsing(f"The items of process {process} in step {folder.name}"),
-    ):
-        return dict(json.loads(unseal(file.metadata, PROCESS)["items"]))
+    with open_step(folder) as (manifest, reader):
+        count = manifest.processes
+        if process not in range(count):
+            raise CheckpointError(
+                f"Step {folder.name} was saved by {counted(count, 'process', 'processes')} and has no items for "
+                f"process {process}. Redistribute them: items({folder.name}, process=i) for i in range({count})."
+            )
+        with parsing(f"The items of process {process} in step {folder.name}"):
+            return dict(json.loads(reader.record(process)["items"]))
 
 
 def listed_of_step(folder: Any) -> tuple[Mapping[str, Any], Mapping[str, float]]:
