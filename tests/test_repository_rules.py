@@ -31,7 +31,7 @@ MUTABLE_STATE = {
         "_base.functions.assigned_by",
         "_base.functions.code_reads",
         "_base.jax_private.private",
-        "_trees.twin._stand_in_class",
+        "_trees.twin._proxy_class",
         "retrace.jax_private._names_of_settings",
         "retrace.jax_private.can_read_calls",
         "retrace.jax_private.can_observe_compilations",

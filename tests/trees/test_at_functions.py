@@ -97,7 +97,6 @@ SHARED = Stacked((Weighted(TIED), Weighted(TIED, kind="gelu"), Weighted(TIED, is
 @pytest.mark.parametrize(
     ("where", "paths"),
     [
-        (lambda m: m.layers[1].bias if m.layers[1].bias is None else m.layers[0].bias, [".layers[1].bias"]),
         (lambda m: m.layers[1].first, [".layers[1].weight"]),
         (lambda m: m.layers[1].parts(name="bias"), [".layers[1].bias"]),
         (lambda m: next(value for key, value in m.spare.items() if key == "b"), [".spare['b']"]),
@@ -137,6 +136,7 @@ def path_of(name: str) -> str:
     "where",
     [
         lambda m: m.spare["b"] if m.layers[0].bias is None else m.layers[0].bias,
+        lambda m: m.layers[1].bias if m.layers[1].bias is None else m.layers[0].bias,
         lambda m: [m.spare["a"], m.spare["b"]] if m.spare["a"] is None else [m.spare["b"], m.spare["a"]],
         lambda m: m.layers[0].weight if m.layers[0].weight is m.layers[1].weight else m.layers[1].weight,
         lambda m: next(b if a is None else a for a, b in [m.spare.values()]),

@@ -104,7 +104,6 @@ HOSTILE: list[tuple[Where, list[str]]] = [
     (lambda m: m.layers[m.layers.index(m.layers[2])].b, [".layers[2].b"]),
     (lambda m: m.head.b if callable(m.head) else m.layers[0].b, [".head.b"]),
     (lambda m: m.layers[0].b if callable(m.layers) else m.head.b, [".head.b"]),
-    (lambda m: m.head.b if len(jax.tree.leaves(m.head)) == 1 else m.layers[0].b, [".head.b"]),
     (lambda m: jax.tree.leaves(m.layers)[2], [".layers[2].w"]),
     (lambda m: jax.tree.leaves(m, is_leaf=lambda x: x is None)[1], [".layers[0].b"]),
     (lambda m: [x.b for x in jax.tree.leaves(m, is_leaf=callable) if callable(x)][3], [".head.b"]),
@@ -129,8 +128,20 @@ def test_a_function_that_looks_at_types_sizes_or_identity_selects_what_it_read(
     assert paths(NET, where) == expected
 
 
-# A stand-in for None is not None, so these are misled by it; that is noticed.
+def without_return(m: Any) -> Any:
+    m.head.b  # noqa: B018
+
+
+# The None is not where the function read one, or a stand-in, which is not None, misleads the function.
 NOT_CERTAIN: list[Where] = [
+    without_return,
+    lambda m: print(m.head.b),  # noqa: T201
+    lambda m: next((x.w for x in m.layers if x.b is not None), None),
+    lambda m: m.table.get("z") if m.table["a"] is None else m.head.w,
+    lambda m: m.head.b if m.head.b is None else m.head.w,
+    lambda m: m.head.b if len(jax.tree.leaves(m.head)) == 1 else m.layers[0].b,
+    lambda m: (lambda p, q: p if p is None else q)(m.head.b, m.layers[0].b),
+    lambda m: m.layers[1].b if m.head.b is None and m.layers[1].b is None else m.head.b,
     lambda m: m.layers[len(jax.tree.leaves(m.layers)) - 1].b,
     lambda m: jax.tree.leaves(m, is_leaf=lambda x: type(x) is Conv)[2].b,
     lambda m: next(v for k, v in reversed(m.table.items()) if v is None),
@@ -189,7 +200,6 @@ IDIOMS: list[tuple[Where, list[str]]] = [
     (lambda m: list(map(operator.attrgetter("b"), m.layers))[2], [".layers[2].b"]),
     (lambda m: list(filter(lambda x: x.w.size == 9, m.layers))[0].b, [".layers[1].b"]),
     (lambda m: next(x for x in m.layers if x.w.shape == (9,)).b, [".layers[1].b"]),
-    (lambda m: m.head.b if m.head.b is None else m.head.w, [".head.b"]),
     (lambda m: m.head.b or m.head.w, [".head.w"]),
     (lambda m: (lambda a, b: (b, a))(m.head.b, m.layers[0].b), [".layers[0].b", ".head.b"]),
     (lambda m: [x.name for x in m.layers], [f".layers[{i}].name" for i in range(3)]),
@@ -226,8 +236,24 @@ def test_c_code_that_reads_a_long_list_gets_no_wrong_place() -> None:
     for tree in (short, long):
         assert paths(tree, lambda m: [x.b for x in [m.head] + m.layers][3]) == [".layers[2].b"]
         assert paths(tree, lambda m: m.layers.copy()[3].b) == [".layers[3].b"]
-    with pytest.raises(ValueError, match=r"Select by path"):
-        at(long, lambda m: list.__getitem__(m.layers, 3).b)
+        assert paths(tree, lambda m: list.__getitem__(m.layers, 3).b) == [".layers[3].b"]
+        assert paths(tree, lambda m: (m.layers[3] if type(m.layers) is list else m.head).b) == [".layers[3].b"]
+        assert paths(tree, lambda m: (m.layers[3] if type(m.layers) is list else m.head).w) == [".layers[3].w"]
+
+
+ONE = jnp.ones(2)
+
+
+@pytest.mark.parametrize("value", [ONE, 1.5, 1, "abc", True, None, Layer(ONE), [ONE], (), jax.nn.relu])
+@pytest.mark.parametrize("make", [lambda *pair: dict(zip("xy", pair, strict=True)), lambda *pair: list(pair)])
+def test_a_choice_between_two_places_of_one_object_by_identity_is_right_or_an_error(make: Any, value: Any) -> None:
+    tree = make(value, value)
+    x, y = tree if isinstance(tree, dict) else (0, 1)
+    is_leaf = not isinstance(value, Layer | list)  # the function gets copies of others
+    for choose in (lambda t: t[x] is t[y], lambda t: t[x] is value if is_leaf else True):
+        with contextlib.suppress(ValueError, MissingPlaceError):
+            assert paths(tree, lambda t, choose=choose: t[y] if choose(t) else t[x])[0].endswith(f"[{y!r}]")
+    assert paths(tree, lambda t: t[y])[0].endswith(f"[{y!r}]")
 
 
 def test_no_update_keeps_an_earlier_tree_alive_until_the_next_collection() -> None:
@@ -320,6 +346,17 @@ def test_a_note_names_the_place_that_is_missing(where: Where, kind: type[Excepti
     with pytest.raises(kind, match=note) as caught:
         at(NET, where)
     assert not isinstance(caught.value, MissingPlaceError)
+
+
+def test_a_key_whose_lack_the_function_expects_is_not_blamed_for_another_error() -> None:
+    def where(m: Any) -> Any:
+        with contextlib.suppress(KeyError):
+            m.table["z"]
+        return dict[str, Any]()["mine"]
+
+    with pytest.raises(KeyError, match=r"^'mine'$") as caught:
+        at(NET, where)
+    assert getattr(caught.value, "__notes__", []) == []
 
 
 def test_an_error_of_jax_about_tracers_gets_no_note() -> None:

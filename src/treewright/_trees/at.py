@@ -37,7 +37,7 @@ def at(tree: Any, where: str | type[Any] | Callable[..., Any]) -> "At[Any, Any]"
         tree: A node, or any other tree.
         where: The places, in one of five forms. A function of the tree, `lambda m: m.layers[0].bias`, selects the
             objects that it returns: one, or several in a tuple, list or dict, and then `set` accepts and `get` returns
-            values in the same structure. It is called with the tree itself, and again to find the places.
+            values in the same structure. It is called several times, with copies of the tree.
             The text of a path, `".layers[0].bias"`, selects one place. The other forms may select many: `get` returns
             a dict by path, `set` accepts such a dict or one value for all, and `apply` calls its function for each
             place. They are: a text with `*` or `**`, such as `".layers[*].bias"` or `"**.bias"`; a predicate,

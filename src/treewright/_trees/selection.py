@@ -1,6 +1,8 @@
 """`where=` as a function: run it on the tree, and find the places of the objects that it returns."""
 
 import dataclasses
+import itertools
+import operator
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,13 +13,15 @@ import numpy as np
 from treewright._base.jax_private import GetAttrKey, jax_trees, path_text
 from treewright._base.text import short_text
 from treewright._core import is_node, note
-from treewright._trees.pattern import listed, missing_place
-from treewright._trees.places import Place, reject_overlaps, walk
-from treewright._trees.twin import EMPTY, ONE, Run, StandIn, flat
+from treewright._trees.pattern import item_key, listed, missing_place
+from treewright._trees.places import Place, reject_overlaps, walk, with_values
+from treewright._trees.twin import EMPTY, ONE, Run, flat, quick_stand_in, stand_in, with_parts
 from treewright.errors import MissingPlaceError
 
 _MAX_SHOWN = 5  # places that a message lists
 _SHARED = (types.NoneType, int, str, bytes, type, types.FunctionType)  # an object of these may be in many places
+
+
 HOW_CALLED = (
     "A function of one argument is called with the whole tree and returns places in it; a predicate has two, "
     "lambda path, value: ..."
@@ -38,9 +42,9 @@ def select_by_function(
 ) -> Selection | list[bool]:
     """The places of the objects that a function returns for the tree; or if it returns a mask, the mask.
 
-    An object does not know its place, and `None`, numbers, strings and tied arrays are in many. So the function also
-    runs on a twin of the tree, whose nodes and containers know their places; leaves are the tree's own. If it reads a
-    returned object at several places, it runs again with a stand-in at each of these.
+    An object does not know its place, and `None`, numbers, strings and tied arrays are in many. So the function runs on
+    a twin of the tree, whose nodes and containers know their places; leaves are the tree's own. Then it runs on the
+    tree with another object at each place that it seems to mean, which it must return.
     """
     run = Run(where, root)
     try:
@@ -52,27 +56,23 @@ def select_by_function(
 def _selected(run: Run, as_mask: Callable[[Any], list[bool] | None]) -> Selection | list[bool]:
     root = run.root
     run.reject_added_keys()
-    try:
-        result = run.where(root.value)
-    except (AttributeError, TypeError, LookupError) as error:
-        note([_missing_place], error, run)
-        raise
-    try:
-        values = run.structure.flatten_up_to(result)
-    except (ValueError, TypeError):
-        places: Sequence[Any] = [None]
-    else:
-        places = list(map(run.place_of, run.returned, values))
-        if None in places and run.read:
-            places = _places_apart(run, values, places)
-    structure = run.structure
-    if None in places:
+    places, structure = _places(run), run.structure
+    if not places or None in places:
+        try:
+            result = run.where(root.value)
+        except (AttributeError, TypeError, LookupError) as error:
+            note([_missing_place], error, run)
+            raise
         mask = as_mask(result)
         if mask is not None:
             return mask
-        places, structure = _places_found(run, result, places)
-    if not places:
-        raise MissingPlaceError(f"The where function returned no places of {root.name}, but {short_text(result)}.")
+        if run.is_lazy and (places is None or not _fits(result, structure)):
+            run = run.again(whole=True)
+            places, structure = _places(run), run.structure
+        if places is None or None in places:
+            places, structure = _places_found(run, result, places or [None])
+        if not places:
+            raise MissingPlaceError(f"The where function returned no places of {root.name}, but {short_text(result)}.")
     if structure is ONE:
         return Selection(places)
     reject_overlaps(places)
@@ -83,51 +83,100 @@ def _missing_place(error: BaseException, run: Run) -> str | None:
     """The place that the tree lacks, if it is certain, and how the function is called."""
     if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
         return None
-    named = run.again(naming=True)
-    missing, name = named.missing, getattr(error, "name", None) or ""
-    places = {place.path: place for place in named.read.get(id(getattr(error, "obj", None)), ())}
-    for place in places.values():
-        if name and len(places) == 1 and place.child(GetAttrKey(name)) is None:
-            missing = missing_place(place, GetAttrKey(name))
-    is_meant_for_leaf = isinstance(error, TypeError) or hasattr(jax.Array, name) or hasattr(str, name)
-    notes = [*([] if missing is None else [str(missing)]), *([HOW_CALLED] if is_meant_for_leaf else [])]
+    notes, name = [], getattr(error, "name", None) or ""
+    if type(run.error) is type(error) and str(run.error) == str(error):
+        raised, place, item = run.missing
+        if raised is run.error:
+            notes = [str(missing_place(place, item_key(place.value, item)))]
+        owner = run.place_of(getattr(run.error, "obj", run))
+        if name and owner is not None and owner.child(GetAttrKey(name)) is None:
+            notes = [str(missing_place(owner, GetAttrKey(name)))]
+    if isinstance(error, TypeError) or hasattr(jax.Array, name) or hasattr(str, name):
+        notes.append(HOW_CALLED)
     return " ".join(notes) or None
 
 
-def _places_apart(run: Run, values: Sequence[Any], places: Sequence[Place | None]) -> Sequence[Place | None]:
-    """The places, also of objects that the function reads at several places, as far as they are certain.
+def _places(run: Run) -> Sequence[Any] | None:
+    """The places of the objects that a function returned, as far as they are certain; None if a copy misled it."""
+    places: Sequence[Place | None] = [_certain_place(run, each) for each in run.returned]
+    if None in places:
+        places = _places_apart(run, places)
+    certain = [place for place in places if place is not None]
+    if not certain:
+        return places if all(id(value) in run.read for value in run.values) else None
+    if run.structure is not ONE:
+        reject_overlaps(certain)
+    return places if any(_is_confirmed(run, places, certain, make) for make in (quick_stand_in, stand_in)) else None
 
-    The function runs with a stand-in at each of these places. A stand-in misled it if it now reads something else, or
-    returns something else with the object itself at that place: if `m.a` and `m.b` are `None`, `m.b if m.a is None
-    else m.a` returns the `None` of `m.b`, but the stand-in of `m.a`. Of n places that it returned, a different half
-    has the object itself in each of log2(n) runs.
+
+def _is_confirmed(run: Run, places: Sequence[Place | None], certain: Sequence[Place], make: Callable[..., Any]) -> bool:
+    """Whether the function returns other objects if the tree has these at the places."""
+    others = [make(place.value) for place in certain]
+    changes = [(place.path, other) for place, other in zip(certain, others, strict=True)]
+    try:
+        if len(others) == 1:  # in half the time
+            result = run.where(certain[0].with_value(others[0], with_parts))
+        else:
+            result = run.where(with_values(run.root.value, changes, copied=with_parts))
+        returned = [result] if run.structure is ONE else run.structure.flatten_up_to(result)
+    except Exception:  # noqa: BLE001  the function computes with the value
+        return False
+    return all(map(operator.is_, itertools.compress(returned, places), others))
+
+
+def _certain_place(run: Run, returned: Any) -> Place | None:
+    """The place of an object that the function returned in a run; None if it may be from elsewhere."""
+    place = run.place_of(returned)
+    if place is None or isinstance(place.value, _SHARED):
+        return None
+    is_shared = run.shared and any(id(each.value) in run.shared for each in place.ancestors)
+    return None if is_shared else place
+
+
+def _fits(result: Any, structure: Any) -> bool:
+    """Whether a result has this structure."""
+    try:
+        structure.flatten_up_to(result)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def _places_apart(run: Run, places: Sequence[Place | None]) -> Sequence[Place | None]:
+    """The places, also of objects that may be from elsewhere, as far as they are certain.
+
+    The function runs with a stand-in at each place where it read such an object. A stand-in misled it if it now reads
+    something else, or returns something else with the object itself at that place: if `m.a` and `m.b` are `None`, `m.b
+    if m.a is None else m.a` returns the `None` of `m.b`, but the stand-in of `m.a`. Of n places that it returned, a
+    different half has the object itself in each of log2(n) runs, and in one more run all that it did not return.
     """
+    values = run.values
     apart = {id(value) for value, place in zip(values, places, strict=True) if place is None} & run.read.keys()
     apart |= run.shared
-    if not apart:
+    again = run.again(apart) if apart else run
+    if again is run or not _is_same_way(again, run):
         return places
-    again = run.again(apart)
-
-    def is_same_way(other: Run) -> bool:
-        return other.order == run.order and len(other.returned) == len(values)
-
-    if not is_same_way(again):
-        return places
-    found = list(map(again.place_of, again.returned, values))
-    stood_in = (issubclass(type(returned), StandIn) for returned in again.returned)
-    claims = {i: place.path for i, place in enumerate(found) if next(stood_in) and place}
+    found = [again.place_of(each) for each in again.returned]
+    found = [place if place and place.value is value else None for place, value in zip(found, values, strict=True)]
+    candidates = frozenset(place.path for key in apart - run.shared for place in again.read[key])
+    claims = {i: place.path for i, place in enumerate(found) if place and place.path in candidates}
     numbers = {path: number for number, path in enumerate(dict.fromkeys(claims.values()), 1)}
-    for bit in range(len(numbers).bit_length()):
-        kept = {path for path, number in numbers.items() if number >> bit & 1}
+    halves = [{path for path in numbers if numbers[path] >> bit & 1} for bit in range(len(numbers).bit_length())]
+    for kept in {*map(frozenset, halves), candidates.difference(numbers)} - {frozenset(), candidates}:
         other = run.again(apart, kept)
-        if not is_same_way(other):
+        if not _is_same_way(other, run):
             return places
         for i, path in claims.items():
-            place = other.place_of(other.returned[i], values[i])
+            place = other.place_of(other.returned[i])
             is_right = place is not None and place.path == path
             if not (other.returned[i] is values[i] if path in kept else is_right):
                 found[i] = None
     return [place or new for place, new in zip(places, found, strict=True)]
+
+
+def _is_same_way(other: Run, run: Run) -> bool:
+    """Whether two runs read the same, and returned as many objects."""
+    return other.order == run.order and other.structure == run.structure
 
 
 def _places_found(run: Run, result: Any, places: Sequence[Place | None]) -> tuple[list[Place], Any]:
