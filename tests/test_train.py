@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -407,6 +407,21 @@ def test_the_note_about_callable_labels_is_added_only_if_optax_called_them() -> 
         == []
     )
     TrainState.create(params=net, tx=optax.partition(transforms, lambda params: spec_like(params, "train")))
+
+
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_a_note_that_fails_replaces_no_error_of_the_optimiser() -> None:
+    def fail(*_: Any) -> Any:
+        raise UnreadableError
+
+    bowl, make = Bowl(jnp.ones(2), jnp.ones(2)), cast("Any", optax.GradientTransformation)
+    for tx in (make(fail, fail), make(optax.sgd(0.1).init, fail)):
+        with pytest.raises(UnreadableError):
+            TrainState.create(params=bowl, tx=tx).apply_gradients(grads=bowl)
 
 
 def test_new_values_of_extra_fields_keep_their_type() -> None:

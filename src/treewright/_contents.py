@@ -1,4 +1,4 @@
-"""The contents of a value, as `jit` compares it: items, fields, captured variables, arguments, attributes.
+"""The contents of a value: the parts by which it is compared, with a key for each, and what only describes it.
 
 Retrace reports, `diff`, `stack` and descriptions in JSON use them. A value that exact keys compare by value is a leaf.
 So is an object of JAX, numpy or Python, because its attributes are caches.
@@ -9,8 +9,8 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,7 +19,6 @@ from treewright._base.functions import (
     C_METHOD_TYPES,
     METHOD_TYPES,
     MISSING,
-    captured,
     instance_attributes,
     is_library_function,
     is_standard_class,
@@ -28,78 +27,104 @@ from treewright._base.functions import (
 )
 from treewright._base.jax_private import DictKey, GetAttrKey, Key, SequenceKey, options_of
 from treewright._base.text import short_text
-from treewright._core import info_of, is_node_class, kind_of
+from treewright._core import Parts, comparison_of, flat_form, is_node, kind_of
 
 # Values without contents: what they contain belongs to JAX, numpy or Python.
-_WHOLE = (jax.Array, np.ndarray, type, types.ModuleType, types.BuiltinFunctionType)
+_WHOLE = (jax.Array, np.ndarray, type, types.ModuleType)
 _PACKAGES = frozenset({"jax", "jaxlib", "numpy"})
 _MAX_WRAPPERS = 100  # a mock wraps another one without end
 _NAMES = ("__name__", "__qualname__", "__module__", "__doc__")
+_HIDDEN = frozenset({"piece", "name", "annotation", "uncompared"})  # roles that no report shows
 
 
 class Part(NamedTuple):
     """The key of a part of a callable or an object that is not an item of a container."""
 
-    role: Literal["captured", "global", "function", "object", "argument", "option", "attribute", "item"]
+    role: str  # such as "captured", "default", "global", "argument", "option", "attribute"
     name: str
 
     def __str__(self) -> str:
-        return "" if self.role == "item" else f".{self.name}"
+        return "" if self.role == "member" else f".{self.name}"
 
 
-def contents(value: Any) -> Mapping[Key, Any]:
+_KEYS: Mapping[str, Callable[[Any], Key]] = types.MappingProxyType(
+    {"item": SequenceKey, "entry": DictKey, "field": GetAttrKey, "static": GetAttrKey}
+)
+
+
+def contents(value: Any) -> dict[Key, Any]:
     """The contents of a value: items and fields by JAX's keys, the parts of callables and other objects by `Part`.
 
     A leaf has none.
     """
-    if isinstance(value, functools.partial):
-        args = {f"argument {index}": part for index, part in enumerate(value.args)}
-        attributes = _of_role("attribute", instance_attributes(value))
-        return {Part("function", "func"): value.func} | _of_role("argument", args | value.keywords) | attributes
     kind = kind_of(type(value))
-    if type(value) in C_METHOD_TYPES and not isinstance(value.__self__, types.ModuleType | None):
-        return {Part("object", "self"): value.__self__, Part("object", "__func__"): value.__name__}
-    if isinstance(value, _WHOLE) or (kind is not None and kind.make is None):
+    if isinstance(value, _WHOLE) or (kind is not None and kind.make is None and type(value) is not functools.partial):
         return {}
-    if isinstance(value, METHOD_TYPES):
-        return {Part("object", "self"): value.__self__, Part("object", "__func__"): value.__func__}
-    if callable(value) and getattr(value, "__wrapped__", None) is not None:
-        wrapper = _of_wrapper(value)
-        if wrapper is not None:
-            return wrapper
+    parts = tuple(part for part in comparison_of(value, "field").parts if part[0] not in _HIDDEN)
+    return dict(_with_keys(value, _of_wrapper(value, parts) or (*parts, *_described(value, parts))))
+
+
+def _with_keys(value: Any, parts: Parts) -> Iterator[tuple[Key, Any]]:
+    for role, _, values in parts:
+        named = values
+        if role == "member":
+            named = {short_text(member): member for member in sorted(values, key=short_text)}
+        elif role == "default" and type(values) is tuple:
+            code = value.__code__
+            named = zip(code.co_varnames[code.co_argcount - len(values) : code.co_argcount], values, strict=False)
+        elif role == "argument" and type(values) is tuple:
+            named = {f"argument {index}": part for index, part in enumerate(values)}
+        elif role == "child":
+            role, named = "field", zip(flat_form(value)[1].table.children, values, strict=True)  # noqa: PLW2901
+        elif role == "item" and hasattr(type(value), "_fields"):
+            role, named = "field", zip(type(value)._fields, values, strict=False)  # noqa: PLW2901
+        elif role == "item":
+            named = enumerate(values)
+        for name, part in dict(named).items():
+            if name != "__wrapped__" or role == "function":  # `wraps` makes it an attribute too
+                yield _KEYS.get(role, functools.partial(Part, role))(name), part
+
+
+def _described(value: Any, parts: Parts) -> Parts:
+    """What describes a value, though it is not compared by it, or by more than that."""
     if isinstance(value, types.FunctionType):
-        variables = _of_role("captured", bound_variables(value)) | _of_role("global", globals_read(value))
-        return variables | _of_role("attribute", _attributes_of_function(value))
-    items = _items(value)
-    # Other mappings store their items in attributes.
-    has_more = items is None or (kind is None and isinstance(value, dict | list | tuple | set | frozenset))
-    return {**(items or {}), **(_of_role("attribute", _of_object(value)) if has_more else {})}
+        reads = () if is_library_function(value) else reads_of(value)
+        read = {name: part for name, part, library in reads if not library and part is not MISSING}
+        return (("global", "user", read), ("attribute", "user", _names_of(value)))
+    if type(value) in C_METHOD_TYPES:
+        return (("object", "user", {"__func__": value.__name__}),)
+    if is_node(value):
+        statics = flat_form(value)[1]
+        return (("static", "user", dict(zip(statics.table.names, statics.values, strict=True))),)
+    roles = {role for role, _, _ in parts}
+    if isinstance(value, functools.partial | types.MethodType) or "object" in roles:
+        return ()
+    items = () if roles & {"item", "entry", "member", "field"} else _items(value)
+    has_more = not (roles or items) or (kind_of(type(value)) is None and isinstance(value, _BUILT_IN))
+    return (*items, ("attribute", "user", _of_object(value))) if has_more else items
 
 
-def _items(value: Any) -> Mapping[Key, Any] | None:
-    """The items or fields of a container; None for any other object."""
+_BUILT_IN = (dict, list, tuple, set, frozenset)
+
+
+def _items(value: Any) -> Parts:
+    """The items or fields of a container that is not compared by them."""
     cls: Any = type(value)
     match value:
-        case _ if is_node_class(cls):
-            names = [field.name for field in info_of(cls).fields]
-            return {GetAttrKey(name): getattr(value, name) for name in names if hasattr(value, name)}
         case Mapping():
-            return {DictKey(name): part for name, part in value.items()}
-        case tuple() if hasattr(cls, "_fields"):
-            return {GetAttrKey(name): part for name, part in zip(cls._fields, value, strict=False)}
+            return (("entry", "user", dict(value.items())),)
         case list() | tuple():
-            return {SequenceKey(index): part for index, part in enumerate(value)}
+            return (("item", "user", tuple(value)),)
         case set() | frozenset():
-            return _of_role("item", {short_text(item): item for item in sorted(value, key=short_text)})
+            return (("member", "user", tuple(value)),)
         case bytearray():
-            return {Part("attribute", "content"): bytes(value)}
-        case _ if not dataclasses.is_dataclass(cls):
-            return None
+            return (("attribute", "user", {"content": bytes(value)}),)
+        case _ if dataclasses.is_dataclass(cls):
+            compared = {field.name: field.compare for field in dataclasses.fields(cls)}
+            fields = {name: getattr(value, name) for name in compared if hasattr(value, name)} | _of_object(value)
+            return (("field", "user", {name: part for name, part in fields.items() if compared.get(name, True)}),)
         case _:
-            left_out = {field.name for field in dataclasses.fields(cls) if not field.compare}
-            fields = [field.name for field in dataclasses.fields(cls) if field.compare and hasattr(value, field.name)]
-            named = {name: getattr(value, name) for name in fields} | _of_object(value)
-            return {GetAttrKey(name): part for name, part in named.items() if name not in left_out}
+            return ()
 
 
 def _of_object(value: Any) -> dict[str, Any]:
@@ -109,22 +134,27 @@ def _of_object(value: Any) -> dict[str, Any]:
     return {} if is_opaque or cls.__module__.partition(".")[0] in _PACKAGES else uncached_attributes(value)
 
 
-def _of_wrapper(value: Any) -> Mapping[Key, Any] | None:
-    """The wrapped function and the options of `jit`, `grad`, `vmap` or a wrapper class; None for a user's wrapper."""
-    wrapped, is_function = value.__wrapped__, isinstance(value, types.FunctionType)
-    if is_function and not is_library_function(value):
-        return None
-    options = (
-        bound_variables(unwrap_api_boundary(value)) if is_function else options_of(value) or instance_attributes(value)
+def _of_wrapper(value: Any, parts: Parts) -> Parts:
+    """The wrapped function and the options of `jit`, `grad`, `vmap` or a wrapper class; empty for other values."""
+    wrapped = getattr(value, "__wrapped__", None) if callable(value) else None
+    is_users = isinstance(value, METHOD_TYPES) or (
+        isinstance(value, types.FunctionType) and not is_library_function(value)
     )
+    if wrapped is None or is_users:
+        return ()
+    options = options_of(value) or instance_attributes(value)
+    if isinstance(value, types.FunctionType):
+        inner = unwrap_api_boundary(value)
+        variables = [part for part in comparison_of(inner, "argument").parts if part[0] in {"captured", "default"}]
+        options = {key.name: part for key, part in _with_keys(inner, tuple(variables))}
     for part in options.values():  # `grad` captures the result of `value_and_grad`, which has the options
         if isinstance(part, types.FunctionType) and getattr(part, "__wrapped__", None) is wrapped:
-            return contents(part)
+            return _of_wrapper(part, parts)
     others = {name.strip("_"): part for name, part in options.items() if part is not wrapped}
-    return {Part("function", "__wrapped__"): wrapped, **_of_role("option", others)}
+    return (("function", "user", {"__wrapped__": wrapped}), ("option", "user", others))
 
 
-def _attributes_of_function(function: types.FunctionType) -> dict[str, Any]:
+def _names_of(function: types.FunctionType) -> dict[str, Any]:
     if sys.version_info >= (3, 14):
         import annotationlib
 
@@ -132,23 +162,7 @@ def _attributes_of_function(function: types.FunctionType) -> dict[str, Any]:
         annotations: Any = annotationlib.get_annotations(function, format=annotationlib.Format.STRING)
     else:  # before 3.14
         annotations = function.__annotations__
-    attributes = {name: getattr(function, name) for name in _NAMES} | {"__annotations__": annotations} | vars(function)
-    attributes.pop("__wrapped__", None)
-    return attributes
-
-
-def globals_read(function: types.FunctionType) -> dict[str, Any]:
-    """The globals that a user's function reads, without those of libraries and Python."""
-    if is_library_function(function):
-        return {}
-    return {name: value for name, value, library in reads_of(function) if not library and value is not MISSING}
-
-
-def bound_variables(function: types.FunctionType) -> dict[str, Any]:
-    """The captured variables and the parameter defaults of a function, by name."""
-    positional = function.__code__.co_varnames[: function.__code__.co_argcount]
-    last = zip(reversed(positional), reversed(function.__defaults__ or ()), strict=False)
-    return captured(function) | dict(reversed(list(last))) | (function.__kwdefaults__ or {})
+    return {name: getattr(function, name) for name in _NAMES} | {"__annotations__": annotations}
 
 
 def wrapper_chain(function: Any) -> Iterator[Any]:
@@ -173,7 +187,3 @@ def unwrap_api_boundary(function: Any) -> Any:
         isinstance(function, types.FunctionType) and function.__code__.co_name == "reraise_with_filtered_traceback"
     )
     return inspect.getclosurevars(function).nonlocals.get("fun", function) if is_filter else function
-
-
-def _of_role(role: Any, named: Mapping[str, Any]) -> dict[Key, Any]:
-    return {Part(role, name): part for name, part in named.items()}

@@ -20,7 +20,6 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from safetensors.numpy import load_file
 
-from tests.checkpoint.forged_files import forge
 from tests.checkpoint.models import spec
 from tests.checkpoint.runs import LIKE, saved
 from treewright.checkpoint import CheckpointManager, load, save
@@ -135,21 +134,6 @@ def test_a_listing_looks_into_each_step_once(tmp_path: Path, monkeypatch: pytest
 def close_and_exit(manager: CheckpointManager) -> None:
     manager.close()
     sys.exit(7)
-
-
-REMOVED: dict[str, Callable[[Path], object]] = {
-    "its file": lambda step: (step / "process_0.safetensors").unlink(),
-    "the end of its file": lambda step: os.truncate(step / "process_0.safetensors", 1000),
-    "the record of a process": lambda step: forge(step / "process_0.safetensors", str, without="treewright.process"),
-}
-
-
-@pytest.mark.parametrize("name", REMOVED)
-def test_a_step_that_lacks_a_part_is_damaged(name: str, tmp_path: Path) -> None:
-    saved(tmp_path, 1, 2).close()
-    REMOVED[name](tmp_path / "steps" / "2")
-    with pytest.warns(CheckpointWarning, match=r"Restored step 1, skipping damaged steps:\n  2: "):
-        assert latest(tmp_path / "steps") == 1
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -564,6 +564,9 @@ def test_a_decorator_rejects_options_of_blocks() -> None:
     wrong: Any = treewright.max_traces(1)
     with pytest.raises(TypeError, match="@max_traces needs a function, got 3"):
         wrong(3)
+    bare: Any = treewright.explain_retraces
+    with pytest.raises(TypeError, match=r"takes no positional argument, got .*double\. Write @explain_retraces\(\)"):
+        bare(double)
 
 
 @pytest.mark.parametrize("make", [treewright.explain_retraces, lambda: treewright.max_traces(1)])

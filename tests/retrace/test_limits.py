@@ -221,11 +221,3 @@ def test_closures_of_one_def_have_limits_of_their_own() -> None:
 def test_a_decorator_refuses_what_it_can_not_track(function: Any, fix: str) -> None:
     with pytest.raises(TypeError, match=r"@max_traces can't track the calls of .*\. " + fix):
         max_traces(1)(function)
-
-
-def test_explain_retraces_as_a_decorator_without_parentheses_shows_the_line() -> None:
-    wrong: Any = treewright.explain_retraces
-    with pytest.raises(
-        TypeError, match=r"explain_retraces takes no positional argument, got .*double\. Write @explain"
-    ):
-        wrong(new_function())

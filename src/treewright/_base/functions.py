@@ -402,12 +402,12 @@ def captured(function: types.FunctionType) -> dict[str, Any]:
     variables: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:  # half the time of contextlib.suppress
-            variables[name] = cell.cell_contents
+            value = cell.cell_contents
         except ValueError:  # not bound yet
             continue
-    for name, value in variables.items():
         if type(value) is float and value and value.is_integer() and is_library_function(function):
-            variables[name] = int(value) if name in assigned_by(function.__code__) else value
+            value = int(value) if name in assigned_by(function.__code__) else value
+        variables[name] = value
     return variables
 
 

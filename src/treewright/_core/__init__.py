@@ -1,7 +1,7 @@
 """Node classes and instances: the interface for the rest of the package."""
 
 from treewright._base.text import is_node_class
-from treewright._core.comparison import By
+from treewright._core.comparison import By, Parts, comparison_of
 from treewright._core.copies import replace, with_fields
 from treewright._core.definition import make_node_class
 from treewright._core.fields import AnyStatic, FieldKind, StaticValue, buffer, field, static

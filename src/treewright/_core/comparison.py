@@ -30,7 +30,6 @@ from treewright._base.functions import (
     is_generated,
     is_installed,
     is_library,
-    is_standard_class,
     is_written,
     jit_options,
     library_of,
@@ -52,8 +51,13 @@ _PARTIALS = frozenset({functools.partial, jax.tree_util.Partial})
 # function that captured it: a library's, which captures only constants, a user's, or an installed package's.
 Holder = Literal["field", "argument", "library", "user", "package"]
 By = Literal["value", "parts", "author", "identity"]
+_ROLES: Mapping[Any, str] = types.MappingProxyType({list: "item", dict: "entry", set: "member"})
 _GIVEN = frozenset({"field", "argument"})  # The user passed the value, so a mutable one is rejected.
-Parts = tuple[tuple[str, Holder, Any], ...]  # by role, with their holder, in order or by name
+# By role, with their holder: a tuple in order, or a dict by name. Roles: "item", "entry" or "member" of a container;
+# "child" or "static" of a node; "field" of a dataclass; "piece" of a plain value; "function" in a partial or wrapper,
+# with "argument" or "option"; "object" of a method; "captured", "default", "attribute", "name" and "annotation" of a
+# function; and "uncompared", which a key enters only to find nodes with arrays.
+Parts = tuple[tuple[str, Holder, Any], ...]
 
 
 @dataclasses.dataclass(slots=True, eq=False)  # not frozen, and no named tuple, because these take 0.1 us more
@@ -63,8 +67,8 @@ class Comparison:
     Attributes:
         by: By `own` and the keys of the parts: its value, its parts, or the author's `==`; or by identity.
         own: The part of the key that belongs to the value itself.
-        parts: What it contains. It does not count if it is compared by identity, nor do parts that are "uncompared".
-        reason: How the value can change. A function, partial or method that reaches it is compared by identity.
+        parts: What it contains. It does not count if it is compared by identity.
+        can_change: How the value can change. A function, partial or method that reaches it is compared by identity.
         may_recur: Whether it may contain itself: a function, partial or method, or an object or container in one.
         problem: Creates the error if the value can't be static. A stored error would keep its traceback, and so the
             value, alive.
@@ -73,7 +77,7 @@ class Comparison:
     by: By
     own: tuple[Any, ...] = ()
     parts: Parts = ()
-    reason: str = ""
+    can_change: str = ""
     may_recur: bool = False
     problem: Callable[[], Any] | None = None
 
@@ -81,8 +85,8 @@ class Comparison:
 _BY_IDENTITY = Comparison("identity")  # a constant
 
 
-def _rejected(value: Any, rule: rules.Rule) -> Comparison:
-    return Comparison("identity", problem=functools.partial(rules.NoExactKeyError, value, rule))
+def _rejected(value: Any, rule: rules.Rule, parts: Parts = ()) -> Comparison:
+    return Comparison("identity", (), parts, problem=functools.partial(rules.NoExactKeyError, value, rule))
 
 
 def _changeable(reason: str, parts: Parts = ()) -> Comparison:
@@ -119,9 +123,14 @@ def _of_kind(kind: Kind, value: Any, holder: Holder) -> Comparison:
     parts = kind.parts(value)
     if parts is None:  # more than its parts
         return _by_identity(value, holder)
-    own = (cls, Unchanged(value)) if kind is NAMEDTUPLE and cls.__dictoffset__ else (cls,)
-    role = "member" if cls is frozenset else "item"
-    return Comparison("parts", own, ((role, holder, parts if type(parts) is tuple else tuple(parts)),))
+    if cls is tuple:
+        return Comparison("parts", (cls,), (("item", holder, parts),))
+    if kind is NAMEDTUPLE:
+        own = (cls, Unchanged(value)) if cls.__dictoffset__ else (cls,)
+        return Comparison("parts", own, (("item", holder, tuple(parts)[1:]),))
+    if kind.make is not None and cls is not frozenset:
+        return Comparison("parts", (cls,), (("entry", holder, dict(parts)),))
+    return Comparison("parts", (cls,), (("piece" if kind.make is None else "member", holder, tuple(parts)),))
 
 
 def _of_object(value: Any, holder: Holder) -> Comparison:
@@ -186,8 +195,8 @@ def _by_author(value: Any, holder: Holder) -> Comparison:
         return _by_identity(value, holder)
     # The `==` of mappings, such as flax's FrozenDict, ignores the order and the difference of 1 and True.
     if isinstance(value, Mapping):
-        items = tuple([(name, value[name]) for name in value])
-        return Comparison("author", (_class_key(cls), value), (("item", holder, items),))
+        entries = {name: value[name] for name in value}
+        return Comparison("author", (_class_key(cls), value), (("entry", holder, entries),))
     parts = _uncompared(value)
     return Comparison("author", (_class_key(cls), value), parts, may_recur=bool(parts))
 
@@ -220,29 +229,23 @@ def _by_identity(value: Any, holder: Holder) -> Comparison:
         return _of_library(value, holder)
     options = jit_options(value)
     if options is not None and (holder != "field" or import_path(value) is None):
-        parts: Parts = (("function", _inside(holder), (value.__wrapped__,)),)
+        parts: Parts = (("function", _inside(holder), {"__wrapped__": value.__wrapped__}),)
         return Comparison("parts", (type(value), options), parts, may_recur=True)
     if isinstance(value, _CUSTOM):
         return _of_custom_rule(value, holder)
-    is_constant = isinstance(value, jax.Device) or type(value) is object or value is MISSING
-    if holder == "library" and isinstance(value, types.ModuleType):
-        is_constant = is_library(value.__name__)
-    if is_constant:
+    is_module = holder == "library" and isinstance(value, types.ModuleType) and is_library(value.__name__)
+    if is_module or isinstance(value, jax.Device) or type(value) is object or value is MISSING:
         return _BY_IDENTITY
     wrapped = instance_attributes(value).get("__wrapped__") if callable(value) else None
-    parts = _uncompared(value) if wrapped is None else (("function", "user", (wrapped,)),)
-    cls: Any = type(value)
-    how = "has no __eq__" if cls.__eq__ is object.__eq__ else "can change"
-    if is_standard_class(cls):
-        how = "is compared by identity"
-    return _changeable(f"is {with_article(cls.__qualname__)}, which {how}", parts)
+    parts = _uncompared(value) if wrapped is None else (("function", "user", {"__wrapped__": wrapped}),)
+    return _changeable(f"is {with_article(type(value).__qualname__)}, which is compared by identity", parts)
 
 
 def _of_custom_rule(value: Any, holder: Holder) -> Comparison:
     """A `custom_jvp` or `custom_vjp` by its function, its rules and its options, which can be assigned."""
     attributes = instance_attributes(value)
     function = attributes.pop("__wrapped__", None)
-    parts: Parts = (("function", _inside(holder), (function,)), ("attribute", "library", attributes))
+    parts: Parts = (("function", _inside(holder), {"__wrapped__": function}), ("option", "library", attributes))
     if None in (attributes.get("jvp", 0), attributes.get("fwd", 0)):
         return _changeable("has no rules yet", parts)
     return Comparison("parts", (type(value), Unchanged(value)), parts, may_recur=True)
@@ -263,7 +266,7 @@ def _of_node(node: Any, holder: Holder) -> Comparison:
     children, statics = form
     if holder not in _GIVEN and has_arrays(node):
         return _rejected(node, rules.reaches_arrays)
-    parts: Parts = (("item", holder, children),)
+    parts: Parts = (("child", holder, children),)
     if holder != "field":  # The statics may change.
         pairs = zip(statics.values, statics.table.identity, strict=True)
         parts = (*parts, ("static", holder, tuple([value for value, by_identity in pairs if not by_identity])))
@@ -272,17 +275,15 @@ def _of_node(node: Any, holder: Holder) -> Comparison:
 
 def _of_mutable(value: Any, holder: Holder) -> Comparison:
     """A list, dict, set or array: by content if a library's function captured it."""
+    cls = type(value)
+    parts: Parts = ((_ROLES[cls], holder, dict(value) if cls is dict else tuple(value)),) if cls in _ROLES else ()
     if holder in _GIVEN:
-        return _rejected(value, rules.rule_of(value))
+        return _rejected(value, rules.rule_of(value), parts)
     if isinstance(value, np.ndarray | jax.Array):
         return _of_array(value, holder)
-    reason = f"is a {type(value).__name__}, which can change"
-    if type(value) not in {list, dict, set}:
-        return _changeable(reason)
-    parts: Parts = (("item", holder, parts_now(value)),)
-    if holder != "library":
-        return _changeable(reason, parts)
-    return Comparison("parts", (type(value), Unchanged(value)), parts, may_recur=True)
+    if holder == "library" and parts:
+        return Comparison("parts", (cls, Unchanged(value)), parts, may_recur=True)
+    return _changeable(f"is a {cls.__name__}, which can change", parts)
 
 
 def _of_array(value: Any, holder: Holder) -> Comparison:
@@ -315,7 +316,7 @@ def _of_function(value: types.FunctionType, holder: Holder) -> Comparison:
     if value.__defaults__:
         parts = (*parts, ("default", inner, value.__defaults__))
     if value.__kwdefaults__:
-        parts = (*parts, ("keyword", inner, value.__kwdefaults__))
+        parts = (*parts, ("default", inner, value.__kwdefaults__))
     if value.__dict__:
         parts = (*parts, ("attribute", inner, value.__dict__))
     if is_importable and holder == "field":
@@ -349,9 +350,9 @@ def _inside(holder: Holder) -> Holder:
 def _of_partial(value: functools.partial[Any], holder: Holder) -> Comparison:
     """By function and arguments, if it has no attributes."""
     inner = _inside(holder)
-    parts: Parts = (("argument", inner, (value.func, *value.args)),)
+    parts: Parts = (("function", inner, {"func": value.func}), ("argument", inner, value.args))
     if value.keywords:
-        parts = (*parts, ("keyword", inner, value.keywords))
+        parts = (*parts, ("argument", inner, value.keywords))
     if value.__dict__:
         reason = f"has the attribute {next(iter(value.__dict__))}"
         return _changeable(reason, (*parts, ("attribute", inner, value.__dict__)))
@@ -365,9 +366,9 @@ def _of_method(value: Any, holder: Holder) -> Comparison:
         return _rejected(instance, rules.rule_of(instance))
     cls, is_given = type(value), holder in _GIVEN
     if cls in C_METHOD_TYPES:  # A list whose method was passed is meant to change.
-        parts: Parts = (("object", "package" if is_given else holder, (instance,)),)
+        parts: Parts = (("object", "package" if is_given else holder, {"self": instance}),)
         return Comparison("parts", (cls, value), parts, may_recur=True)
-    parts = (("object", "user" if is_given else holder, (instance, value.__func__)),)
+    parts = (("object", "user" if is_given else holder, {"self": instance, "__func__": value.__func__}),)
     return Comparison("parts", (cls,), parts, may_recur=True)
 
 

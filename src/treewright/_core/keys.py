@@ -52,8 +52,13 @@ def compared_by_itself(value: object, key: Any) -> bool:
 def _key(value: Any, holder: Holder, entered: Entered | None, doubts: Doubts) -> Hashable:
     """The exact key of a value; None if it can change inside a function, which is then compared by identity.
 
-    Inside a function, partial or method, `entered` is a dict. Because of cycles, a callable that is entered again is
-    represented by the number of its first visit.
+    Inside a function, partial or method, `entered` has the callables around it, and what is entered again gets the
+    number of its first visit:
+
+        (1, 2.0)                -> (tuple, "item", (int, 1), (float, 2.0))
+        partial(f, 1)           -> (partial, Unchanged(...), "function", "func", key of f, "argument", (int, 1))
+        partial(f, [1])         -> ("identity", IdentityKey(...)), because the key of [1] is None
+        def g(): return g       -> (..., "captured", "g", 0): g is the callable that was entered first
     """
     cls = type(value)
     if cls in BY_VALUE or (cls is float and value and value == value):  # noqa: PLR0124
@@ -64,7 +69,7 @@ def _key(value: Any, holder: Holder, entered: Entered | None, doubts: Doubts) ->
     how = comparison_of(value, holder)
     if how.problem is not None:
         raise how.problem()
-    if (how.reason or how.by == "author") and cls not in _FUNCTIONS:
+    if (how.can_change or how.by == "author") and cls not in _FUNCTIONS:
         doubts.append((value, holder))
     if how.may_recur:
         entered = {} if entered is None else entered
@@ -78,7 +83,7 @@ def _key(value: Any, holder: Holder, entered: Entered | None, doubts: Doubts) ->
         key = None
     if how.by != "identity" and (key is not None or is_inside):
         return key
-    return None if how.reason and is_inside else identity_key(value)
+    return None if how.can_change and is_inside else identity_key(value)
 
 
 def _key_of_parts(how: Comparison, entered: Entered | None, doubts: Doubts) -> Hashable:
@@ -102,8 +107,11 @@ def _key_of_parts(how: Comparison, entered: Entered | None, doubts: Doubts) -> H
         keys.append(role)
         values = parts
         if type(parts) is dict:
-            keys += parts
             values = parts.values()
+            if role == "entry":  # whose names can be anything
+                values = (*parts, *values)
+            else:
+                keys += parts
         for part in values:
             key = (type(part), part) if type(part) in BY_VALUE else _key(part, holder, entered, doubts)
             can_change = can_change or key is None
@@ -139,7 +147,7 @@ def within(
         for role, inner, parts in how.parts:
             if only_compared and role == "uncompared":
                 continue
-            values = parts.values() if type(parts) is dict else parts
+            values = parts if type(parts) is tuple else (*parts, *parts.values()) if role == "entry" else parts.values()
             queue.extend((part, inner) for part in values if type(part) not in BY_VALUE)
 
 
@@ -149,8 +157,8 @@ def how_compared(value: Any) -> Comparison:
     _, how, _ = next(decisions)
     if how.may_recur and how.by == "parts":
         for _, each, _ in decisions:
-            if each.reason:
-                return dataclasses.replace(how, by="identity", reason=each.reason)
+            if each.can_change:
+                return dataclasses.replace(how, by="identity", can_change=each.can_change)
     return how
 
 

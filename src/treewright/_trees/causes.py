@@ -5,7 +5,7 @@ import enum
 import functools
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -22,10 +22,10 @@ from treewright._base.functions import (
 from treewright._base.jax_private import Path, path_text
 from treewright._base.text import short_text
 from treewright._contents import Part, contents, unwrap_api_boundary
-from treewright._core import By, how_compared, is_node, kind_of
+from treewright._core import By, NoExactKeyError, exact_key, how_compared, is_node, kind_of
 from treewright._freeze import FrozenArray
 from treewright._reports import first_names
-from treewright._trees.difference import ABSENT, Difference, DifferenceKind, describe_apart, same_exactly, same_to_jit
+from treewright._trees.difference import ABSENT, Difference, DifferenceKind, describe_apart
 
 _MAX_LEVELS = 100  # levels of a value in its snapshot: Python's stack ends at a few hundred
 # Of an object that is compared by identity, whose contents only describe it.
@@ -41,7 +41,10 @@ _ARRAYS = (jax.Array, np.ndarray)
 _CONTAINERS = frozenset({list, dict, set, bytearray})  # the same object may have other contents later
 _IN_PLACE = " (changed in place)"
 # How a report introduces the parts of a function, by role.
-_VERBS = (("which captured", "captured"), ("which reads the global", "global"), ("with", "attribute"))
+_VERBS = (
+    *(("which captured", "captured"), ("which reads the global", "global")),
+    *(("with the default", "default"), ("with", "attribute")),
+)
 
 
 class Cause(str):
@@ -87,7 +90,7 @@ class Snapshot:
         parts: Snapshots of its `contents`.
         foreign: How `jit` compares it as a static of a foreign class: "value" is its own `==`.
         exact: How nodes compare it as a static.
-        reason: Why nodes compare it by identity.
+        can_change: How it can change, so that nodes compare it by identity.
         kept: The value itself, if it is plain, or its class defines `==` and allows no weak reference.
         code: The code of a Python function.
         is_whole: Whether it has all parts by which the value is compared. If not, `kept` is compared in their place.
@@ -98,7 +101,7 @@ class Snapshot:
     parts: dict[Any, Any]
     foreign: By
     exact: By
-    reason: str
+    can_change: str
     kept: Any
     code: Code | None
     address: int
@@ -190,37 +193,69 @@ def _snapshot_without_parts(value: Any) -> Snapshot:
     kept = value if is_plain or (foreign == "value" and reference is None) else None
     how = how_compared(value)
     exact = foreign if how.problem is not None else how.by
-    return Snapshot(cls, short_text(value), {}, foreign, exact, how.reason, kept, code, id(value), reference)
+    return Snapshot(cls, short_text(value), {}, foreign, exact, how.can_change, kept, code, id(value), reference)
 
 
 # Differences
 
 
-def same(left: Any, right: Any, *, exactly: bool = False) -> bool:
-    """Whether `jit` treats two values as equal statics of foreign classes; `exactly`, as equal statics of nodes."""
+def one_static(left: Any, right: Any, *, exactly: bool = False) -> bool:
+    """Whether `jit` treats two values, or what two snapshots were taken from, as one static.
+
+    By `==`, as statics of foreign classes; or `exactly`, as statics of nodes:
+
+        one_static((1,), (True,))                              # True
+        one_static((1,), (True,), exactly=True)                # False
+        one_static(optax.sgd(0.1), optax.sgd(0.1))             # False: a tuple of two new functions
+        one_static(optax.sgd(0.1), optax.sgd(0.1), exactly=True)  # True
+    """
     if left is right:
         return True
-    if not isinstance(left, Snapshot) or not isinstance(right, Snapshot):
-        return same_exactly(left, right) if exactly else same_to_jit(left, right)
+    if isinstance(left, Snapshot) and isinstance(right, Snapshot):
+        return _one_static_then(left, right, exactly=exactly)
+    try:
+        if exactly:
+            return bool(exact_key(left) == exact_key(right))
+    except (NoExactKeyError, RecursionError):
+        if type(left) is not type(right):
+            return False
+    try:
+        return bool(left == right)
+    except Exception:  # noqa: BLE001  a user's `__eq__`, or an array, which returns an array
+        return False
+
+
+def _one_static_then(left: Snapshot, right: Snapshot, *, exactly: bool) -> bool:
+    """Whether two values were one static when the snapshots were taken."""
     how = left.exact if exactly else left.foreign
     if how == "identity":
         return is_same_object(left, right)
     if not exactly and left.cls is right.cls is types.MethodType:
-        return same(left.parts[_FUNCTION], right.parts[_FUNCTION]) and is_same_object(
-            left.parts[_SELF], right.parts[_SELF]
-        )
+        functions, owners = ([each.parts[key] for each in (left, right)] for key in (_FUNCTION, _SELF))
+        return one_static(*functions) and is_same_object(*owners)
     old, new = left.value, right.value
     if not (left.is_whole and right.is_whole):
-        return left.cls is right.cls and (same_exactly if exactly else same_to_jit)(old, new)
-    if (how != "parts" or not left.parts) and old is not None and new is not None:
-        equal = (same_exactly if exactly else same_to_jit)(old, new)
-        return equal and not (exactly and is_same_object(left, right) and not _same_parts(left, right, alike))
-    if how != "parts":
-        return False  # One is deleted, and its parts do not show whether they were equal.
-    return _same_definition(left, right) and _same_parts(left, right, alike if exactly else same)
+        return left.cls is right.cls and one_static(old, new, exactly=exactly)
+    if how == "parts" and left.parts:
+        return one_content(left, right, exactly=exactly)
+    if old is None or new is None:  # One is deleted, and its parts do not show whether they were equal.
+        return how == "parts" and one_content(left, right, exactly=exactly)
+    is_changed = exactly and is_same_object(left, right) and not one_content(left, right)
+    return one_static(old, new, exactly=exactly) and not is_changed
 
 
-alike: Callable[[Any, Any], bool] = functools.partial(same, exactly=True)
+def one_content(left: Any, right: Any, *, exactly: bool = True) -> bool:
+    """Whether two snapshots have the same class, code and parts."""
+    if not _same_definition(left, right) or left.parts.keys() != right.parts.keys():
+        return False
+    if exactly and [*left.parts] != [*right.parts]:  # A program can read the order of keywords and items.
+        return False
+    return all(one_static(left.parts[key], right.parts[key], exactly=exactly) for key in left.parts)
+
+
+def _same_definition(left: Any, right: Any) -> bool:
+    both = isinstance(left, Snapshot) and isinstance(right, Snapshot)
+    return both and left.cls is right.cls and left.code == right.code
 
 
 def is_same_object(left: Any, right: Any) -> bool:
@@ -233,20 +268,8 @@ def is_same_object(left: Any, right: Any) -> bool:
         return left is right
     if left.reference is None or right.reference is None:
         is_same_id = left.cls is right.cls and left.reference is right.reference and left.address == right.address
-        return is_same_id and (left.cls in _CONTAINERS or _same_parts(left, right, alike))
+        return is_same_id and (left.cls in _CONTAINERS or one_content(left, right))
     return left.is_alive and left.reference() is right.reference()
-
-
-def _same_parts(left: Snapshot, right: Snapshot, compare: Callable[[Any, Any], bool]) -> bool:
-    ours, theirs = left.parts, right.parts
-    in_order = compare is not alike or [*ours] == [*theirs]  # A program can read the order of keywords and items.
-    return in_order and ours.keys() == theirs.keys() and all(compare(ours[key], theirs[key]) for key in ours)
-
-
-def _same_definition(left: Any, right: Any) -> bool:
-    """Whether two values have the same class, and two functions the same code."""
-    both = isinstance(left, Snapshot) and isinstance(right, Snapshot)
-    return both and left.cls is right.cls and left.code == right.code
 
 
 def changes(left: Any, right: Any) -> list[Difference]:
@@ -261,15 +284,14 @@ def changes(left: Any, right: Any) -> list[Difference]:
 def _innermost(
     left: Any, right: Any, path: Path, entered: set[tuple[int, int]], *, explains: bool = False, alive: bool = False
 ) -> list[Difference]:
-    """The innermost differences, from one comparison of each pair of parts.
+    """The innermost differences of two snapshots at `path`, from one comparison of each pair of parts (`entered`).
 
-    Args:
-        left: A snapshot.
-        right: A later one.
-        path: Where they are.
-        entered: The pairs that were compared already.
-        explains: Whether a value around them is compared by identity. Then changes in place explain the difference.
-        alive: Whether a value around them is known to be alive.
+        (1, (2, 3)) -> (1, (2, 4))                 [1][1]: 3 -> 4
+        Trainer(log) -> Trainer(log), other log    log[0]: 'a' -> 'b'
+        Trainer(log), then the same log changed    log[0] (changed in place): 'a' -> 'b'
+
+    In a value that is compared by identity, changes in place explain the difference (`explains`). A list is known to be
+    the same one if a value around it is `alive`.
     """
     if not (_same_definition(left, right) and (left.parts or right.parts)):
         return []
@@ -279,7 +301,7 @@ def _innermost(
     for key in dict.fromkeys((*left.parts, *right.parts)):
         old, new = left.parts.get(key, ABSENT), right.parts.get(key, ABSENT)
         is_one = isinstance(old, Snapshot) and is_same_object(old, new)
-        if (id(old), id(new)) in entered or (alike(old, new) and not (is_one and explains)):
+        if (id(old), id(new)) in entered or (one_static(old, new, exactly=True) and not (is_one and explains)):
             continue
         inner = _innermost(old, new, (*path, key), entered, explains=explains, alive=alive)
         if not inner and not is_one:
@@ -349,7 +371,7 @@ def _of_classes(old: Any, new: Any, a: type[Any], b: type[Any]) -> Cause | None:
 def _of_wrappers(old: Any, new: Any) -> Cause | None:
     """The cause for partials and for functions returned by `jit`, `grad`, `vmap` and the like."""
     (outer, function), (others, other) = _unwrapped(old), _unwrapped(new)
-    is_one = same(function, other)
+    is_one = one_static(function, other)
     differences = changes(function, other)
     if not is_one and not (_same_definition(function, other) and all(map(_is_bare, differences))):
         return cause_of(function, other) or (
@@ -370,13 +392,8 @@ def _of_wrappers(old: Any, new: Any) -> Cause | None:
         return Cause("other arguments" if is_argument else "other options", f"{text}, with {_listed(differences)}")
     if not is_one:
         return cause_of(function, other)
-    orders = [[[key.name for key in wrapper.parts] for wrapper in pair] for pair in pairs]
-    about = [
-        f", with keywords in a different order: {first_names(a[1:])} -> {first_names(b[1:])}"
-        for a, b in orders
-        if a != b
-    ]
-    return Cause("wrapped again", text + "".join(about), is_bare=not about)
+    is_bare = all(map(one_content, outer, others))  # else in another order
+    return Cause("wrapped again", text if is_bare else f"{text}, with keywords in a different order", is_bare=is_bare)
 
 
 def _unwrapped(value: Any) -> tuple[list[Snapshot], Any]:
@@ -396,46 +413,42 @@ def _decorator(wrapper: Snapshot) -> str:
     return name.partition(".")[0].strip("_")
 
 
-def _is_rate(key: Any) -> bool:
-    """Whether a number is the learning rate, by the names that optax gives it."""
-    return any(name in str(key) for name in ("learning_rate", "step_size"))
-
-
 def _of_functions(old: Snapshot, new: Snapshot, before: Code, after: Code) -> Cause | None:
+    """The cause for two Python functions.
+
+    def f(x): ...                         two functions, defined at train.py:1 and train.py:9
+    lambda x: x * step                    recreated by the same code (train.py:3), which captured step: 1 -> 2
+    optax.adam(0.1) and optax.adam(0.2)   recreated by the same code (transform.py:7), which captured step_size: ...
+    optax.adam(lambda count: 0.1)         its learning_rate: recreated by the same code (train.py:5), ...
+    """
     if before != after:
         text = f"two functions, defined at {' and '.join(dict.fromkeys((before.place, after.place)))}"
         return Cause("other function", text) if before.code.co_qualname == after.code.co_qualname else None
     differences = changes(old, new)
     is_bare = all(map(_is_bare, differences))
-    name = "recreated optimiser" if "optax" in after.file.replace("\\", "/").split("/") else "recreated function"
+    is_optimiser = "optax" in after.file.replace("\\", "/").split("/")
     inner_cause = _cause_in_user_part(old, new, differences) if after.is_library else ""
     if inner_cause:
-        return Cause(name, inner_cause, is_bare=is_bare)
-    numbers = [each for each in differences if type(each.right) in {int, float}]
-    if name == "recreated optimiser" and numbers:
-        name = "other rate" if any(_is_rate(each.path[-1]) for each in numbers) else "other numbers"
-    texts: list[str] = []
-    for verb, role in _VERBS:
-        of_verb = [change for change in differences if change.path[0].role == role]
-        texts += [f"{verb} {_listed(of_verb)}"] if of_verb else []
-    if not differences:
-        captured = [key for key in new.parts if key.role == "captured"]
-        are_equal = all(alike(old.parts.get(key), new.parts[key]) for key in captured)
-        are_same = are_equal and all(_is_known_same(old.parts.get(key), new.parts[key]) for key in captured)
-        same, equal = "the same " if are_same else "", " with equal contents" if are_equal and not are_same else ""
-        names = ", ".join(key.name for key in captured)
-        nothing = f"which {new.reason}" if new.reason else "which captures nothing"
-        texts = [f"which captured {same}{names}{equal}" if captured else nothing]
-    about = ", ".join(filter(None, (f"recreated by the same code ({after.place})", " and ".join(texts))))
-    return Cause(name, about, is_bare=is_bare)
+        return Cause("recreated optimiser" if is_optimiser else "recreated function", inner_cause, is_bare=is_bare)
+    about = f"recreated by the same code ({after.place}){_changed_in_function(new, differences)}"
+    return Cause(_name_of_optimiser(differences) if is_optimiser else "recreated function", about, is_bare=is_bare)
 
 
-def _is_known_same(left: Any, right: Any) -> bool:
-    """Whether two values are one object, or equal and made of such; a function or list that is created again is not."""
-    if is_same_object(left, right) or not isinstance(left, Snapshot) or not isinstance(right, Snapshot):
-        return alike(left, right)
-    can_differ = right.cls in _CONTAINERS or right.code is not None or not right.parts
-    return not can_differ and alike(left, right) and _same_parts(left, right, _is_known_same)
+def _changed_in_function(new: Snapshot, differences: list[Difference]) -> str:
+    if differences:
+        by_verb = [(verb, [each for each in differences if each.path[0].role == role]) for verb, role in _VERBS]
+        texts = [f"{verb} {_listed(of_verb)}" for verb, of_verb in by_verb if of_verb]
+        return f", {' and '.join(texts)}" if texts else ""
+    names = ", ".join(key.name for key in new.parts if key.role == "captured")
+    return f", which captured equal values for {names}" if names else f", which {new.can_change or 'captures nothing'}"
+
+
+def _name_of_optimiser(differences: list[Difference]) -> str:
+    """The name of the cause by the numbers that changed; optax has two names for the learning rate."""
+    names = [str(each.path[-1]) for each in differences if type(each.right) in {int, float}]
+    if any("learning_rate" in name or "step_size" in name for name in names):
+        return "other rate"
+    return "other numbers" if names else "recreated optimiser"
 
 
 def _cause_in_user_part(old: Snapshot, new: Snapshot, differences: Iterable[Difference]) -> str:
@@ -459,7 +472,7 @@ def _is_users(value: Any) -> bool:
 
 def _of_methods(old: Snapshot, new: Snapshot) -> Cause | None:
     functions, owners = ([each.parts[key] for each in (old, new)] for key in (_FUNCTION, _SELF))
-    if not alike(*functions):
+    if not one_static(*functions, exactly=True):
         return cause_of(*functions)
     if is_same_object(*owners):  # Whatever changed inside it, perhaps by the trace itself, jit does not look at.
         return Cause("method looked up again", "the same method of the same object, looked up again", is_bare=True)
@@ -474,7 +487,7 @@ def _of_objects(old: Snapshot, new: Snapshot) -> Cause | None:
     changed = changes(old, new)
     if changed and is_same_object(old, new) and new.is_alive:
         return Cause("changed in place", f"the same object, changed in place: {_listed(changed)}")
-    if old.foreign == "value" and a is not None and b is not None and same(old, new) and hash(a) != hash(b):
+    if old.foreign == "value" and a is not None and b is not None and one_static(old, new) and hash(a) != hash(b):
         return Cause("unequal hashes", f"{cls.__qualname__}.__eq__ returns True, but the hashes differ")
     changed = [change for change in changed if not _is_bare(change)]
     # A class with a custom way to create instances may keep one per value.

@@ -21,13 +21,11 @@ from treewright._base.text import short_text
 from treewright._contents import Part, contents
 from treewright._core import flat_form, info_of, is_node_class, leaves_equal
 from treewright._reports import counted, first_lines, mesh_text
-from treewright._trees.causes import cause_of
+from treewright._trees.causes import cause_of, one_static
 from treewright._trees.difference import (
     ABSENT,
     Difference,
     DifferenceKind,
-    same_exactly,
-    same_to_jit,
 )
 from treewright._trees.level import AuxKey, LeafType, Level, leaf_type_of, level_of, reject_class
 
@@ -92,12 +90,14 @@ def _without_values(tree: Any) -> Any:
 
 
 class Comparator(NamedTuple):
-    """How to compare statics of foreign classes and leaves that can't be arrays: live values, or snapshots of them."""
+    """How to compare statics and leaves that can't be arrays: live values, or snapshots of them."""
 
-    same: Callable[[Any, Any], bool]
     parts: Callable[[Any, Any], tuple[Mapping[Key, Any], Mapping[Key, Any]]]  # the contents of two containers
     reason: Callable[[Any, Any], str]  # why two values differ; empty if their texts show it
-    alike: Callable[[Any, Any], bool] = same_exactly  # for statics of nodes with equal keys
+    exactly: bool = False  # as nodes compare their statics, also those of foreign classes
+
+    def same(self, left: Any, right: Any) -> bool:
+        return one_static(left, right, exactly=self.exactly)
 
 
 def _parts_of_both(left: Any, right: Any) -> tuple[Mapping[Key, Any], Mapping[Key, Any]]:
@@ -116,7 +116,7 @@ def static_difference(
     path: Path, old: Any, new: Any, compare: Comparator, kind: DifferenceKind = "static", *, exactly: bool = False
 ) -> Difference:
     """The difference between two statics, with the differences inside; `exactly` compares as nodes do."""
-    compare = compare._replace(same=compare.alike) if exactly else compare
+    compare = compare._replace(exactly=compare.exactly or exactly)
     places = list(_changed_places(path, old, new, compare, _MAX_DEPTH))
     if places[0][0] == path:
         return Difference(path, old, new, kind, compare.reason(old, new))
@@ -147,7 +147,7 @@ def differences(
     left: Any, right: Any, *, values: bool, path: Path = (), compare: Comparator | None = None
 ) -> Iterator[Difference]:
     """The differences between two trees that are at `path` in a larger one."""
-    compare = compare or Comparator(same_exactly if values else same_to_jit, _parts_of_both, _reason)
+    compare = compare or Comparator(_parts_of_both, _reason, exactly=values)
     queue: list[tuple[Path, Any, Any]] = [(path, left, right)]
     while queue:
         path, a, b = queue.pop()
@@ -203,7 +203,9 @@ def _static_differences(path: Path, old: Level, new: Level, compare: Comparator)
     else:  # Keys that are equal but have different hashes are two statics.
         keys = zip(old.keys or (), new.keys or (), strict=True)
         changed = [pair for pair, (a, b) in zip(pairs, keys, strict=True) if a != b or hash(a) != hash(b)]
-        changed = changed or [pair for pair in pairs if not compare.alike(*pair[1:])]  # an object changed in place
+        changed = changed or [
+            pair for pair in pairs if not one_static(*pair[1:], exactly=True)
+        ]  # an object changed in place
     for key, value, other in changed:
         place = path if key == AuxKey(is_value=True) else (*path, key)
         yield static_difference(place, value, other, compare, exactly=not is_foreign)

@@ -10,7 +10,6 @@ import jax
 from treewright._base.functions import BY_VALUE, public
 from treewright._base.jax_private import Path, path_text
 from treewright._base.text import LENGTH, cut_text, short_text
-from treewright._core import NoExactKeyError, exact_key
 from treewright._reports import excerpts
 from treewright._trees.level import LeafType, leaf_type_of, level_of
 
@@ -143,26 +142,3 @@ def shown(tree: Any) -> str:
     opened = level_of(tree) or leaf_type_of(tree)
     is_plain = isinstance(opened, LeafType) and (opened.python or opened.aval is None) and not opened.anything
     return short_text(tree) if is_plain else cut_text(repr(opened))
-
-
-# Statics
-
-
-def same_to_jit(left: Any, right: Any) -> bool:
-    """Whether two values are the same static to `jit` in a foreign class: by identity, then `==`."""
-    if left is right:
-        return True
-    try:
-        return bool(left == right)
-    except Exception:  # noqa: BLE001  a user's `__eq__`, or an array, which returns an array
-        return False
-
-
-def same_exactly(left: Any, right: Any) -> bool:
-    """Whether two values are the same static of a node: by exact keys, or if they have none, by `==`."""
-    if left is right:
-        return True
-    try:
-        return bool(exact_key(left) == exact_key(right))
-    except (NoExactKeyError, RecursionError):
-        return type(left) is type(right) and same_to_jit(left, right)

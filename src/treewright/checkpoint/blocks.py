@@ -43,7 +43,7 @@ class BlockReader:
     def __init__(self, manifest: Manifest, open_file: Callable[[int], SafetensorsFile]) -> None:
         self._manifest = manifest
         self._open = functools.cache(open_file)
-        self.record = functools.cache(self._record_of)
+        self.record: Callable[[int], Mapping[str, Any]] = functools.cache(self._record_of)
         self._ends = [[*accumulate(count for _, count in layout.writers)] for layout in manifest.layouts]
 
     def __call__(self, requests: Sequence[LeafRequest]) -> Iterator[Any]:

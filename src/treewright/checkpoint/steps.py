@@ -92,7 +92,7 @@ class CheckpointManager:
     latest step; a missing step is a `CheckpointError`.
 
     Args:
-        directory: The folder, created by the first `save`. A bucket (`gs://bucket/run`) is left to Orbax.
+        directory: The folder, created by the first `save`. In a bucket (`gs://bucket/run`), Orbax commits steps.
         keep: How many of the newest steps to keep; None keeps all.
         keep_every: With `keep`, also keep every step divisible by this number.
         keep_best: With `keep`, also keep this many of the best steps.
@@ -502,9 +502,9 @@ class CheckpointManager:
     def restore(self, step: SupportsIndex = MISSING, *, like: Any = MISSING, **options: Any) -> Any:
         """The tree of a step, with the structure, statics and shardings of `like`.
 
-        Waits for the pending save. Each process reads its own blocks, and verifies each saved block that is entirely
-        inside one of them. Accepts the options of `treewright.checkpoint.load`; without `like`, the arrays are placed
-        on the default device.
+        Waits for the pending save. Each process reads the saved blocks that its own ones overlap, and verifies each.
+        Accepts the options of `treewright.checkpoint.load`; without `like`, the arrays are placed on the default
+        device.
 
         Raises:
             CheckpointError: If the step does not exist.

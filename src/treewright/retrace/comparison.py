@@ -9,7 +9,7 @@ from treewright._base.jax_private import Key
 from treewright._base.text import Verbatim, short_text
 from treewright._contents import Part
 from treewright._reports import mesh_text
-from treewright._trees.causes import Cause, Snapshot, alike, cause_of, class_of, is_same_object, same, snapshot
+from treewright._trees.causes import Cause, Snapshot, cause_of, class_of, is_same_object, one_static, snapshot
 from treewright._trees.diff import Comparator, differences, static_difference
 from treewright._trees.difference import ABSENT, Difference, DifferenceKind, describe_apart, shown
 from treewright.retrace.jax_private import FLAX_NODES, OF_PMAP
@@ -24,8 +24,8 @@ def _parts_of_both(left: Any, right: Any) -> tuple[Mapping[Key, Any], Mapping[Ke
     return ({}, {}) if is_explained else (left.parts, right.parts)
 
 
-_WITHOUT_REASONS = Comparator(same, _parts_of_both, lambda _left, _right: "", alike)  # a third of the time
-_WITH_REASONS = Comparator(same, _parts_of_both, lambda left, right: cause_of(left, right) or "", alike)
+_WITHOUT_REASONS = Comparator(_parts_of_both, lambda _left, _right: "")  # a third of the time
+_WITH_REASONS = Comparator(_parts_of_both, lambda left, right: cause_of(left, right) or "")
 
 
 def call_differences(old: Signature, new: Signature, *, reasons: bool = True) -> list[Difference]:
@@ -51,7 +51,7 @@ def _argument_differences(old: Signature, new: Signature, compare: Comparator) -
         a, b = old.arguments.get(name, ABSENT), new.arguments.get(name, ABSENT)
         default, default_tree = new.defaults.get(name, (ABSENT, ABSENT))
         passed, is_static = b if a is ABSENT else a, name in old.statics | new.statics
-        if (a is ABSENT or b is ABSENT) and is_static and default is not ABSENT and not same(default, passed):
+        if (a is ABSENT or b is ABSENT) and is_static and default is not ABSENT and not one_static(default, passed):
             both = (default, b) if a is ABSENT else (a, default)
             yield static_difference((name,), *both, compare)
         elif a is ABSENT or b is ABSENT:
@@ -60,7 +60,7 @@ def _argument_differences(old: Signature, new: Signature, compare: Comparator) -
             reasons = ("traced before, and static now", "static before, and traced now")
             yield Difference((name,), a, b, "class", Cause("other statics", reasons[name in old.statics]))
         else:
-            if name in old.statics and not (class_of(a) is class_of(b) and same(a, b)):
+            if name in old.statics and not (class_of(a) is class_of(b) and one_static(a, b)):
                 yield static_difference((name,), a, b, compare)
             if old.passed[name] != new.passed[name]:
                 yield Difference((name,), old.passed[name], new.passed[name], "passing")
@@ -86,7 +86,7 @@ def _presence_difference(name: str, both: Any, defaults: tuple[Any, Any]) -> Dif
 def _by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
     for name in dict.fromkeys((*old, *new)):
         a, b = old.get(name), new.get(name)
-        if a is not b and not same(a, b):
+        if a is not b and not one_static(a, b):
             old_value, new_value = _settings(a, b) if kind == "setting" else (snapshot(a), snapshot(b))
             yield static_difference((name,), old_value, new_value, _WITHOUT_REASONS, kind)
 

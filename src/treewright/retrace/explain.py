@@ -18,7 +18,6 @@ from treewright.retrace.comparison import call_differences, without_placement
 from treewright.retrace.jax_private import (
     EQUINOX_PMAP,
     Call,
-    can_read_calls,
     definition_of,
     frames_up_to_user,
     give_own_code,
@@ -29,7 +28,7 @@ from treewright.retrace.jax_private import (
 )
 from treewright.retrace.report import ReportedEvent, RetraceReport
 from treewright.retrace.signature import Signature, signature_of
-from treewright.retrace.watch import CANT_COUNT, RetraceTracker
+from treewright.retrace.watch import RetraceTracker
 
 F = TypeVar("F", bound=Callable[..., Any])
 Only = Callable[..., Any] | str | None
@@ -300,8 +299,3 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
             if count < 0:
                 raise ValueError(f"{name} of max_traces can't be negative, got {count}. 0 allows none.")
         super().__init__(only, limit=limit, recompiles=recompiles)
-
-    def _start(self, concerns: Callable[[Call], bool] | None) -> RetraceTracker:
-        if not can_read_calls():
-            raise RuntimeError(CANT_COUNT)
-        return super()._start(concerns)

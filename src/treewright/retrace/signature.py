@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import types
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
@@ -13,7 +14,7 @@ from jax.core import Tracer
 from treewright._base.text import short_text
 from treewright._loop import FlatTree, loop
 from treewright._reports import first_names
-from treewright._trees.causes import alike, same, snapshot
+from treewright._trees.causes import one_static, snapshot
 from treewright._trees.level import LeafType, Level, leaf_type_of, level_of
 from treewright.retrace.jax_private import Call, compiled_mesh, trace_settings
 
@@ -108,7 +109,7 @@ def _tree_snapshot(tree: Any, like: Any, call: Call, depth: int = 0) -> Level | 
             is_same = is_same and new is earlier and (key is other or key == other)
             children.append((key, new))
     aux = snapshot(level.aux) if level.keys is None else level.keys
-    if like is None or not (aux is like.aux if like.keys is not None else same(like.aux, aux)):
+    if like is None or not (aux is like.aux if like.keys is not None else one_static(like.aux, aux)):
         named = [(key, snapshot(value)) for key, value in level.statics]
         return Level(level.cls, aux, named, tuple(children), level.keys)
     return like if is_same else Level(level.cls, like.aux, like.named, tuple(children), level.keys)
@@ -121,7 +122,7 @@ def _leaf_snapshot(leaf: Any, like: Any, call: Call) -> LeafType:
     value = (snapshot(leaf) if kind.aval is None else leaf) if is_compared else None
     placement = placement_of(leaf) if call.live and not is_compared else None
     if type(like) is LeafType and like.python is kind.python and like.placement == placement and like.aval == aval:
-        is_same = value is like.value or (same(like.value, value) and alike(like.value, value))
+        is_same = value is like.value or (one_static(like.value, value) and one_static(like.value, value, exactly=True))
         return like if is_same else LeafType(aval, kind.python, value, placement)
     return LeafType(aval, kind.python, value, placement)
 
@@ -160,11 +161,7 @@ def placement_of(value: Any) -> Placement | None:
     return _IN_NUMPY if isinstance(value, np.ndarray) else _ANYWHERE
 
 
-def is_of_loop(function: Any) -> bool:
-    """Whether this is the function that a `loop` jits."""
-    code = getattr(function, "__code__", None)
-    return (
-        code is not None
-        and code.co_filename == loop.__init__.__code__.co_filename
-        and code.co_qualname.startswith("loop.")
-    )
+def is_of_loop(code: types.CodeType | None) -> bool:
+    """Whether this is the code of the function that a `loop` jits."""
+    file: str = loop.__init__.__code__.co_filename
+    return code is not None and code.co_filename == file and code.co_qualname.startswith(f"{loop.__name__}.")

@@ -6,6 +6,7 @@ JAX sends each event after its work, in the thread and on the stack of the call:
     step(x), trace cached      trace "shared", lower, compile: the first program of that trace, or a recompile
     step(x), program cached    nothing
     step raises                trace "failed"
+    step(x) in outer(x)        nothing for step
     eval_shape(step, x)        trace, for no program; step(x) then sends trace "shared", lower, compile: now it counts
     grad(step), vmap(step)     lower, compile for each program of the transformation, such as the backward pass
 
@@ -30,20 +31,14 @@ from treewright._trees.causes import cause_of, snapshot
 from treewright._trees.difference import Difference
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.comparison import call_differences, without_placement
-from treewright.retrace.jax_private import (
-    OBSERVER,
-    Call,
-    Event,
-    can_observe_compilations,
-    can_read_calls,
-)
+from treewright.retrace.jax_private import OBSERVER, Call, Event, can_observe_compilations, can_read_calls
 from treewright.retrace.report import RetraceReport, too_many
 from treewright.retrace.signature import Signature, is_of_loop, signature_of
 
 _MAX_CALLS = 32  # remembered calls per definition
 _JAX = f"JAX {jax.__version__}"
 _NO_CALLS = f"Calls of jitted functions can't be read in {_JAX}, so no retrace is observed. Update Treewright."
-CANT_COUNT = (
+_CANT_COUNT = (
     f"max_traces can't count in {_JAX}: its traces, or its compilations for recompiles=, can't be read. Update "
     f"Treewright."
 )
@@ -79,7 +74,7 @@ class CallHistory:
         self.seconds: float = 0.0  # of all traces and compilations
         self.calls: collections.deque[PastCall] = collections.deque(maxlen=_MAX_CALLS)
         # The functions and signatures of traces for no program, as in `eval_shape`, until a call uses them.
-        self._unused: collections.deque[tuple[weakref.ref[Any], Signature]] = collections.deque(maxlen=_MAX_CALLS)
+        self.unused: collections.deque[tuple[weakref.ref[Any], Signature]] = collections.deque(maxlen=_MAX_CALLS)
         self._before: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def programs_before(self, call: Call) -> int:
@@ -93,15 +88,11 @@ class CallHistory:
             self._before[call.function] = 0
         return before
 
-    def record_unused(self, function: weakref.ref[Any], signature: Signature) -> None:
-        """Remember a trace for no program."""
-        self._unused.append((function, signature))
-
     def uses_unused(self, function: Any, signature: Signature) -> bool:
         """Whether a call uses a trace that was for no program so far. It is one for a program from now on."""
-        for unused in self._unused:
+        for unused in self.unused:
             if unused[0]() == function and not without_placement(call_differences(unused[1], signature, reasons=False)):
-                self._unused.remove(unused)
+                self.unused.remove(unused)
                 return True
         return False
 
@@ -182,9 +173,6 @@ class _CurrentCall:
 class RetraceTracker:
     """The state of one block or decorator: turns JAX's events into reports, from `start` to `stop`.
 
-    JAX sends the same event if a function is jitted twice and shares the trace, so traces are recognised by JAX's
-    frames, or if these do not show it, by signatures. JAX sends no event for a trace inside another trace.
-
     Args:
         on_report: Called with the report of each retrace and recompile, after compilation.
         concerns: A predicate of the calls to track; None for all.
@@ -211,8 +199,10 @@ class RetraceTracker:
         self._events: set[str] = set()  # the kinds of events so far, "transformation" and "unread"
 
     def start(self, *, stacklevel: int) -> None:
-        """Begin tracking, and warn about calls that can't be observed in this version of JAX."""
+        """Begin tracking; warn, or raise if there is a limit, if calls can't be observed in this version of JAX."""
         if not can_read_calls():
+            if self._limits["trace"] is not None:
+                raise RuntimeError(_CANT_COUNT)
             warnings.warn(_NO_CALLS, RetraceWarning, stacklevel=stacklevel + 1)
         OBSERVER.add(self.on_event)
 
@@ -235,7 +225,7 @@ class RetraceTracker:
         self._events |= {event.kind, "unread"} if call is None and event.kind == "compile" else {event.kind}
         # Not earlier, because the test starts JAX's backends: `jax.distributed.initialize` must come before it.
         if event.kind != "trace" and self._limits["recompile"] is not None and not can_observe_compilations():
-            raise RuntimeError(CANT_COUNT)
+            raise RuntimeError(_CANT_COUNT)
         if event.kind == "lower" and event.thread in self._pending:
             self._pending[event.thread].add(event)
         if call is None or event.is_operation or not can_read_calls():
@@ -259,11 +249,11 @@ class RetraceTracker:
         current = self._compare(event, call, sharing=is_shared)
         if current is None:
             if not is_shared and call.is_for_program:
-                self._count(event, call)
+                self._report_uncompared(event, call)
             return
         if not call.is_for_program:
             if not is_shared:
-                current.history.record_unused(current.reference, current.signature)
+                current.history.unused.append((current.reference, current.signature))
             return
         current.add(event)
         current.may_be_new = call.outcome == "unknown" and current.closest is not None and not current.of_trace
@@ -323,48 +313,57 @@ class RetraceTracker:
         """
         name, definition = event.definition
         key: Any = definition or name
+        is_limited = self.decorated is not None and self._limits["trace"] is not None
         with self._lock:
-            if self.decorated is not None and self._limits["trace"] is not None and is_of_loop(call.function):
+            if is_limited and is_of_loop(getattr(call.function, "__code__", None)):
                 key = weakref.ref(call.function, lambda loop: self._histories.pop(loop, None))
             return self._histories.setdefault(key, CallHistory(name))
 
-    def _count(self, event: Event, call: Call) -> None:
-        """Count and report a trace whose call can't be compared with earlier ones; raise if it is above the limit."""
+    def _report_uncompared(self, event: Event, call: Call) -> None:
+        """Count and report a trace whose call can't be compared with earlier ones."""
         history = self._history(event, call)
         history.seconds += event.seconds
-        count = self._next(history, "count")
-        report = RetraceReport(history.name, "count", count, seconds=event.seconds, caller=event.caller)
-        self._raise_above_limit(self._limit_error("count", count, report))
+        number = history.counts["count"] + 1
+        report = RetraceReport(history.name, "count", number, seconds=event.seconds, caller=event.caller)
+        self._count(history, report)
         if report.is_retrace:
             self._on_report(report)
 
     def _report(
         self, event: Event, kind: Literal["trace", "recompile"], current: _CurrentCall, unseen: str = ""
     ) -> None:
-        """Count a trace or recompile and prepare its report; raise if it is above the limit."""
-        count = self._next(current.history, kind)
-        report = _recorded(event, kind, current, unseen)
-        error = self._limit_error(kind, count, report)
-        if kind == "trace" and current.recorded is not None:
-            current.recorded.limit_error = error
-        self._raise_above_limit(error)
-        current.report = report  # sent after the compilation
+        """Count a trace or recompile and record its call; the report is sent after the compilation."""
+        history, earlier = current.history, current.trace
+        compared_with = None if earlier is None else earlier.number
+        is_recompile = kind == "recompile"  # of an earlier trace, whose number the new call keeps
+        past = current.record(compared_with if is_recompile else None)
+        past.is_compiled = event.kind == "compile" and not unseen
+        report = RetraceReport(
+            history.name,
+            kind,
+            number=history.counts["compile"] if is_recompile else past.number,
+            differences=tuple(current.differences if is_recompile else current.of_trace),
+            compared_with=compared_with,
+            seconds=event.seconds,
+            caller=event.caller,
+            unseen=unseen,
+            before=0 if unseen else current.programs_before,
+        )
+        self._count(history, report, past)
+        current.report = report
 
-    def _next(self, history: CallHistory, kind: str) -> int:
-        """The number of this trace or recompile of a function."""
+    def _count(self, history: CallHistory, report: RetraceReport, past: PastCall | None = None) -> None:
+        """Count a trace or recompile; above the limit raise, here and for each call that shares the trace."""
         with self._lock:
-            history.counts[kind] += 1
-            return history.counts[kind]
-
-    def _raise_above_limit(self, error: str) -> None:
-        if error:
-            self.violations.append(error)
-            raise TooManyTracesError(error)
-
-    def _limit_error(self, kind: str, count: int, report: RetraceReport) -> str:
-        """The error for a trace or recompile above the limit; else empty."""
-        limit = self._limits[kind]
-        return too_many(limit, report) if limit is not None and count > limit else ""
+            history.counts[report.event] += 1
+            limit = self._limits[report.event]
+            if limit is None or history.counts[report.event] <= limit:
+                return
+        error = too_many(limit, report)
+        if past is not None and report.event == "trace":
+            past.limit_error = error
+        self.violations.append(error)
+        raise TooManyTracesError(error)
 
     def _send(self, current: _CurrentCall | None) -> None:
         """Send the report of a finished call, unless it was the first of its function."""
@@ -399,18 +398,3 @@ def _kind_of_compilation(current: _CurrentCall, call: Call) -> Literal["trace", 
     if past is None or not past.is_compiled or past.signature.batch:
         return "first program"
     return "trace" if current.may_be_new and not current.differences else "recompile"
-
-
-def _recorded(event: Event, kind: Literal["trace", "recompile"], current: _CurrentCall, unseen: str) -> RetraceReport:
-    """The report of a call, which is added to the history."""
-    history, earlier = current.history, current.trace
-    compared_with = None if earlier is None else earlier.number
-    is_recompile = kind == "recompile"  # of an earlier trace, whose number the new call keeps
-    past = current.record(compared_with if is_recompile else None)
-    past.is_compiled = event.kind == "compile" and not unseen
-    number = history.counts["compile"] if is_recompile else past.number
-    differences = tuple(current.differences if is_recompile else current.of_trace)
-    before = 0 if unseen else current.programs_before
-    return RetraceReport(
-        history.name, kind, number, differences, compared_with, event.seconds, event.caller, unseen, before
-    )
