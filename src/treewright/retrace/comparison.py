@@ -47,7 +47,9 @@ def _size(batch: tuple[int, ...]) -> Any:
 
 
 def _argument_differences(old: Signature, new: Signature, compare: Comparator) -> Iterator[Difference]:
-    """The differences of the arguments, by name. Of `def f(x, k=1)`, in two calls:
+    """The differences of the arguments, by name.
+
+    Of `def f(x, k=1)`, in two calls:
 
     f(x), f(x, 2)        k is not passed, and then not its default: 1 (default) -> 2
     f(x), f(x, 1)        its default is passed: one more argument
