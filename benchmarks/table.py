@@ -50,6 +50,21 @@ ROWS = [
     Row(*SET, "jax_dataclasses.copy_and_mutate", "jax_dataclasses' `copy_and_mutate`", *SETTING),
     Row(*CONSTRUCT, "equinox", "equinox", *NODE),
     Row(*CONSTRUCT, "flax.struct", "`flax.struct`", *NODE),
+    Row(
+        "Construct a node of 4 children and a static, beside an equal one",
+        *("treewright.Module", "flax.struct", "`flax.struct`"),
+        *("construct a node, 4 children, beside an equal one", "test_nodes.py -k construction"),
+    ),
+    *(
+        Row(operation, "treewright.Module", other, f"`{other}`", group, f"test_nodes.py -k {test}")
+        for operation, other, group, test in (
+            ("Compare two nodes with `==`", "register_dataclass", "compare two nodes with ==", "equality"),
+            ("Hash a node", "register_dataclass", "hash a node", "test_hash"),
+            ("Pickle 100 nodes and load them", "register_dataclass", "pickle 100 nodes and load them", "pickle"),
+            ("Call a method of a node", "flax.struct", "call a method of a node", "test_method"),
+            ("Construct a node with a `__post_init__`", "flax.struct", "construct a node with a __post_init__", "post"),
+        )
+    ),
     Row(*INIT, "equinox", "equinox", *OWN_INIT),
     Row(*INIT, "a plain class", "a plain class", *OWN_INIT),
     Row(

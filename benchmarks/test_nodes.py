@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import pickle
+import sys
 import textwrap
+import types
 from typing import Any
 
 import jax
@@ -13,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from interleaved import Statement, group
-from peers import BY_CHILDREN, FIELDS, LIBRARIES, NAMES, OURS, arrays, class_text, nodes, peer, statics
+from peers import BY_CHILDREN, FIELDS, LIBRARIES, NAMES, OURS, SPELLINGS, arrays, class_text, nodes, peer, statics
 
 from treewright import pytree_dataclass, static
 
@@ -75,6 +78,51 @@ def test_construction(name: str, children: int) -> Statement:
 def test_construction_of_a_twin(name: str, children: int) -> Statement:
     statement, names = construction(name, children)
     return statement, {**names, "first": names["make"](**{key: names[key] for key in names if key != "make"})}
+
+
+# What runs in Python: a node of two floats, with a method. `Checked` has a `__post_init__` too.
+
+SMALL = ("flax.struct", "register_dataclass", "equinox", "treewright.Module")
+BODY = "    a: float\n    b: float\n    def total(self): return self.a\n"
+CHECK = "    def __post_init__(self): assert self.a\n"
+
+
+@functools.cache
+def small(name: str) -> Any:
+    """`Small` and `Checked` in the spelling of a library, in a module where `pickle` finds them."""
+    spelling, module = SPELLINGS[name], types.ModuleType("small_" + name.replace(".", "_"))
+    sys.modules[module.__name__] = module
+    text = f"import jax\n{spelling.imports}\n"
+    for cls, body in (("Small", BODY), ("Checked", BODY + CHECK)):
+        text += f"{spelling.decorators}class {cls}{spelling.base}:\n{body}"
+    exec(text, vars(module))  # noqa: S102
+    return module
+
+
+@group(*SMALL, title="compare two nodes with ==")
+def test_equality(name: str) -> Statement:
+    return "a == b", {"a": small(name).Small(0.1, 0.2), "b": small(name).Small(0.1, 0.2)}
+
+
+@group(*SMALL, title="hash a node")
+def test_hash(name: str) -> Statement:
+    return "hash(node)", {"node": small(name).Small(0.1, 0.2)}
+
+
+@group(*SMALL, title="pickle 100 nodes and load them")
+def test_pickle(name: str) -> Statement:
+    nodes_to_pickle = [small(name).Small(0.1, float(i)) for i in range(100)]
+    return "loads(dumps(nodes))", {"loads": pickle.loads, "dumps": pickle.dumps, "nodes": nodes_to_pickle}
+
+
+@group(*SMALL, title="call a method of a node")
+def test_method(name: str) -> Statement:
+    return "node.total()", {"node": small(name).Small(0.1, 0.2)}
+
+
+@group(*SMALL, title="construct a node with a __post_init__")
+def test_post_init(name: str) -> Statement:
+    return "Checked(0.1, 0.2)", {"Checked": small(name).Checked}
 
 
 # few, because JAX never frees a class

@@ -304,7 +304,13 @@ def _of_array(value: Any, holder: Holder) -> Comparison:
 
 
 def _of_function(value: types.FunctionType, holder: Holder) -> Comparison:
-    """By code, globals, captured variables and defaults. An importable function is compared by identity."""
+    """By code, globals, captured variables and defaults. An importable function is compared by identity.
+
+    jax.nn.relu              by identity, a constant
+    optax.adam(0.1).update   by parts: a library's, which captured constants (`inner` is "library")
+    lambda x: jnp.tanh(x)    by parts: closed
+    lambda x: x * step       by identity: it captures `step`, which can change
+    """
     code = value.__code__
     module = value.__globals__.get("__name__")
     from_library = is_library(module)

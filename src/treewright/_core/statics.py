@@ -94,9 +94,12 @@ class _Entry(weakref.ref[Statics]):
 class StaticTable:
     """Weak references to the statics of one class that are in use.
 
-    `in_use` finds them by their keys. `by_value` finds most of them without computing a key: its own keys are
-    `(*types, *values)`, for combinations in which type and `==` are exact. The generated `__init__` reads it directly.
-    `by_id` finds objects that came twice, unless their keys may change, and constants.
+    `in_use` finds them by their keys, the other two without computing a key:
+
+        Net(x, "relu")   # in `by_value`, as (str, "relu"): type and `==` are exact. The generated `__init__` reads it.
+        Net(x, adam)     # by its key: its parts are many
+        Net(x, adam)     # by its key; the same object came twice, so it is in `by_id` now, with what must not change
+        Net(x, adam)     # in `by_id`, if what must not change has not
 
     Without an equal node, a node would build the key of its statics again, in ten times as long (benchmarks: node). So
     the last statics that contain only constants are kept alive; those with an object of the user's live as long as

@@ -106,17 +106,18 @@ def _places(run: Run) -> Sequence[Any] | None:
         return places if all(id(value) in run.read for value in run.values) else None
     if run.structure is not ONE:
         reject_overlaps(certain)
-    return places if any(_is_confirmed(run, places, certain, make) for make in (quick_stand_in, stand_in)) else None
+    is_confirmed = _is_confirmed(run, places, certain, quick_stand_in) or _is_confirmed(run, places, certain, stand_in)
+    return places if is_confirmed else None
 
 
 def _is_confirmed(run: Run, places: Sequence[Place | None], certain: Sequence[Place], make: Callable[..., Any]) -> bool:
     """Whether the function returns other objects if the tree has these at the places."""
     others = [make(place.value) for place in certain]
-    changes = [(place.path, other) for place, other in zip(certain, others, strict=True)]
     try:
         if len(others) == 1:  # in half the time
             result = run.where(certain[0].with_value(others[0], with_parts))
         else:
+            changes = [(place.path, other) for place, other in zip(certain, others, strict=True)]
             result = run.where(with_values(run.root.value, changes, copied=with_parts))
         returned = [result] if run.structure is ONE else run.structure.flatten_up_to(result)
     except Exception:  # noqa: BLE001  the function computes with the value

@@ -47,6 +47,15 @@ def _size(batch: tuple[int, ...]) -> Any:
 
 
 def _argument_differences(old: Signature, new: Signature, compare: Comparator) -> Iterator[Difference]:
+    """The differences of the arguments, by name.
+
+    Of `def f(x, k=1)`, in two calls:
+
+    f(x), f(x, 2)        k is not passed, and then not its default: 1 (default) -> 2
+    f(x), f(x, 1)        its default is passed: one more argument
+    f(x, 2), f(x, k=2)   by position, and then by keyword
+    f(x, 2), f(x, 3)     static: two values; traced: a leaf in both, so no difference
+    """
     for name in dict.fromkeys((*old.passed, *new.passed)):
         a, b = old.arguments.get(name, ABSENT), new.arguments.get(name, ABSENT)
         default, default_tree = new.defaults.get(name, (ABSENT, ABSENT))
