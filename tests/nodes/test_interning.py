@@ -168,7 +168,8 @@ def test_statics_of_users_live_as_long_as_their_nodes(make: Callable[[], Any]) -
     assert number_after_collection(table) == 0
 
 
-def test_rules_that_are_defined_after_the_node_are_its_own() -> None:
+@pytest.mark.parametrize("decorator", [jax.custom_jvp, jax.custom_vjp])
+def test_rules_that_are_defined_after_the_node_are_its_own(decorator: Any) -> None:
     class Net(Module):
         x: Any
         act: Any = static()
@@ -176,10 +177,13 @@ def test_rules_that_are_defined_after_the_node_are_its_own() -> None:
     def double(x: Any) -> Any:
         return 2 * x
 
-    acts = [jax.custom_vjp(double), jax.custom_vjp(double)]
+    acts = [decorator(double), decorator(double)]
     nets = [Net(1.0, act) for act in acts]
     for act, factor in zip(acts, (3.0, 5.0), strict=True):
-        act.defvjp(lambda x: (2 * x, None), lambda _, g, factor=factor: (factor * g,))
+        if decorator is jax.custom_jvp:
+            act.defjvps(lambda t, _ans, _x, factor=factor: factor * t)
+        else:
+            act.defvjp(lambda x: (2 * x, None), lambda _, g, factor=factor: (factor * g,))
 
     assert [float(jax.grad(net.act)(1.0)) for net in nets] == [3.0, 5.0]
 

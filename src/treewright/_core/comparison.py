@@ -246,7 +246,7 @@ def _of_custom_rule(value: Any, holder: Holder) -> Comparison:
     attributes = instance_attributes(value)
     function = attributes.pop("__wrapped__", None)
     parts: Parts = (("function", _inside(holder), {"__wrapped__": function}), ("option", "library", attributes))
-    if None in (attributes.get("jvp", 0), attributes.get("fwd", 0)):
+    if None in (getattr(value, "jvp", 0), getattr(value, "fwd", 0)):  # `jvp` is an attribute of the class until then
         return _changeable("has no rules yet", parts)
     return Comparison("parts", (type(value), Unchanged(value)), parts, may_recur=True)
 
