@@ -19,6 +19,7 @@ from treewright._base.functions import (
     C_METHOD_TYPES,
     METHOD_TYPES,
     MISSING,
+    attribute_of,
     instance_attributes,
     is_library_function,
     is_standard_class,
@@ -136,7 +137,7 @@ def _of_object(value: Any) -> dict[str, Any]:
 
 def _of_wrapper(value: Any, parts: Parts) -> Parts:
     """The wrapped function and the options of `jit`, `grad`, `vmap` or a wrapper class; empty for other values."""
-    wrapped = getattr(value, "__wrapped__", None) if callable(value) else None
+    wrapped = attribute_of(value, "__wrapped__") if callable(value) else None
     is_users = isinstance(value, METHOD_TYPES) or (
         isinstance(value, types.FunctionType) and not is_library_function(value)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 
 from tests.nodes.test_kinds import EXAMPLES, FUNCTIONS, NAMES, nested
 from treewright import Module, diff, explain, explain_retraces, static
+from treewright.errors import StaticWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +54,66 @@ def test_explain_finds_a_difference_at_any_depth_and_size(old: Any, new: Any, li
     step: Any = jax.jit(function, static_argnums=1)
 
     assert line in str(explain(step, (1.0, old), (1.0, new)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "change"),
+    [
+        (b"x" * 60 + b"a" + b"x" * 60, b"x" * 60 + b"b" + b"x" * 60, f"...{'x' * 13}a{'x' * 26}... -> ...{'x' * 13}b"),
+        pytest.param(
+            10**300, 10**300 + 10**100, "0952f4dd1000000000000000000... -> ...eaeb442e15d451", id="300 digits"
+        ),
+        pytest.param(10**5000, 10**5000 + 1, "...00000000000000 -> ...00000000000001", id="5000 digits"),
+        (list[int], list[float], "list[int] -> list[float]"),
+        (Literal[1], Literal[2], "typing.Literal[1] -> typing.Literal[2]"),
+    ],
+)
+def test_a_difference_shows_where_two_similar_values_differ(old: Any, new: Any, change: str) -> None:
+    [difference] = diff(Holder(old), Holder(new))
+
+    assert change in str(difference)
+    assert "same text" not in str(difference)
+
+
+class FailsOnLookup:
+    """A callable that reads attributes from a dict."""
+
+    def __getattr__(self, name: str) -> Any:
+        return {}[name]
+
+    def __call__(self) -> None: ...
+
+
+class FailsOnComparison:
+    """A value that equals itself, and can't be compared with others."""
+
+    def __eq__(self, other: object) -> bool:
+        if self is not other:
+            raise ValueError("not comparable")
+        return True
+
+    def __hash__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("make", "part"),
+    [
+        (lambda: FailsOnLookup(), "create it once and reuse it"),
+        (lambda: (FailsOnLookup(),), "create it once and reuse it"),
+        (lambda: [FailsOnComparison()].append, "list.append -> list.append"),
+        (iter([slice(1), slice(True)]).__next__, "slice(None, 1, None) -> slice(None, True, None)"),
+    ],
+)
+def test_explain_reports_values_whose_methods_fail(make: Callable[[], Any], part: str) -> None:
+    def function(holder: Holder) -> Any:
+        return 0
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StaticWarning)
+        holders = [Holder(make()), Holder(make())]
+
+    assert part in str(explain(jax.jit(function), (holders[0],), (holders[1],)))
 
 
 @pytest.mark.parametrize(

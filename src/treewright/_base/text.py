@@ -95,6 +95,8 @@ def _scalar_number(value: Any) -> Any:
 
 def function_text(value: Any, *, with_module: bool = False) -> str | None:
     """The name of a function or class, or the file and line of a lambda; None for other values."""
+    if type(value).__module__ in {"types", "typing"}:  # `list[int]` has the name of `list`
+        return None
     name = attribute_of(value, "__qualname__")
     if isinstance(value, types.MethodType) or not callable(value) or not isinstance(name, str):
         return None

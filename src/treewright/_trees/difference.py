@@ -110,6 +110,8 @@ def two_texts(left: Any, right: Any, *, reason: str = "") -> Sequence[str]:
         return texts
     if isinstance(left, str) and isinstance(right, str):
         return excerpts((left, right), LENGTH // 2, show=repr)
+    if left != right and type(left) is type(right) and type(left) in {int, bytes}:  # Python limits decimal digits
+        return excerpts([hex(side) if type(side) is int else repr(side) for side in (left, right)], LENGTH // 2)
     texts = short_text(left, with_module=True), short_text(right, with_module=True)
     if texts[0] != texts[1]:
         return texts
