@@ -19,7 +19,7 @@ from treewright._base.text import did_you_mean, short_text, with_article
 from treewright._core import is_node, note
 from treewright._reports import counted
 from treewright._trees.level import is_none
-from treewright._trees.pattern import Step, below, key_of, listed, missing_place, name_in, parse, with_items
+from treewright._trees.pattern import Step, below, key_of, listed, matching, missing_place, name_in, parse, with_items
 from treewright._trees.places import Place, note_redefined_classes, walk
 from treewright._trees.selection import HOW_CALLED, Selection, select_by_function
 from treewright.errors import MissingPlaceError
@@ -128,13 +128,6 @@ def _search(places: Iterable[Place], no_match: Callable[[], str]) -> Selection:
     return Selection(found, is_search=True)
 
 
-def _topmost(places: Iterable[Place]) -> list[Place]:
-    """Each place once, without those inside another of them."""
-    found = [(place.path, place) for place in places]
-    by_key = _by_key(place for _, place in reversed(found))
-    return [place for path, place in found if _first_on(path, by_key) is place]
-
-
 def _by_key(places: Iterable[Place]) -> dict[Any, Any]:
     """Places in nested dicts, by the keys in their paths: `[0].bias` is in `{[0]: {.bias: {_HERE: place}}}`."""
     by_key: dict[Any, Any] = {}
@@ -213,7 +206,7 @@ def jax_error_text(error: ValueError) -> str:
 def _by_path(root: Place, where: str) -> Selection:
     steps = parse(where)
     if not all(step.is_literal for step in steps):
-        return _search(_topmost(_expand(root, steps)), lambda: _no_match(root, where))
+        return _search(matching(root, steps), lambda: _no_match(root, where))
     place = root
     for step in steps:
         key = key_of(place, step)
@@ -232,22 +225,6 @@ def _anywhere(root: Place, steps: Sequence[Step]) -> str:
     keys = [place.key for place in walk(root, Place.entries) if place.parent and name_in(place.key) == name]
     patterns = dict.fromkeys(f'"**{key}"' for key in keys)
     return f" To select it at any depth, write {' or '.join(patterns)}." if patterns else ""
-
-
-def _expand(place: Place, steps: Sequence[Step]) -> Iterator[Place]:
-    if not steps:
-        yield place
-        return
-    step, rest = steps[0], steps[1:]
-    if step.kind == "deep":
-        reached: Iterable[Place | None] = walk(place, Place.entries)
-    elif step.is_literal:
-        reached = [place.child(key_of(place, step))]
-    else:
-        reached = (entry for entry in place.entries() if step.matches(entry.key))
-    for inner in reached:
-        if inner is not None:
-            yield from _expand(inner, rest)
 
 
 def _no_match(root: Place, where: str) -> str:
