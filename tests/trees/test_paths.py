@@ -36,12 +36,45 @@ TREE = {"layers": [Layer(1, 2), Layer(3, None)], "rest": (Point(4), {"*": 5}), "
         ("**[1]", ["['layers'][1]", "['rest'][1]"]),
         ('**["rest"][0].*', ["['rest'][0].x"]),
         ("[*]", ["['layers']", "['rest']", "['a*']"]),
+        ("**[-1]", ["['layers'][1]", "['rest'][0].x", "['rest'][1]"]),
+        ("**[0]**.x", ["['rest'][0].x"]),
+        ("**[0].**.x", ["['rest'][0].x"]),
         ("**['a*']", ["['a*']"]),
         ("**['*']", ["['rest'][1]['*']"]),
     ],
 )
 def test_a_pattern_selects_matching_places(pattern: str, places: list[str]) -> None:
     assert list(at(TREE, pattern).get()) == places
+
+
+class Pair(Module):
+    """A node whose fields have the names of the steps below."""
+
+    a: Any
+    ab: Any
+
+
+# What a step may be, as a regular expression for the text of a path.
+STEPS = {"**": r"(\.\w+|\[.*?\])*", ".a": r"\.a", ".ab": r"\.ab", ".*b": r"\.\w*b", "[1]": r"\[1\]", "[*]": r"\[.*?\]"}
+TREES: Any = st.recursive(
+    st.integers(0, 9),
+    lambda inner: st.builds(Pair, inner, inner) | st.lists(inner, max_size=3) | st.dictionaries(st.just("a"), inner),
+    max_leaves=12,
+)
+
+
+def selected(tree: Any, where: Any) -> list[str]:
+    try:
+        return list(at(tree, where).get())
+    except MissingPlaceError:
+        return []
+
+
+@given(TREES, st.lists(st.sampled_from([*STEPS]), max_size=3))
+def test_a_pattern_selects_the_topmost_places_in_the_order_of_the_tree(tree: Any, steps: list[str]) -> None:
+    expression = re.compile("".join(STEPS[step] for step in ["**", *steps]))
+
+    assert selected(tree, "".join(["**", *steps])) == selected(tree, lambda path, _: bool(expression.fullmatch(path)))
 
 
 @pytest.mark.parametrize(("text", "rest"), [("a b", " b"), ("[x]", "[x]"), (".a..b", "..b"), (".a[", "[")])

@@ -68,6 +68,17 @@ def test_every_leaf_and_static_has_a_row() -> None:
     )
 
 
+def test_a_value_that_is_a_static_and_a_child_has_both_rows() -> None:
+    half = 0.5
+    assert [row.cells()[:5] for row in summary([Linear(half, half), Static(half), half]).rows] == [
+        ("[0].kernel = 0.5", "Linear", "child", "", "float"),
+        ("[0].activation = 0.5", "Linear", "static", "", ""),
+        ("[0].bias = None", "Linear", "child", "", ""),
+        ("[1].value = 0.5", "Static", "static", "", ""),
+        ("[2] = 0.5", "list", "child", "", "float"),
+    ]
+
+
 def test_totals_equal_count_and_nbytes_at_every_depth() -> None:
     net = small_net()
     for depth in (None, 1, 2, 3):

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from treewright._base.jax_private import (
     DictKey,
@@ -114,6 +115,11 @@ def level_of(value: Any) -> Level | None:
         return None
     children = tuple((path[0], child) for path, child in entries)
     return Level(cls, data[1], _named_statics(data[1], [key for key, _ in children], value), children)
+
+
+def is_leaf_class(cls: type[Any]) -> bool:
+    """Whether nothing is below any instance of a class, for certain. Cache it: it takes longer than most of a walk."""
+    return cls in LEAVES or issubclass(cls, (jax.Array, Tracer))
 
 
 def leaf_type_of(leaf: Any) -> LeafType:

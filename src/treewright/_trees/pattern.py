@@ -3,8 +3,9 @@
 import ast
 import contextlib
 import dataclasses
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
@@ -12,12 +13,13 @@ from treewright._base.functions import earlier_class_hint
 from treewright._base.jax_private import DictKey, GetAttrKey, Key, SequenceKey
 from treewright._base.text import class_name, did_you_mean, short_text
 from treewright._reports import first_lines
+from treewright._trees.level import is_leaf_class
 from treewright._trees.places import Place, all_entries
 from treewright.errors import MissingPlaceError
 
 _STEP = re.compile(
-    r"""(?P<deep>\*\*)
-    | \.?(?P<field>[^\W\d][\w*]*|\*[\w*]*)
+    r"""(?P<deep>\.?\*\*)
+    | \.?(?P<field>(?:[^\W\d]|\*(?!\*))(?:\w|\*(?!\*))*)
     | \[\*\]""",
     re.VERBOSE,
 )
@@ -44,11 +46,11 @@ class Step:
         """Whether the step matches at most one place."""
         return self.kind == "item" or (self.kind == "field" and "*" not in str(self.name))
 
-    def matches(self, key: Key) -> bool:
-        """Whether a step with a wildcard matches this key."""
-        if isinstance(key, GetAttrKey):
-            return self.kind == "field" and fnmatchcase(key.name, str(self.name))
-        return self.kind == "every item"
+    def matches(self, field: str | None) -> bool:
+        """Whether the step may be a field of this name, or for None any item."""
+        if self.kind == "field":
+            return field is not None and fnmatchcase(field, self.name)
+        return self.kind == "deep" or (self.kind == "every item" and field is None)
 
 
 def parse(text: str) -> tuple[Step, ...]:
@@ -95,6 +97,40 @@ def with_items(text: str) -> str:
 
 def key_of(place: Place, step: Step) -> Key:
     return GetAttrKey(str(step.name)) if step.kind == "field" else item_key(place.value, step.name)
+
+
+def matching(root: Place, steps: Sequence[Step]) -> Iterator[Place]:
+    """The topmost places at the end of the steps, in the order of the tree.
+
+    Each place has the indices of the steps that may come next. For `**.bias` these are 0 and 1 at the root and below
+    it, and 2, the end, at a field named bias.
+    """
+
+    def ready(indices: Iterable[int]) -> frozenset[int]:
+        """The steps that may come next, with those after a `**`, which may stand for no step."""
+        found = set(indices)
+        found.update(i + 1 for i, step in enumerate(steps) if step.kind == "deep" and i in found)
+        return frozenset(found)
+
+    @functools.cache  # nodes of a class have the same fields, and most items differ only in their index
+    def after(now: frozenset[int], field: str | None, items: tuple[int, ...]) -> frozenset[int]:
+        return ready(i + (steps[i].kind != "deep") for i in now if i in items or steps[i].matches(field))
+
+    is_leaf: Callable[[Any], bool] = functools.cache(is_leaf_class)
+    queue = [(root, ready([0]))]
+    while queue:
+        place, now = queue.pop()
+        if len(steps) in now:
+            yield place
+            continue
+        keys = [(i, item_key(place.value, steps[i].name)) for i in now if steps[i].kind == "item"]
+        inner = []
+        for key, child in all_entries(place.value) or ():
+            items = tuple(i for i, item in keys if item == key) if keys else ()
+            then = after(now, key.name if isinstance(key, GetAttrKey) else None, items)
+            if len(steps) in then or (then and not is_leaf(type(child))):
+                inner.append((Place(child, key, place), then))
+        queue.extend(reversed(inner))
 
 
 # Places that exist, and those that do not

@@ -14,7 +14,7 @@ from treewright._base.functions import attribute_of
 from treewright._base.jax_private import GetAttrKey
 from treewright._base.text import class_name
 from treewright._core import FieldInfo, FieldKind, flat_form, info_of, is_node
-from treewright._trees.level import LEAVES, level_of, reject_classes
+from treewright._trees.level import is_leaf_class, level_of, reject_classes
 
 
 class Item(NamedTuple):
@@ -28,11 +28,6 @@ class Item(NamedTuple):
     group: "Item | None" = None  # the subtree at the depth at which a table sums up, if this is deeper
 
 
-def _is_leaf_class(cls: type[Any]) -> bool:
-    """Whether all instances of a class are leaves."""
-    return cls is not type(None) and (cls in LEAVES or issubclass(cls, (jax.Array, Tracer)))
-
-
 def items_of(tree: Any, depth: int | None = None) -> Iterator[Item]:
     """All leaves, `None`s and statics, in the order of the fields, and in JAX's order in containers.
 
@@ -42,7 +37,7 @@ def items_of(tree: Any, depth: int | None = None) -> Iterator[Item]:
     queue = [Item("", tree, class_name(tree), "child")]
     fields: dict[type[Any], list[tuple[str, FieldInfo]]] = {}
     # Cached: the check takes longer than the rest of the loop.
-    is_leaf: Callable[[Any], bool] = functools.cache(_is_leaf_class)
+    is_leaf: Callable[[Any], bool] = functools.cache(is_leaf_class)
     while queue:
         item = queue.pop()
         path, value, owner, kind, steps, group = item
@@ -58,7 +53,7 @@ def items_of(tree: Any, depth: int | None = None) -> Iterator[Item]:
                     inner: FieldKind = "buffer" if kind == "buffer" and not field.is_static else field.kind
                     queue.append(Item(path + key, child, cls.__qualname__, inner, *below))
             continue
-        level = None if kind == "static" or value is None or is_leaf(cls) else level_of(value)
+        level = None if kind == "static" or is_leaf(cls) else level_of(value)
         if level is None:
             yield item
         else:

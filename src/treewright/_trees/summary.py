@@ -2,6 +2,7 @@
 
 import dataclasses
 import html
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from treewright._base.text import array_text, class_name, cut_text, short_text, 
 from treewright._core import flat_form, is_node
 from treewright._reports import counted, first_names, table
 from treewright._trees.level import reject_classes
-from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of, itemsize_of
+from treewright._trees.sizes import Item, aliases_in, elements_in, items_of, itemsize_of
 
 _MAX_LENGTH = 40  # characters of a static or another value that is not an array
 _HEAD = ("path", "class", "kind", "shape", "dtype", "count", "bytes", "sharding")
@@ -140,45 +141,45 @@ def summary(tree: object, *, depth: int | None = None) -> Summary:
     reject_classes("summary", tree)
     items = list(items_of(tree, steps))
     tied = {id(item): first.path for first, *others in aliases_in(items) for item in others}
-    dtypes: dict[object, str] = {}
-    groups: dict[int, list[Item]] = {}
-    for item in items:
-        groups.setdefault(id(item.group or item), []).append(item)
+    texts: dict[object, str] = {}
     rows = tuple(
-        _row(parts[0], tied, dtypes) if parts[0].group is None else _merged_row(parts[0].group, parts, tied)
-        for parts in groups.values()
+        _row(first, tied, texts) if first.group is None else _merged_row(first.group, [first, *others], tied)
+        for _, (first, *others) in itertools.groupby(items, lambda item: id(item.group or item))
     )
     leaves = [item for item in items if item.kind != "static"]
     return Summary(class_name(tree), rows, _total(rows, leaves, tied), tuple(_notes(tree, leaves)))
 
 
-def _row(item: Item, tied: Mapping[int, str], dtypes: dict[object, str]) -> Row:
-    """The row of a leaf or static. `dtypes` has the texts of the dtypes so far, which take longer than the rest."""
+def _row(item: Item, tied: Mapping[int, str], texts: dict[object, str]) -> Row:
+    """The row of a leaf or static. `texts` has those of dtypes and statics so far, which take longer than the rest."""
     value, path = item.value, item.path or "the tree itself"
-    dtype = "" if item.kind == "static" else _dtype_of_array(value, dtypes)
+    is_static = item.kind == "static"
+    dtype = "" if is_static else _dtype_of_array(value, texts)
     first = tied.get(id(item))
     if first is not None:
         path = f"{path} = {first}"
     elif not dtype:
-        path = f"{path} = {cut_text(text(value), _MAX_LENGTH)}"
+        if id(value) not in texts:
+            texts[id(value)] = cut_text(text(value), _MAX_LENGTH)
+        path = f"{path} = {texts[id(value)]}"
     kind = "tied" if first is not None else item.kind
-    if item.kind == "static" or not (dtype or elements_in(value)):
+    count = 0 if is_static else elements_in(value)
+    if not (dtype or count):
         return Row(path, item.owner, kind)
     shape = f"[{','.join(map(str, value.shape))}]" if dtype else ""
-    return Row(
-        path, item.owner, kind, shape, dtype or _dtype(value), elements_in(value), bytes_in(value), _sharding(value)
-    )
+    nbytes = count and count * itemsize_of(value)
+    return Row(path, item.owner, kind, shape, dtype or _dtype(value), count, nbytes, _sharding(value))
 
 
-def _dtype_of_array(value: Any, dtypes: dict[object, str]) -> str:
+def _dtype_of_array(value: Any, texts: dict[object, str]) -> str:
     """The dtype of an array, such as `f32`; empty for other values."""
     dtype = attribute_of(value, "dtype")
     if not isinstance(dtype, np.dtype):
         return "" if array_text(value) is None else _dtype(value)
     key = type(value), dtype
-    if key not in dtypes:
-        dtypes[key] = "" if array_text(value) is None else _dtype(value)
-    return dtypes[key]
+    if key not in texts:
+        texts[key] = "" if array_text(value) is None else _dtype(value)
+    return texts[key]
 
 
 def _merged_row(group: Item, items: Sequence[Item], tied: Collection[int]) -> Row:

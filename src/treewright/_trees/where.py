@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,12 +19,11 @@ from treewright._base.text import did_you_mean, short_text, with_article
 from treewright._core import is_node, note
 from treewright._reports import counted
 from treewright._trees.level import is_none
-from treewright._trees.pattern import Step, below, key_of, listed, missing_place, name_in, parse, with_items
+from treewright._trees.pattern import Step, below, key_of, listed, matching, missing_place, name_in, parse, with_items
 from treewright._trees.places import Place, note_redefined_classes, walk
 from treewright._trees.selection import HOW_CALLED, Selection, select_by_function
 from treewright.errors import MissingPlaceError
 
-_HERE = object()
 _BOOLS = frozenset({bool, np.bool_})
 _FORMS = "where= must be a path, a function, a predicate, a class or a mask (a tree of bools), but got "
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
@@ -57,13 +56,27 @@ def chosen_leaves(tree: Any, where: Any) -> list[bool]:
     selected = _selected(Place(tree), where)
     if not isinstance(selected, Selection):
         return selected
-    by_key = _by_key(selected.places)
-    above = [_first_on(path, by_key) for path, _ in jax_trees.tree_leaves_with_path(tree)]
+    below: dict[Any, Any] = {}  # the places by the keys from the root to them: {None: {[0]: {.bias: place}}}
+    for place in selected.places:
+        inner = below
+        *parents, key = None, *place.path
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[key] = place
+    above = [_place_above(path, below[None]) for path, _ in jax_trees.tree_leaves_with_path(tree)]
     reached = {id(place) for place in above}
     without = [place for place in selected.places if id(place) not in reached]
     if without and not (selected.is_search and any(above)):
         raise ValueError(_without_leaves(without, tree))
     return [place is not None for place in above]
+
+
+def _place_above(path: Path, below: Any) -> Place | None:
+    for key in path:
+        if type(below) is not dict:
+            break
+        below = below.get(key)
+    return below if isinstance(below, Place) else None
 
 
 def _without_leaves(places: Sequence[Place], tree: Any) -> str:
@@ -128,34 +141,6 @@ def _search(places: Iterable[Place], no_match: Callable[[], str]) -> Selection:
     return Selection(found, is_search=True)
 
 
-def _topmost(places: Iterable[Place]) -> list[Place]:
-    """Each place once, without those inside another of them."""
-    found = [(place.path, place) for place in places]
-    by_key = _by_key(place for _, place in reversed(found))
-    return [place for path, place in found if _first_on(path, by_key) is place]
-
-
-def _by_key(places: Iterable[Place]) -> dict[Any, Any]:
-    """Places in nested dicts, by the keys in their paths: `[0].bias` is in `{[0]: {.bias: {_HERE: place}}}`."""
-    by_key: dict[Any, Any] = {}
-    for place in places:
-        inner = by_key
-        for key in place.path:
-            inner = inner.setdefault(key, {})
-        inner[_HERE] = place
-    return by_key
-
-
-def _first_on(path: Path, by_key: Mapping[Any, Any]) -> Place | None:
-    """The first of these places on a path."""
-    for key in path:
-        if _HERE in by_key or key not in by_key:
-            break
-        by_key = by_key[key]
-    place: Place | None = by_key.get(_HERE)
-    return place
-
-
 # A mask
 
 
@@ -213,7 +198,7 @@ def jax_error_text(error: ValueError) -> str:
 def _by_path(root: Place, where: str) -> Selection:
     steps = parse(where)
     if not all(step.is_literal for step in steps):
-        return _search(_topmost(_expand(root, steps)), lambda: _no_match(root, where))
+        return _search(matching(root, steps), lambda: _no_match(root, where))
     place = root
     for step in steps:
         key = key_of(place, step)
@@ -232,22 +217,6 @@ def _anywhere(root: Place, steps: Sequence[Step]) -> str:
     keys = [place.key for place in walk(root, Place.entries) if place.parent and name_in(place.key) == name]
     patterns = dict.fromkeys(f'"**{key}"' for key in keys)
     return f" To select it at any depth, write {' or '.join(patterns)}." if patterns else ""
-
-
-def _expand(place: Place, steps: Sequence[Step]) -> Iterator[Place]:
-    if not steps:
-        yield place
-        return
-    step, rest = steps[0], steps[1:]
-    if step.kind == "deep":
-        reached: Iterable[Place | None] = walk(place, Place.entries)
-    elif step.is_literal:
-        reached = [place.child(key_of(place, step))]
-    else:
-        reached = (entry for entry in place.entries() if step.matches(entry.key))
-    for inner in reached:
-        if inner is not None:
-            yield from _expand(inner, rest)
 
 
 def _no_match(root: Place, where: str) -> str:
