@@ -96,11 +96,20 @@ class FailsOnComparison:
         return 1
 
 
+class ClassFailsOnComparison(type):
+    def __eq__(cls, other: object) -> bool:
+        raise ValueError("not comparable")
+
+    def __hash__(cls) -> int:
+        return 1
+
+
 @pytest.mark.parametrize(
     ("make", "part"),
     [
         (lambda: FailsOnLookup(), "create it once and reuse it"),
         (lambda: (FailsOnLookup(),), "create it once and reuse it"),
+        (lambda: ClassFailsOnComparison("Model", (), {}), "two classes are named Model"),
         (lambda: [FailsOnComparison()].append, "list.append -> list.append"),
         (iter([slice(1), slice(True)]).__next__, "slice(None, 1, None) -> slice(None, True, None)"),
     ],
@@ -114,6 +123,7 @@ def test_explain_reports_values_whose_methods_fail(make: Callable[[], Any], part
         holders = [Holder(make()), Holder(make())]
 
     assert part in str(explain(jax.jit(function), (holders[0],), (holders[1],)))
+    assert " -> " in str(diff(*holders)[0])
 
 
 @pytest.mark.parametrize(

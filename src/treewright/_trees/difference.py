@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 
-from treewright._base.functions import BY_VALUE, public
+from treewright._base.functions import BY_VALUE, attribute_of, public
 from treewright._base.jax_private import Path, path_text
 from treewright._base.text import LENGTH, cut_text, short_text
 from treewright._reports import excerpts
@@ -110,7 +110,7 @@ def two_texts(left: Any, right: Any, *, reason: str = "") -> Sequence[str]:
         return texts
     if isinstance(left, str) and isinstance(right, str):
         return excerpts((left, right), LENGTH // 2, show=repr)
-    if left != right and type(left) is type(right) and type(left) in {int, bytes}:  # Python limits decimal digits
+    if type(left) is type(right) and type(left) in {int, bytes} and left != right:  # Python limits decimal digits
         return excerpts([hex(side) if type(side) is int else repr(side) for side in (left, right)], LENGTH // 2)
     texts = short_text(left, with_module=True), short_text(right, with_module=True)
     if texts[0] != texts[1]:
@@ -125,8 +125,8 @@ def two_texts(left: Any, right: Any, *, reason: str = "") -> Sequence[str]:
 
 def describe_apart(left: Any, right: Any) -> Sequence[str] | None:
     """What distinguishes two meshes or shardings whose texts are equal; None for other values."""
-    sides = [getattr(side, "kept", None) or side for side in (left, right)]  # of snapshots
-    meshes = [getattr(side, "mesh", side) for side in sides]
+    sides = [attribute_of(side, "kept") or side for side in (left, right)]  # of snapshots
+    meshes = [attribute_of(side, "mesh") or side for side in sides]
     if all(isinstance(mesh, jax.sharding.Mesh) for mesh in meshes):
         devices = [", ".join(str(device.id) for device in mesh.devices.flat) for mesh in meshes]
     elif all(isinstance(side, jax.sharding.Sharding) for side in sides):
