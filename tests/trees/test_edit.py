@@ -8,6 +8,7 @@ from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import pytest
 
 from treewright import Module, buffer, edit, field, pytree_dataclass, static
@@ -208,3 +209,38 @@ def test_edit_rejects_a_node_inside_itself() -> None:
     inside_itself = r"^A draft of a Net was put inside itself, so the Net would contain itself\.$"
     with pytest.raises(NodeInitError, match=inside_itself), edit(small_net()) as draft:
         draft.layers[0].bias = (draft,)
+
+
+def test_the_last_entry_of_a_dict_can_be_deleted() -> None:
+    class Table(Module):
+        entries: dict[str, Any]
+
+    table = Table({"a": 1.0, "b": 2.0})
+    with edit(table) as draft:
+        del draft.entries["b"]
+    assert (draft.entries, table.entries) == ({"a": 1.0}, {"a": 1.0, "b": 2.0})
+
+
+def test_a_draft_shares_numpy_arrays_that_can_not_change() -> None:
+    class Statistics(Module):
+        mean: Any
+
+    fixed, free = np.ones(2), np.ones(2)
+    fixed.flags.writeable = False
+    with edit(Statistics([fixed, free])) as draft:
+        assert draft.mean[0] is fixed
+        assert draft.mean[1] is not free
+
+
+def test_reading_a_cached_property_of_a_draft_assigns_nothing() -> None:
+    class Layer(Module):
+        kernel: Any
+
+        @functools.cached_property
+        def double(self) -> Any:
+            return 2 * self.kernel
+
+    with edit(Layer(1.0)) as draft:
+        assert draft.double == 2.0
+        draft.kernel = 3.0
+    assert draft.double == 6.0

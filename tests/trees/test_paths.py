@@ -70,19 +70,30 @@ def selected(tree: Any, where: Any) -> list[str]:
         return []
 
 
-@given(TREES, st.lists(st.sampled_from([*STEPS]), max_size=3))
+@given(
+    st.builds(Pair, TREES, st.builds(Pair, TREES, TREES)), st.lists(st.sampled_from([*STEPS]), min_size=1, max_size=3)
+)
 def test_a_pattern_selects_the_topmost_places_in_the_order_of_the_tree(tree: Any, steps: list[str]) -> None:
     expression = re.compile("".join(STEPS[step] for step in ["**", *steps]))
 
     assert selected(tree, "".join(["**", *steps])) == selected(tree, lambda path, _: bool(expression.fullmatch(path)))
 
 
-@pytest.mark.parametrize(("text", "rest"), [("a b", " b"), ("[x]", "[x]"), (".a..b", "..b"), (".a[", "[")])
+@pytest.mark.parametrize(
+    ("text", "rest"), [("a b", " b"), ("[x]", "[x]"), ("[0]a", "a"), (".a..b", "..b"), (".a[", "[")]
+)
 def test_invalid_paths_are_rejected_at_the_wrong_step(text: str, rest: str) -> None:
     with pytest.raises(ValueError, match="is not a path") as caught:
         at(TREE, text)
 
     assert str(caught.value).startswith(f"{text!r} is not a path: {rest!r} is not a step.")
+
+
+@pytest.mark.parametrize("index", [-3, 2])
+def test_an_index_outside_of_a_list_is_no_place(index: int) -> None:
+    with pytest.raises(MissingPlaceError, match=rf" has no \[{index}\]. It has \[0\] to \[1\]\.$"):
+        at(TREE, f"['layers'][{index}]")
+    assert at(TREE, "['layers'][-2]").get() is at(TREE, "['layers'][0]").get()
 
 
 @pytest.mark.parametrize(
