@@ -9,7 +9,6 @@ from typing import Any, Never, TypeVar, overload
 import numpy as np
 
 from treewright._base.functions import earlier_class_hint, is_cached_property
-from treewright._base.jax_private import Key
 from treewright._base.text import class_name, with_article, with_close_matches
 from treewright._core import (
     FLAT_FORM_NAME,
@@ -21,8 +20,8 @@ from treewright._core import (
     is_node,
     is_node_class,
 )
-from treewright._trees.level import LEAVES, level_of, reject_class
-from treewright._trees.places import all_entries, with_changes
+from treewright._trees.level import LEAVES, reject_class
+from treewright._trees.places import children_of, with_changes
 from treewright.errors import NodeInitError
 from treewright.module import Module
 
@@ -162,7 +161,7 @@ class _Drafts:
         elif isinstance(value, LEAVES):
             return value
         else:
-            changes = {key: new for key, old in _entries(value) if (new := self.draft_of(old)) is not old}
+            changes = {key: new for key, old in children_of(value) or () if (new := self.draft_of(old)) is not old}
             if not changes and cls is not list and not isinstance(value, dict):
                 return value
             draft = with_changes(value, changes) if changes else copy.copy(value)
@@ -233,21 +232,13 @@ class _Drafts:
         if isinstance(original, np.ndarray):
             forms = ((array.dtype, array.shape, array.tobytes()) for array in (value, original))
             return original if len({*forms}) == 1 else value
-        entries = _entries(value)
+        entries = children_of(value) or ()
         results = {key: self._result(entry) for key, entry in entries}
-        old = dict(_entries(original))
+        old = dict(children_of(original) or ())
         if list(old) == list(results) and _all_same(results.values(), old.values()):
             return original
         changes = {key: results[key] for key, entry in entries if results[key] is not entry}
         return with_changes(value, changes) if changes else value
-
-
-def _entries(value: Any) -> tuple[tuple[Key, Any], ...]:
-    """The entries of a container, in its own order; empty for a leaf."""
-    if isinstance(value, dict):
-        return all_entries(value) or ()
-    level = level_of(value)
-    return () if level is None else level.children
 
 
 def _all_same(left: Iterable[Any], right: Iterable[Any]) -> bool:

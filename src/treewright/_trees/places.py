@@ -18,20 +18,25 @@ _SEQUENCES = frozenset({list, tuple})
 NOTHING: Any = object()  # returned by `child_of` for a missing key
 
 
+def children_of(value: Any) -> tuple[tuple[Key, Any], ...] | None:
+    """The children of a value with their keys, in its own order; None for a leaf."""
+    if isinstance(value, dict | FrozenMapping):
+        return tuple((DictKey(name), item) for name, item in value.items())
+    level = level_of(value)
+    return None if level is None else level.children
+
+
 def all_entries(value: Any) -> tuple[tuple[Key, Any], ...] | None:
     """The children and statics of a value with their keys, in their own order; None for a leaf."""
     if is_node(value):
         pair = flat_form(value)
         return tuple((GetAttrKey(field.name), field.value_in(pair)) for field in info_of(value).fields)
-    if isinstance(value, dict | FrozenMapping):
-        return tuple((DictKey(name), item) for name, item in value.items())
-    level = level_of(value)
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return None if level is None else level.children
-    children = () if level is None else level.children
-    names = {str(key) for key, _ in children}
+    children = children_of(value)
+    if isinstance(value, dict | type) or not dataclasses.is_dataclass(value):
+        return children
+    names = {str(key) for key, _ in children or ()}
     fields = ((GetAttrKey(field.name), getattr(value, field.name)) for field in dataclasses.fields(value))
-    return (*children, *(entry for entry in fields if str(entry[0]) not in names))
+    return (*(children or ()), *(entry for entry in fields if str(entry[0]) not in names))
 
 
 def child_of(value: Any, key: Key) -> Any:

@@ -3,7 +3,7 @@
 import dataclasses
 import html
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -142,12 +142,11 @@ def summary(tree: object, *, depth: int | None = None) -> Summary:
     items = list(items_of(tree, steps))
     tied = {id(item): first.path for first, *others in aliases_in(items) for item in others}
     texts: dict[object, str] = {}
-    rows = tuple(
-        _row(first, tied, texts) if first.group is None else _merged_row(first.group, [first, *others], tied)
-        for _, (first, *others) in itertools.groupby(items, lambda item: id(item.group or item))
-    )
+    rows = [_row(item, tied, texts) for item in items]
+    groups = itertools.groupby(zip(items, rows, strict=True), lambda pair: id(pair[0].group or pair[0]))
+    merged = (_merged(*zip(*pairs, strict=True)) for _, pairs in groups)
     leaves = [item for item in items if item.kind != "static"]
-    return Summary(class_name(tree), rows, _total(rows, leaves, tied), tuple(_notes(tree, leaves)))
+    return Summary(class_name(tree), tuple(merged), _total(items, rows), tuple(_notes(tree, leaves)))
 
 
 def _row(item: Item, tied: Mapping[int, str], texts: dict[object, str]) -> Row:
@@ -182,27 +181,18 @@ def _dtype_of_array(value: Any, texts: dict[object, str]) -> str:
     return texts[key]
 
 
-def _merged_row(group: Item, items: Sequence[Item], tied: Collection[int]) -> Row:
-    """The row that sums up a subtree."""
-    leaves = [item for item in items if item.kind != "static"]
-    # By dtype, because the text and the size of a dtype take longer than all else about a leaf.
-    counts: dict[object, int] = {}
-    examples: dict[object, Any] = {}
-    for item in leaves:
-        elements = elements_in(item.value)
-        if elements:
-            dtype = attribute_of(item.value, "dtype") or type(item.value)
-            counts[dtype] = counts.get(dtype, 0) + elements
-            examples[dtype] = item.value
-    return Row(
-        group.path,
-        class_name(group.value),
-        ", ".join(dict.fromkeys("tied" if id(item) in tied else item.kind for item in leaves or items)),
-        dtype=", ".join(dict.fromkeys(map(_dtype, examples.values()))),
-        count=sum(counts.values()),
-        nbytes=sum(count * itemsize_of(examples[dtype]) for dtype, count in counts.items()),
-        sharding=", ".join(dict.fromkeys(filter(None, (_sharding(item.value) for item in leaves)))),
+def _merged(items: Sequence[Item], rows: Sequence[Row]) -> Row:
+    """The row of one leaf or static, or the row that sums up a subtree."""
+    group = items[0].group
+    if group is None:
+        return rows[0]
+    leaves = [row for row in rows if row.kind != "static"]
+    kinds, dtypes, shardings = (
+        ", ".join(dict.fromkeys(filter(None, texts)))
+        for texts in zip(*((row.kind, row.dtype, row.sharding) for row in leaves or rows), strict=True)
     )
+    count, nbytes = sum(row.count for row in leaves), sum(row.nbytes for row in leaves)
+    return Row(group.path, class_name(group.value), kinds, "", dtypes, count, nbytes, shardings)
 
 
 def _dtype(value: Any) -> str:
@@ -233,14 +223,14 @@ def _spec_text(spec: Any) -> str:
     return str(shown).replace("PartitionSpec", "P")
 
 
-def _total(rows: Sequence[Row], leaves: Sequence[Item], tied: Collection[int]) -> str:
+def _total(items: Sequence[Item], rows: Sequence[Row]) -> str:
     size = sum(row.nbytes for row in rows)
     total = f"{counted(sum(row.count for row in rows), 'number')}, {counted(size, 'byte')}"
     if size >= 1024:
         exponent = min((size.bit_length() - 1) // 10, 4)
         total += f" ({size / 1024**exponent:.1f} {'KMGT'[exponent - 1]}iB)"
-    in_buffers = sum(elements_in(item.value) for item in leaves if item.kind == "buffer")
-    in_ties = sum(elements_in(item.value) for item in leaves if id(item) in tied)
+    in_buffers = sum(row.count for item, row in zip(items, rows, strict=True) if item.kind == "buffer")
+    in_ties = sum(row.count for row in rows if row.kind == "tied")
     parts = [
         f"{number:,} of them {where}" for number, where in ((in_buffers, "in buffers"), (in_ties, "tied")) if number
     ]
