@@ -18,5 +18,5 @@ from treewright._core.kinds import JSON_TYPES, Kind, kind_of, with_parts
 from treewright._core.methods import NODE_METHODS, leaves_equal, replace_method
 from treewright._core.rules import first_text, note, reject, warn
 from treewright._core.rules.declarations import declared_as
-from treewright._core.rules.statics import NoExactKeyError, can_change
+from treewright._core.rules.statics import can_change
 from treewright._core.statics import Statics
