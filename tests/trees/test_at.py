@@ -409,40 +409,6 @@ def test_an_error_of_jax_about_tracers_stays() -> None:
     assert not any("A function of one argument" in note for note in getattr(caught.value, "__notes__", []))
 
 
-@pytest.mark.parametrize(
-    ("where", "end"),
-    [
-        (".x.y", "without a place .y below it."),
-        (".x[0]", "below it. To change a part of an array, use .apply(lambda array: array.at[...].set(...))."),
-        (".x.T", "below it. Places are not values: to compute with the array, use .apply(lambda array: ...)."),
-        (".n[0]", "Mask.n is a leaf, 1, without a place [0] below it."),
-        (".n.real", "Mask.n is a leaf, 1, without a place .real below it."),
-    ],
-)
-def test_only_a_part_of_an_array_gets_the_hint_about_arrays(where: str, end: str) -> None:
-    class Mask(Module):
-        x: Any
-        n: int
-
-    assert message(Mask(jnp.ones(2), 1), where).endswith(end)
-
-
-@pytest.mark.parametrize(
-    ("mask", "text"),
-    [
-        ([1, 2], "A mask needs True or False for each leaf, got 1."),
-        (
-            (1, 2),
-            "where= must be a path, a function, a predicate, a class or a mask (a tree of bools), but got (1, 2).",
-        ),
-        (None, "where= must be a path, a function, a predicate, a class or a mask (a tree of bools), but got None."),
-        ([True, 2], "A mask needs True or False for each leaf, got 2."),
-    ],
-)
-def test_a_tree_of_other_values_than_bools_is_no_mask(mask: Any, text: str) -> None:
-    assert message([1.0, 2.0], mask) == text
-
-
 def test_long_lists_of_places_are_truncated() -> None:
     many = {str(index): index for index in range(20)}
     assert message(many, "['x']").endswith("['10'], ['11'], and 8 more.")

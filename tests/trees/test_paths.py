@@ -6,6 +6,7 @@ import re
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -152,3 +153,39 @@ def test_a_printed_path_can_be_read_back(keys: list[Any]) -> None:
     assert at(tree, jax.tree_util.keystr(path)).get() is leaf
     assert list(at(tree, lambda _, value: value is leaf).get()) == [jax.tree_util.keystr(path)]
     assert at(tree, "[*]" * len(path)).get() == {jax.tree_util.keystr(path): leaf}
+
+
+@pytest.mark.parametrize(
+    ("where", "end"),
+    [
+        (".x.y", "without a place .y below it."),
+        (".x[0]", "below it. To change a part of an array, use .apply(lambda array: array.at[...].set(...))."),
+        (".x.T", "below it. Places are not values: to compute with the array, use .apply(lambda array: ...)."),
+        (".n[0]", "Mask.n is a leaf, 1, without a place [0] below it."),
+        (".n.real", "Mask.n is a leaf, 1, without a place .real below it."),
+    ],
+)
+def test_only_a_part_of_an_array_gets_the_hint_about_arrays(where: str, end: str) -> None:
+    class Mask(Module):
+        x: Any
+        n: int
+
+    with pytest.raises(MissingPlaceError, match=re.escape(end) + "$"):
+        at(Mask(jnp.ones(2), 1), where)
+
+
+@pytest.mark.parametrize(
+    ("mask", "text"),
+    [
+        ([1, 2], "A mask needs True or False for each leaf, got 1."),
+        (
+            (1, 2),
+            "where= must be a path, a function, a predicate, a class or a mask (a tree of bools), but got (1, 2).",
+        ),
+        (None, "where= must be a path, a function, a predicate, a class or a mask (a tree of bools), but got None."),
+        ([True, 2], "A mask needs True or False for each leaf, got 2."),
+    ],
+)
+def test_a_tree_of_other_values_than_bools_is_no_mask(mask: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        at([1.0, 2.0], mask)
