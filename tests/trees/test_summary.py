@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from treewright import Module, Static, buffer, count, nbytes, spec_like, stack, static, summary
+from treewright import Module, Static, buffer, count, field, nbytes, spec_like, stack, static, summary
 
 PARTITION: Any = jax.P  # untyped
 Row: Any = type(summary(1.0).rows[0])
@@ -77,6 +77,17 @@ def test_a_value_that_is_a_static_and_a_child_has_both_rows() -> None:
         ("[1].value = 0.5", "Static", "static", "", ""),
         ("[2] = 0.5", "list", "child", "", "float"),
     ]
+
+
+def test_a_field_with_repr_false_has_a_row_only_for_leaves() -> None:
+    class Hidden(Module):
+        w: Any = field(repr=False)
+        none: Any = field(default=None, repr=False)
+        name: str = static(default="a", repr=False)
+        inner: Any = static(default=Static(1))
+
+    paths = [row.path for row in summary(Hidden(jnp.ones(2))).rows]
+    assert paths == [".w", ".inner = Static(value=1)"]  # a static is one row, also if it is a node
 
 
 def test_totals_equal_count_and_nbytes_at_every_depth() -> None:
