@@ -79,7 +79,7 @@ class FailsOnLookup:
     """A callable that reads attributes from a dict."""
 
     def __getattr__(self, name: str) -> Any:
-        return {}[name]
+        raise KeyError(name)
 
     def __call__(self) -> None: ...
 
