@@ -36,7 +36,16 @@ _MARKS: tuple[tuple[type[Any], str], ...] = (
     (np.ndarray, "(numpy)"),
     (jax.ShapeDtypeStruct, "(abstract)"),
 )
-_CUT = reprlib.Repr()
+
+
+class _Cut(reprlib.Repr):
+    """Python can't print ints above 4,300 digits: it raises, or since 3.12 prints an address."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        return super().repr_int(x, level) if x.bit_length() < 14_000 else f"<int of {x.bit_length():,} bits>"
+
+
+_CUT = _Cut()
 _CUT.maxstring = _CUT.maxother = LENGTH
 
 
