@@ -36,9 +36,12 @@ class Job:
 
     def tree(self, **others: Any) -> dict[str, Any]:
         """A tree that is equal in all processes, except for `others`."""
+        import numpy as np
+
         empty = self.placed(self.values[:0], self.replicated)
         x, y = self.placed(self.values, self.sharded), self.placed(self.values, self.replicated)
-        return {"x": x, "y": y, "empty": empty, **others}
+        keys = jax.random.wrap_key_data(self.placed(np.zeros((0, 2), np.uint32), self.replicated))
+        return {"x": x, "y": y, "empty": empty, "keys": keys, **others}
 
     def placed(self, values: Any, sharding: Any) -> jax.Array:
         return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])

@@ -416,6 +416,7 @@ FORGED: dict[str, Any] = {
     "a layout that is text": lambda d: d["leaves"][0].update(layout="a"),
     "a layout of another rank": lambda d: (d["leaves"][0].update(layout=0), d.update(layouts=[[[1] * 9, [[0, 1]]]])),
     "a layout of many blocks": lambda d: (d["leaves"][0].update(layout=0), d.update(layouts=[[[2**40], [[0, 2**40]]]])),
+    "a writer that is no process": lambda d: (d["leaves"][0].update(layout=0), d.update(layouts=[[[1], [[[0], 1]]]])),
     "bytes of another length": lambda d: d["leaves"][0].update(form=["array", [2], "float32", None, False]),
 }
 

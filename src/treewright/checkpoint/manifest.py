@@ -255,7 +255,7 @@ def _processes(count: Any) -> int:
 
 
 def _layout(grid: tuple[Any, ...], writers: tuple[Any, ...]) -> Layout:
-    numbers = [*grid, *(count for _, count in writers)]
+    numbers = [*grid, *(count for _, count in writers), *(process + 1 for process, _ in writers)]
     is_right = all(type(number) is int and number > 0 for number in numbers)
     if not is_right or sum(count for _, count in writers) != math.prod(grid):
         raise ValueError(f"its layout {grid} is invalid")

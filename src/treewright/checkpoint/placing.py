@@ -152,7 +152,10 @@ def _leaf_from(array: Any, request: LeafRequest) -> Any:
     """
     # Converting an empty array on several devices gives each of them blocks of its whole shape.
     leaf = _converted(array if array.size else untyped_jax.numpy.zeros(array.shape, array.dtype), request)
-    if request.sharding is not None and (leaf.sharding != request.sharding or not array.size):
+    if request.form.key and not (array.size or request.sharding is None or request.sharding.is_fully_addressable):
+        # `device_put` accepts no key for devices of other processes.
+        leaf = untyped_jax.make_array_from_callback(leaf.shape, request.sharding, leaf.__getitem__)
+    elif request.sharding is not None and (leaf.sharding != request.sharding or not array.size):
         leaf = untyped_jax.device_put(leaf, request.sharding)
     value = request.value
     if not request.form.ref:
