@@ -13,7 +13,7 @@ import re
 import traceback
 import types
 from collections.abc import Callable
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -224,6 +224,31 @@ def test_a_field_may_override_an_inherited_property_or_method() -> None:
 
 
 # Inherited kinds
+
+
+class ClassVarUnreadable(type):
+    def __repr__(cls) -> str:
+        raise RuntimeError("no text")
+
+
+class ClassVarSpec(metaclass=ClassVarUnreadable): ...
+
+
+@pytest.mark.parametrize("annotation", [ClassVarSpec, "ClassVarSpec", Literal["ClassVar"], "Literal['ClassVar']"])
+def test_only_a_class_variable_may_hide_a_static_field_without_static(annotation: Any) -> None:
+    class Net(Module):
+        mode: str = static(default="a")
+
+    with pytest.raises(NodeDefinitionError, match=r"Other\.mode redeclares a static\(\) field without static\(\)"):
+        types.new_class("Other", (Net,), {}, lambda body: body.update(mode="b", __annotations__={"mode": annotation}))
+
+
+def test_of_two_specifiers_without_parentheses_the_first_is_named() -> None:
+    names = [f"field_{number}" for number in range(20)]
+    body = {**dict.fromkeys(names, static), "__annotations__": dict.fromkeys(names, int)}
+
+    with pytest.raises(NodeDefinitionError, match=r"Net\.field_0 has static as default"):
+        types.new_class("Net", (Module,), {}, lambda namespace: namespace.update(body))
 
 
 @pytest.mark.parametrize(("specifier", "kind"), [(static, "static"), (buffer, "buffer")])

@@ -2,7 +2,9 @@
 
 import dataclasses
 import inspect
+import re
 import types
+import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,23 +41,24 @@ def field_and_method(draft: Draft) -> str | None:
 
 def specifier_not_called(draft: Draft) -> str | None:
     """`x: int = static` would make the function `static` the default of a child."""
-    for name in draft.annotations.keys() & draft.body.keys():
-        default = _default_in(draft.body[name])
+    for name, annotation in draft.annotations.items():
+        default = _default_in(draft.body.get(name))
         specifier = specifier_in(default[0] if type(default) in {tuple, list} and len(default) == 1 else default)
         if specifier is not None:
             return (
                 f"{draft.cls.__qualname__}.{name} has {specifier} as default, but without parentheses or with a comma "
                 f"after them, so it would be a leaf.\n"
-                f"  Write {declaration(name, draft.annotations[name], draft.cls, f'{specifier}()')}"
+                f"  Write {declaration(name, annotation, draft.cls, f'{specifier}()')}"
             )
     return None
 
 
 def specifier_in_the_annotation(draft: Draft) -> str | None:
     """A specifier is read only as a default: annotations may be strings, which nobody evaluates."""
-    for name, annotation in draft.annotations.items():
-        specifier = specifier_in_annotation(annotation, draft.cls)
-        if specifier is not None and annotation is not draft.body.get(name):  # `x: x = field()` is fine.
+    own = [(draft.cls, name, annotation, draft.body.get(name)) for name, annotation in draft.annotations.items()]
+    for owner, name, annotation, value in (*own, *_fields_of_dataclasses(draft)):
+        specifier = specifier_in_annotation(annotation, owner)
+        if specifier is not None and annotation is not value:  # `x: x = field()` is fine.
             return (
                 f"{draft.cls.__qualname__}.{name} has {specifier} in its annotation, where it would be ignored.\n"
                 f"  Write {name}: ... = {specifier}()"
@@ -86,6 +89,15 @@ def lost_options(draft: Draft) -> str | None:
                 f"  Write {_repeated(draft, name, base, given)}, or {plain} for a plain child."
             )
     return None
+
+
+def _fields_of_dataclasses(draft: Draft) -> Iterator[tuple[type[Any], str, Any, Any]]:
+    """The fields that come from bases which are dataclasses, but not node classes: class, name, annotation, field."""
+    for base in draft.cls.__mro__[1:-1]:
+        if "__node_info__" not in vars(base):
+            for name, field in vars(base).get("__dataclass_fields__", {}).items():
+                if name not in draft.annotations:
+                    yield base, name, field.type, field
 
 
 def _redeclared_fields(draft: Draft) -> Iterator[tuple[str, FieldInfo, Any]]:
@@ -154,7 +166,11 @@ def _default_in(value: Any) -> Any:
 
 
 def _is_class_var(draft: Draft, name: str) -> bool:
-    return "ClassVar" in str(draft.annotations[name])
+    """Like `dataclasses`, and without the `repr` of a class, which may fail or contain the word."""
+    annotation = draft.annotations[name]
+    if isinstance(annotation, str):
+        return re.match(r"\s*(\w+\s*\.\s*)?ClassVar\b", annotation) is not None
+    return annotation is typing.ClassVar or typing.get_origin(annotation) is typing.ClassVar
 
 
 def _is_defined_in(cls: type[Any], name: str, value: Any) -> bool:
