@@ -222,3 +222,35 @@ class Flags(Module):
 )
 def test_a_place_in_a_tree_of_bools_is_not_a_mask(tree: Any, where: Any, changed: Any) -> None:
     assert at(tree, where).set(1) == changed
+
+
+@pytest.mark.parametrize(
+    ("tree", "where"),
+    [
+        ({"i": 2, "x": 5.0}, len),
+        ({"name": "relu", "x": 5.0}, lambda t: "relu"),
+        (Weighted(TIED, 1), lambda t: t.weight.ndim),
+    ],
+)
+def test_a_number_or_text_that_the_tree_has_too_is_not_taken_for_its_leaf(tree: Any, where: Any) -> None:
+    assert "which it may not have read from " in message(tree, where)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda t: t["n"] if t["n"] % 2 else t["x"],
+        lambda t: t["n"] if -t["n"] + 1 < 0 else t["x"],
+        lambda t: t["n"] if f"{t['n']:02d}" == "07" else t["x"],
+        lambda t: max(t["n"], t["k"]),
+        lambda t: t["n"] if (t["n"] * t["x"]).sum() == 14 else t["x"],
+    ],
+)
+def test_a_function_may_compute_with_a_number_that_it_returns(where: Any) -> None:
+    assert places_of({"n": 7, "k": 2, "x": TIED}, where) == ["dict['n']"]
+
+
+def test_a_key_of_a_dict_is_named_as_the_dict_has_it() -> None:
+    nan = float("nan")
+    tree = {1: 1.5, 2: 2.5, nan: 3.5}
+    assert places_of(tree, lambda t: [t[True], t[np.int64(2)], t[nan]]) == ["dict[1]", "dict[2]", "dict[nan]"]

@@ -206,7 +206,7 @@ def _only_place(run: Run, value: Any, places: Sequence[Place]) -> Place:
         )
     if places and not isinstance(value, _SHARED):
         return places[0]
-    if type(value) not in {list, tuple} and not is_node(value):
+    if not isinstance(value, _SHARED) and type(value) not in {list, tuple} and not is_node(value):
         # flax's FrozenDict creates its inner mappings when they are read
         same = [place for place in walk(run.root) if _has_same_leaves(place.value, value)]
         if len(same) == 1:
@@ -215,8 +215,8 @@ def _only_place(run: Run, value: Any, places: Sequence[Place]) -> Place:
         raise TypeError(f"The where function returned {value} for the whole tree. {HOW_CALLED}")
     raise TypeError(
         f"The where function must return a place in the tree, or a tuple, list or dict of places, but returned "
-        f"{short_text(value)}, which {'it did not read from' if places else 'is not in'} {name}. To compute with a "
-        f"value or change part of an array, select the whole: at(tree, where).apply(lambda value: ...). To select by "
+        f"{short_text(value)}, which {'it may not have read from' if places else 'is not in'} {name}. To compute with "
+        f"a value or change part of an array, select the whole: at(tree, where).apply(lambda value: ...). To select by "
         f"value, use a predicate: lambda path, value: ..."
     )
 

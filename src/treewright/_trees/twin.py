@@ -225,6 +225,8 @@ class _Lazy:
             return self.whole()[name]
         if self.base is not dict:
             name = range(len(place.value))[name]  # not from the end
+        elif type(name) not in {str, int}:
+            name = next(own for own in place.value if own is name or own == name)  # 1 if read by True
         self.run.order.append((id(place.value), name))
         if name not in self.copies:
             key = (DictKey if self.base is dict else SequenceKey)(name)
@@ -306,14 +308,22 @@ def _proxy(value: Any) -> Any:
     return _proxy_class(cls)(value)
 
 
+# Equal objects of these classes may be one: small ints, text of one character.
+_SUBCLASSES: dict[type[Any], Any] = {
+    cls: type(cls.__name__, (cls,), {"__module__": cls.__module__}) for cls in (int, str, bytes)
+}
+
+
 def _equal_object(value: Any) -> Any:
-    """Another object that no function can tell from the value except by `is`; or the value itself."""
+    """Another object that no function can tell from the value except by `is`, or `type` of an int; or the value."""
     if not _is_leaf(value):
         return with_parts(value, {})
     if type(value) is float:
         return value * 1.0
     if type(value) is str and len(value) > 1:
         return value[:1] + value[1:]
+    if type(value) in _SUBCLASSES:
+        return _SUBCLASSES[type(value)](value)
     if isinstance(value, np.ndarray):
         return value.view()
     if isinstance(value, jax.Array) and not isinstance(value, Tracer) and not value.is_deleted():
