@@ -95,6 +95,6 @@ def test_orbax_lists_a_step_and_does_not_read_it(tmp_path: Path) -> None:
         assert plain.all_steps() == [1]
         with pytest.raises((KeyError, ValueError, FileNotFoundError)):
             plain.restore(1, args=ocp.args.StandardRestore())
-    nothing = handler.SaveStep(Manifest((), ()), "", {})
+    nothing = handler.SaveStep(Manifest((), ()), "", {}, "", 0.0, lambda: None)
     with pytest.raises(NotImplementedError, match=r"Restore it with treewright\.checkpoint\.CheckpointManager\('.*'\)"):
         ocp.Checkpointer(handler.StepHandler()).restore(tmp_path / "1", args=nothing)

@@ -76,15 +76,18 @@ class SaveStep(ocp.args.CheckpointArgs):  # type: ignore[misc]
     manifest: Manifest
     items: str
     blocks: dict[str, list[tuple[tuple[int, bool], np.ndarray]]]
-    save: str = ""
-    timeout: float = 0.0
-    check: Callable[[], None] = lambda: None
+    save: str
+    timeout: float
+    check: Callable[[], None]
 
 
 def step_to_save(
     state: Any, items: Mapping[str, Any], blocks_of: Callable[..., Any], metrics: Mapping[str, float]
-) -> tuple[Parts, SaveStep]:
-    """The records of a tree, and what this process writes of it, in host memory: the caller may change its arrays."""
+) -> tuple[Parts, Callable[..., SaveStep]]:
+    """The records of a tree, and what this process writes of it, in host memory: the caller may change its arrays.
+
+    The rest of `SaveStep`'s arguments are those of the manager.
+    """
     parts = parts_to_save(state, problems_of=problems_of)
     layouts: dict[Layout, int] = {}
 
@@ -107,7 +110,7 @@ def step_to_save(
     manifest = dataclasses.replace(
         parts.manifest, processes=process_count(), layouts=tuple(layouts), metrics=dict(metrics)
     )
-    return parts._replace(manifest=manifest), SaveStep(manifest, _json_of(items), on_host(blocks))
+    return parts._replace(manifest=manifest), functools.partial(SaveStep, manifest, _json_of(items), on_host(blocks))
 
 
 def _json_of(items: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ import math
 import os
 import secrets
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import (
     Any,
@@ -206,8 +206,8 @@ class CheckpointManager:
             return {"the step": str(number), **entries_of(prepared[0])}
 
         with self._turns:
-            _, args = self._wait_and_run("save", prepare, same=entries)
-            task = Task(self._writer(number, args))
+            _, step_with = self._wait_and_run("save", prepare, same=entries)
+            task = Task(self._writer(number, step_with))
             _begin(self)
             self._pending = _Pending(number, task)
             task.start()
@@ -241,14 +241,14 @@ class CheckpointManager:
                 warn_user(text, CheckpointWarning)
             self._has_rank = True
 
-    def _writer(self, number: int, args: SaveStep) -> Callable[[], None]:
+    def _writer(self, number: int, step_with: Callable[..., SaveStep]) -> Callable[[], None]:
         """A function that writes a step with Orbax, in a thread."""
         if self._unfinished is None:
             name = "naming temporary folders"
             self._unfinished = UnfinishedSteps(self._run_on_all(name, lambda: secrets.token_hex(4), on_first=True))
         self._count += 1
         unfinished = self._unfinished
-        args.save, args.timeout, args.check = f"{unfinished.token}-{self._count}", self._timeout, unfinished.check
+        args = step_with(save=f"{unfinished.token}-{self._count}", timeout=self._timeout, check=unfinished.check)
         processes = ocp.options.MultiprocessingOptions(  # its barriers use no device: the program does meanwhile
             active_processes={*range(process_count())}, barrier_sync_key_prefix=args.save
         )
@@ -315,8 +315,13 @@ class CheckpointManager:
 
         def settle_and_work() -> Any:
             if pending is not None:
-                with self._as_save_error(pending.step):
+                try:
                     self._finish(pending)
+                except Exception as error:
+                    raise CheckpointError(
+                        f"Step {pending.step} could not be saved in {self.directory}; earlier steps are unchanged: "
+                        f"{error}"
+                    ) from error
             return work()
 
         try:
@@ -361,17 +366,6 @@ class CheckpointManager:
             rules, metrics = listed_of_step(folder)
             self._records[key] = rules, self._retention.rank(metrics)
         return self._records[key]
-
-    @contextlib.contextmanager
-    def _as_save_error(self, step: int) -> Generator[None]:
-        """Report any error as a failed save."""
-        try:
-            yield
-        except Exception as error:
-            self._abandon()
-            raise CheckpointError(
-                f"Step {step} could not be saved in {self.directory}; earlier steps are unchanged: {error}"
-            ) from error
 
     def close(self) -> None:
         """Wait for the pending save and close the manager, which then can't save; in a fork, do nothing."""
