@@ -20,8 +20,6 @@ from treewright.errors import MissingPlaceError
 
 _MAX_SHOWN = 5  # places that a message lists
 _SHARED = (types.NoneType, int, str, bytes, type, types.FunctionType)  # an object of these may be in many places
-
-
 HOW_CALLED = (
     "A function of one argument is called with the whole tree and returns places in it; a predicate has two, "
     "lambda path, value: ..."

@@ -56,14 +56,14 @@ def chosen_leaves(tree: Any, where: Any) -> list[bool]:
     selected = _selected(Place(tree), where)
     if not isinstance(selected, Selection):
         return selected
-    below: dict[Any, Any] = {}  # the places by the keys from the root to them: {None: {[0]: {.bias: place}}}
+    by_key: dict[Any, Any] = {}  # the places by the keys from the root to them: {None: {[0]: {.bias: place}}}
     for place in selected.places:
-        inner = below
+        inner = by_key
         *parents, key = None, *place.path
         for parent in parents:
             inner = inner.setdefault(parent, {})
         inner[key] = place
-    above = [_place_above(path, below[None]) for path, _ in jax_trees.tree_leaves_with_path(tree)]
+    above = [_place_above(path, by_key[None]) for path, _ in jax_trees.tree_leaves_with_path(tree)]
     reached = {id(place) for place in above}
     without = [place for place in selected.places if id(place) not in reached]
     if without and not (selected.is_search and any(above)):
@@ -71,12 +71,12 @@ def chosen_leaves(tree: Any, where: Any) -> list[bool]:
     return [place is not None for place in above]
 
 
-def _place_above(path: Path, below: Any) -> Place | None:
+def _place_above(path: Path, by_key: Any) -> Place | None:
     for key in path:
-        if type(below) is not dict:
+        if type(by_key) is not dict:
             break
-        below = below.get(key)
-    return below if isinstance(below, Place) else None
+        by_key = by_key.get(key)
+    return by_key if isinstance(by_key, Place) else None
 
 
 def _without_leaves(places: Sequence[Place], tree: Any) -> str:
