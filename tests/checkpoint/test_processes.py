@@ -39,7 +39,7 @@ FOUND: dict[str, str | tuple[str, str]] = {
     "metric_differs": DIFFER + r'metrics \|     process 0: \{"loss": 0.0\} \|     process 1: \{"loss": 1.0\}',
     "step_differs": DIFFER + r"the step \|     process 0: 1 \|     process 1: 2",
     "tree_differs": DIFFER
-    + r"the tree \|     process 0: dict: b0, empty, s, x, y \|     process 1: dict: b1, empty, s, x, y",
+    + r"the tree \|     process 0: dict: b0, empty, keys, s, x, y \|     process 1: dict: b1, empty, keys, s, x, y",
     "one_rejects": (
         r"CheckpointError: In process 1, save failed: CheckpointError: The tree can't be saved, .*",
         r"CheckpointError: The tree can't be saved, .* \['a'\] is str 'text', not an array or a number.*",
