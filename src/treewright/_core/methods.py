@@ -22,7 +22,6 @@ from treewright._core.instance import (
     set_attribute,
 )
 from treewright._core.keys import compared_by_itself, exact_key
-from treewright._core.pydantic import pydantic_schema
 from treewright._core.rules import instances as rules
 from treewright._core.rules.statics import NoExactKeyError, pickle_of_other_fields
 from treewright._core.statics import Statics
@@ -190,6 +189,13 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
 def replace_method(self: Any, /, **changes: Any) -> Any:
     """Return a copy with some fields replaced, like the function treewright.replace."""
     return replace_fields(self, changes)
+
+
+def pydantic_schema(cls: type[Any], _source: Any, _handler: Any) -> Any:
+    """Let pydantic accept only instances: it would fill a node itself, without a constructor."""
+    from pydantic_core import core_schema
+
+    return core_schema.is_instance_schema(cls)
 
 
 # The methods that every node class gets.
