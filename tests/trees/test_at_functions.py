@@ -198,6 +198,8 @@ class Range(NamedTuple):
         ([(), ()], lambda t: t[1], ["[1]"]),
         ({"a": None, "b": None}, lambda t: [t[key] for key in t.keys() - {"a"}], ["['b']"]),
         (None, lambda t: t, [""]),
+        ({"a": 1.5, "b": None}, lambda t: next(v for v in t.values() if v is None), ["['b']"]),
+        ({"a": Base, "b": Range}, lambda t: next(v for v in t.values() if issubclass(v, tuple)), ["['b']"]),
     ],
 )
 def test_methods_and_containers_know_their_places(tree: Any, where: Any, paths: list[str]) -> None:
