@@ -158,6 +158,11 @@ def test_an_object_that_the_function_computed_is_at_no_place(where: Any) -> None
     assert message(tree, lambda m: m.layers[1].kind == "gelu").startswith("The where function returned True for the ")
 
 
+def test_bools_that_the_function_read_are_no_mask() -> None:
+    assert message([True, False], lambda t: [not flag for flag in t]).startswith("The where function returned False f")
+    assert ", which is at 2 places of list: [0], [1]. " in message([True, True], lambda t: [t[t[0] is True], t[0]])
+
+
 class Base(Module):
     weight: Any
 
@@ -219,7 +224,6 @@ class Flags(Module):
         ({"enc": {"w": True}, "dec": {"w": True}}, lambda t: t["enc"], {"enc": 1, "dec": {"w": True}}),
         (Flags(None, Flags(None)), lambda t: t.inner, Flags(None, 1)),
         ([[], []], lambda t: t[0], [1, []]),
-        ([True, False], lambda t: [not flag for flag in t], [True, 1]),
     ],
 )
 def test_a_place_in_a_tree_of_bools_is_not_a_mask(tree: Any, where: Any, changed: Any) -> None:

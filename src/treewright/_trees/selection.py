@@ -41,9 +41,9 @@ def select_by_function(
     """The places of the objects that a function returns for the tree; or if it returns a mask, the mask.
 
     An object does not know its place, and `None`, numbers, strings and tied arrays are in many. So the function runs on
-    a twin of the tree, whose nodes and containers know their places; leaves are the tree's own. Then it runs on the
-    tree with another object at each place that it seems to mean, which it must return. What it does not return then is
-    selected only if the tree has it at one place.
+    a twin of the tree, whose nodes and containers know their places; leaves are the tree's own. If the twin may have
+    misled it, it runs on the tree with another object at each place that it seems to mean, which it must return. What
+    it does not return then is selected only if the tree has it at one place.
     """
     run = Run(where, root)
     places, structure = _places(where, root, run), run.structure
@@ -53,7 +53,7 @@ def select_by_function(
         except (AttributeError, TypeError, LookupError) as error:
             note([_missing_place], error, run)
             raise
-        mask = as_mask(result)
+        mask = None if all(run.found) else as_mask(result)
         if mask is not None:
             return mask
         if places is None:
@@ -100,7 +100,7 @@ def _places(where: Where, root: Place, run: Run) -> list[Place] | None:
         read = [place for key in ids for place in again.read.get(key, ()) if is_leaf(place.value)]
     if run.structure is not ONE:
         reject_overlaps(places)
-    if not _returns_others(where, root, run.structure, places, places):
+    if (run.is_lazy or in_doubt) and not _returns_others(where, root, run.structure, places, places):
         return None
     return [] if read and not _is_as_claimed(where, root, run.structure, places, read) else places
 
