@@ -65,6 +65,7 @@ def test_an_ensemble_runs_under_vmap_and_layers_under_scan() -> None:
 
 
 A, B = Layer(jnp.ones((2, 3))), Layer(jnp.ones((2, 3)))
+NO_ARRAY = "but only arrays and numbers can be stacked. If it is the same in all trees, make it a static."
 LENGTHS = "All leaves of a stacked tree must have the same first-axis length, but "
 
 
@@ -87,8 +88,7 @@ LENGTHS = "All leaves of a stacked tree must have the same first-axis length, bu
         (lambda: stack([[1], [1, 2]]), "Tree 1 differs from tree 0: [1] (added): 2."),
         (
             lambda: stack([{"f": len}, {"f": len}]),
-            "dict['f'] is len, but only arrays and numbers can be stacked. If it is the same in all trees, make it a "
-            "static.",
+            f"dict['f'] is len, {NO_ARRAY}",
         ),
         (
             lambda: unstack({"a": jnp.ones((2, 1)), "b": jnp.ones(3), "c": jnp.ones(2)}),
