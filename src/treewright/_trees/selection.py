@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from treewright._base.jax_private import path_text
 from treewright._base.text import short_text
 from treewright._core import note
 from treewright._trees.pattern import listed
@@ -159,7 +158,7 @@ def _only_place(where: Where, root: Place, value: Any, places: Sequence[Place]) 
     """The only place of an object that a function returned."""
     name = root.name
     if len(places) > 1:
-        paths = [path_text(place.path) or "the whole tree" for place in places]
+        paths = [place.text or "the whole tree" for place in places]
         raise ValueError(
             f"The where function returned {short_text(value)}, which is at {len(places)} places of {name}: "
             f"{listed(paths, _MAX_SHOWN)}. Select by path, or with a predicate: lambda path, value: ..."
