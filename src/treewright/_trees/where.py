@@ -3,7 +3,6 @@
 `at`, `partition`, `spec_like` and `adopt` all read it here, so they accept the same and raise the same errors.
 """
 
-import functools
 import inspect
 import re
 import types
@@ -26,7 +25,6 @@ from treewright.errors import MissingPlaceError
 
 _BOOLS = frozenset({bool, np.bool_})
 _FORMS = "where= must be a path, a function, a predicate, a class or a mask (a tree of bools), but got "
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
 def select(tree: Any, where: Any) -> Selection:
@@ -62,18 +60,16 @@ def chosen_leaves(tree: Any, where: Any) -> list[bool]:
     reached = {id(place) for place in above}
     without = [place for place in selected.places if id(place) not in reached]
     if without and not (selected.is_search and any(above)):
-        raise ValueError(_without_leaves(without, tree))
+        raise ValueError(_without_leaves(without))
     return [place is not None for place in above]
 
 
-def _without_leaves(places: Sequence[Place], tree: Any) -> str:
-    names = listed([place.text or "the whole tree" for place in places])
-    place = places[0]
-    name = f"{names} of {with_article(type(tree).__qualname__)}"
+def _without_leaves(places: Sequence[Place]) -> str:
+    names, place = listed([place.name for place in places]), places[0]
     if any(map(_is_static, place.ancestors)):
-        return f"{name} is static, so it has no leaf and no setting. To change it: at(tree, where).set(value)."
+        return f"{names} is static, so it has no leaf and no setting. To change it: at(tree, where).set(value)."
     why = "is None, which is not a leaf" if place.value is None else "contains no leaf"
-    return f"{name} {why}, so there is nothing to select."
+    return f"{names} {why}, so there is nothing to select."
 
 
 def _selected(root: Place, where: Any) -> Selection | list[bool]:
@@ -94,10 +90,11 @@ def _selected(root: Place, where: Any) -> Selection | list[bool]:
 
 
 def _is_function(where: Any) -> bool:
-    """Whether `where` is called. A mask of a class with `__call__` is not; methods of nodes are pytrees too."""
-    if isinstance(where, _FUNCTIONS):
+    """Whether `where` is called. A mask of a class with `__call__` is not, nor is a tree in its place."""
+    if isinstance(where, types.FunctionType):
         return True
-    return callable(where) and not isinstance(where, type) and jax.tree_util.all_leaves((where,))
+    is_mask = is_node(where) or any(type(leaf) in _BOOLS for leaf in jax.tree.leaves(where))
+    return callable(where) and not is_mask
 
 
 def arguments_of(function: Any) -> int:
