@@ -2,6 +2,7 @@
 
 import abc
 import ast
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -12,16 +13,18 @@ import pydoc
 import re
 import traceback
 import types
+import typing  # noqa: F401  named in strings
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, cast
 
 import jax
 import jax.numpy as jnp
 import pytest
+import typing_extensions  # noqa: F401  named in a string
 
 from treewright import Module, buffer, field, pytree_dataclass, static
 from treewright._core import FieldInfo, fields
-from treewright.errors import NodeDefinitionError
+from treewright.errors import NodeDefinitionError, NodeDefinitionWarning
 
 
 def test_fields_are_children_and_static_fields_are_aux_data() -> None:
@@ -234,13 +237,34 @@ class ClassVarUnreadable(type):
 class ClassVarSpec(metaclass=ClassVarUnreadable): ...
 
 
-@pytest.mark.parametrize("annotation", [ClassVarSpec, "ClassVarSpec", Literal["ClassVar"], "Literal['ClassVar']"])
-def test_only_a_class_variable_may_hide_a_static_field_without_static(annotation: Any) -> None:
+CV = ClassVar
+CLASS_VARIABLES = (CV, CV[int], "CV", " CV[Unknown]", "ClassVar[int]", "typing.ClassVar[int]", "typing . ClassVar")
+NOT_CLASS_VARIABLES = (
+    *(ClassVarSpec, "ClassVarSpec", Literal["ClassVar"], "Literal['ClassVar']", "'ClassVar[int]'", "Unknown"),
+    *("typing_extensions.ClassVar[int]", "types.ClassVar", "", [int]),
+)
+
+
+@pytest.mark.parametrize("annotation", [*CLASS_VARIABLES, *NOT_CLASS_VARIABLES])
+def test_a_class_variable_is_what_dataclasses_takes_for_one(annotation: Any) -> None:
+    def made(value: Any, *bases: Any) -> Any:
+        body = {"mode": value, "__annotations__": {"mode": annotation}, "__module__": __name__}
+        return types.new_class("Other", bases, {}, lambda namespace: namespace.update(body))
+
     class Net(Module):
         mode: str = static(default="a")
 
-    with pytest.raises(NodeDefinitionError, match=r"Other\.mode redeclares a static\(\) field without static\(\)"):
-        types.new_class("Other", (Net,), {}, lambda body: body.update(mode="b", __annotations__={"mode": annotation}))
+    is_class_variable = annotation in CLASS_VARIABLES
+    assert is_class_variable is not bool(dataclasses.fields(dataclasses.dataclass(made("b"))))
+    warning = NodeDefinitionWarning, r"^Other\.mode is not a field of User, because Other is neither a node class nor"
+    both = NodeDefinitionError, r"Other\.mode is both a field and a method\. Rename one of them\.$"
+    lost = NodeDefinitionError, r"Other\.mode redeclares a static\(\) field without static\(\)"
+    with contextlib.nullcontext() if is_class_variable else pytest.raises(lost[0], match=lost[1]):
+        made("b", Net)
+    with contextlib.nullcontext() if is_class_variable else pytest.raises(both[0], match=both[1]):
+        made(property(lambda self: 1), Module)
+    with contextlib.nullcontext() if is_class_variable else pytest.warns(warning[0], match=warning[1]):
+        type("User", (made("b"), Module), {})
 
 
 def test_of_two_specifiers_without_parentheses_the_first_is_named() -> None:

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Final, Literal, Optional
 
 import pytest
 
+import treewright  # noqa: F401  named in a string
 from treewright import Module, static
 from treewright.errors import NodeDefinitionError
 
@@ -12,11 +13,29 @@ REJECTED: dict[str, tuple[Any, str]] = {
     "a called specifier": (static(default=3), "static()"),
     "a specifier": (Annotated[int, static()], "static()"),
     "a specifier without its parentheses": (Final[Annotated[int, static]], "static()"),
-    "a string": ("Annotated[int, static()]", "static()"),
+    "a string": ("Annotated[int, static(default=probe())]", "static()"),
+    "a string with a module": ("Unknown[Annotated[int, treewright.static]]", "static()"),
+    "a string with a default": ("int = static(default=probe())", "static()"),
+    "a string with an alias": ("Static | None", "static()"),
     "of jax_dataclasses.Static": (Annotated[int, "__jax_dataclasses_static_field__"], "static()"),
     "of flax.nnx.Static": (Optional[Annotated[int, "__static__"]], "static()"),  # noqa: UP045
 }
-ACCEPTED = (Literal["static"], Annotated[int, "metres"], "Unknown[static()]")
+ACCEPTED = (
+    *(
+        Literal["static"],
+        Annotated[int, "metres"],
+        "Unknown[statics, 1]",
+        "Literal['static']",
+        "unknown.static",
+        "static[",
+    ),
+    *("probe('x')", "Annotated[int, probe('static')]"),
+)
+Static = Annotated[int, static()]
+
+
+def probe(*_: object) -> Any:
+    pytest.fail("the class statement evaluates a string")
 
 
 def made(annotation: Any) -> Any:
@@ -44,17 +63,3 @@ def test_static_marks_match_their_libraries(name: str, mark: str) -> None:
         pytest.skip(f"{name} has no Static")
 
     assert library.Static[int].__metadata__ == (mark,)
-
-
-def test_strings_without_a_specifier_are_not_evaluated() -> None:
-    calls: list[Any] = []
-    namespace = {"probe": lambda *names: calls.append(names), "statics": calls}
-    body = {"__annotations__": {"x": "probe('x')", "y": "Annotated[int, probe()]"}, "__module__": __name__}
-    globals().update(namespace)
-    try:
-        net: Any = type("Net", (Module,), body)
-        assert net(1.0, 2).x == 1.0
-    finally:
-        for name in namespace:
-            del globals()[name]
-    assert not calls

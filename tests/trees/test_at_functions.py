@@ -158,6 +158,11 @@ def test_an_object_that_the_function_computed_is_at_no_place(where: Any) -> None
     assert message(tree, lambda m: m.layers[1].kind == "gelu").startswith("The where function returned True for the ")
 
 
+def test_bools_that_the_function_read_are_no_mask() -> None:
+    assert message([True, False], lambda t: [not flag for flag in t]).startswith("The where function returned False f")
+    assert ", which is at 2 places of list: [0], [1]. " in message([True, True], lambda t: [t[t[0] is True], t[0]])
+
+
 class Base(Module):
     weight: Any
 
@@ -198,6 +203,8 @@ class Range(NamedTuple):
         ([(), ()], lambda t: t[1], ["[1]"]),
         ({"a": None, "b": None}, lambda t: [t[key] for key in t.keys() - {"a"}], ["['b']"]),
         (None, lambda t: t, [""]),
+        ({"a": 1.5, "b": None}, lambda t: next(v for v in t.values() if v is None), ["['b']"]),
+        ({"a": Base, "b": Range}, lambda t: next(v for v in t.values() if issubclass(v, tuple)), ["['b']"]),
     ],
 )
 def test_methods_and_containers_know_their_places(tree: Any, where: Any, paths: list[str]) -> None:
@@ -217,7 +224,6 @@ class Flags(Module):
         ({"enc": {"w": True}, "dec": {"w": True}}, lambda t: t["enc"], {"enc": 1, "dec": {"w": True}}),
         (Flags(None, Flags(None)), lambda t: t.inner, Flags(None, 1)),
         ([[], []], lambda t: t[0], [1, []]),
-        ([True, False], lambda t: [not flag for flag in t], [True, 1]),
     ],
 )
 def test_a_place_in_a_tree_of_bools_is_not_a_mask(tree: Any, where: Any, changed: Any) -> None:

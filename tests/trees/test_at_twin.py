@@ -118,6 +118,7 @@ HOSTILE: list[tuple[Where, list[str]]] = [
     (lambda m: next(x.b for x in m.layers if hash(type(x)) == hash(Conv)), [".layers[2].b"]),
     (lambda m: m.head.b if np.shape(m.head.w) == (2,) else m.layers[0].b, [".head.b"]),
     (lambda m: next(x.b for x in m.layers if repr(x).startswith("Conv")), [".layers[2].b"]),
+    (lambda m: [max(m.layers, key=count), m.head.b], [".layers[1]", ".head.b"]),
 ]
 
 
@@ -249,7 +250,7 @@ ONE = jnp.ones(2)
 def test_a_choice_between_two_places_of_one_object_by_identity_is_right_or_an_error(make: Any, value: Any) -> None:
     tree = make(value, value)
     x, y = tree if isinstance(tree, dict) else (0, 1)
-    is_leaf = not isinstance(value, Layer | list)  # the function gets copies of others
+    is_leaf = not isinstance(value, Layer | list | tuple)  # the function gets copies of others
     for choose in (lambda t: t[x] is t[y], lambda t: t[x] is value if is_leaf else True):
         with contextlib.suppress(ValueError, MissingPlaceError):
             assert paths(tree, lambda t, choose=choose: t[y] if choose(t) else t[x])[0].endswith(f"[{y!r}]")

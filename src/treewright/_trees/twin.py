@@ -3,7 +3,7 @@
 An instance is its flat form, so a copy of a node is a real instance of its class whose flat form is read lazily.
 Methods, properties, `type`, `==`, `callable` and `jax.tree` work on it. The twin of `net` in `lambda net:
 net.layers[1].bias` is a `Net` with two lazy values. Reading `.layers` makes a tuple that copies its items when they are
-read, reading `.bias` of the second returns the bias itself, and `Run.read` has its place, `.layers[1].bias`.
+read, reading `.bias` of the second returns the bias itself, and `Run.found` has its place, `.layers[1].bias`.
 """
 
 import contextlib
@@ -14,17 +14,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
-from jax.core import Tracer
 
-from treewright._base.jax_private import DictKey, GetAttrKey, Key, Path, SequenceKey
-from treewright._core import Statics, flat_form, from_flat_form, is_node, is_node_class
+from treewright._base.jax_private import DictKey, GetAttrKey, Key, SequenceKey
+from treewright._core import Statics, flat_form, from_flat_form, is_node_class
 from treewright._freeze import FrozenMapping
 from treewright._trees.level import LEAVES
 from treewright._trees.pattern import item_key, missing_place
 from treewright._trees.places import Place, all_entries, with_changes
 
-EMPTY: Any = ()  # one object for all places
 STRUCTURES = (tuple, list, dict)  # may contain several places
 ONE = jax.tree.structure(0)  # the treedef of a single object
 _NO_RESULT = object()  # the result of a run that raised
@@ -34,116 +31,95 @@ class Run:
     """One call of a function with a twin of the tree: what it reads and what it returns.
 
     Leaves are the tree's own, and a node or container has one copy for all its places, so `is` works; but objects with
-    an `id` in `apart` have a stand-in or copy for each place, except for leaves at the paths in `kept`.
+    an `id` in `apart` have a stand-in or copy for each place.
 
     Lists, tuples and dicts are of subclasses that copy an item when it is read; with `whole`, they are of their own
     classes and copied whole.
     """
 
-    __slots__ = (
-        *("where", "root", "apart", "kept", "whole", "runs", "read", "order", "shared", "made", "error", "missing"),
-        *("returned", "structure", "is_lazy", "_copies", "_dicts"),
-    )
+    failure: tuple[type[Exception], str, str] | None = None  # class and text of the error, and the place that it lacks
+    is_lazy = False  # whether a list, tuple or dict was not of its own class, which may mislead the function
 
-    def __init__(
-        self,
-        where: Any,
-        root: Place,
-        apart: Collection[int] = (),
-        kept: Collection[Path] = (),
-        *,
-        whole: bool = False,
-        runs: "list[Run] | None" = None,
-    ) -> None:
-        self.where, self.root, self.apart, self.kept, self.whole = where, root, apart, kept, whole
-        self.runs = [] if runs is None else runs
-        self.runs.append(self)
-        self.read: dict[int, list[Place]] = {}  # by the `id` of an object: the places where it may have been read
-        self.order: list[tuple[int, Any]] = []  # the fields and items that were read, with the `id` of their owner
-        self.shared: set[int] = set()  # the `id`s of nodes and containers that are at several places
-        self.made: dict[int, tuple[Any, Place]] = {}  # copies and stand-ins by their `id`, which is thus not reused
-        self.error: Exception | None = None
-        self.missing: tuple[Exception | None, Place, Any] = (None, root, None)  # the last item that does not exist
-        self._copies: dict[int, Any] = {}  # by the `id` of the object
-        self._dicts: list[tuple[Any, Place]] = []  # of classes that may add a key when it is read, as a defaultdict
-        self.is_lazy = False  # whether a list, tuple or dict was not of its own class
+    def __init__(self, where: Any, root: Place, apart: Collection[int] = (), *, whole: bool = False) -> None:
+        self.apart, self.whole = apart, whole
+        self.order: list[Place] = []  # the places that were read
+        self.read: dict[int, list[Place]] = {}  # the same by the `id` of their value
+        self.copies: dict[int, Any] = {}  # by the `id` of the object, or of its place if it is apart
+        self.made: dict[int, Place] = {}  # the places of copies by their `id`
+        self.dicts: list[tuple[Any, Place]] = []  # copies of classes that may add a key when it is read
+        # The last error of a list, tuple or dict, with its place and the item.
+        self.missing: tuple[Exception | None, Place, Any] = (None, root, None)
         result: Any = _NO_RESULT
         try:
             result = where(self.value_at(root))
         except Exception as error:  # noqa: BLE001  it raises for the tree too, or a copy is not enough like the value
-            self.error = error
-        self.returned, self.structure = flat(result, {*self.made, id(EMPTY)} if id(EMPTY) in self.read else self.made)
-
-    def again(self, apart: Collection[int] = (), kept: Collection[Path] = (), *, whole: bool = False) -> "Run":
-        """Another call of the function."""
-        return Run(self.where, self.root, apart, kept, whole=whole or self.whole, runs=self.runs)
-
-    @property
-    def values(self) -> list[Any]:
-        """The objects of the tree for those that the function returned."""
-        return [self.made[id(each)][1].value if id(each) in self.made else each for each in self.returned]
-
-    def release(self) -> None:
-        """Let go of the twins: they refer to their run, and would keep the tree alive until Python looks for cycles."""
-        for run in self.runs:
-            run.made.clear()
-            run._copies.clear()
-            run.returned.clear()
-            run._dicts.clear()
-            run.error, run.missing = None, (None, run.root, None)
-        self.runs.clear()
-
-    def reject_added_keys(self) -> None:
-        """Raise for a key that the function would add to a defaultdict by reading it."""
-        for copied, place in self._dicts:
+            self.failure = type(error), str(error), self._missing_place(error)
+        for copied, place in self.dicts:
             for name in copied.keys() - place.value.keys():
                 raise missing_place(place, item_key(place.value, name))
+        returned, self.structure = flat(result, self.made)
+        self.found = [self._places_of(each) for each in returned]  # for each object, where it may have been read
+        # The nodes and containers that were read at several places, by their `id`.
+        is_repeated = len(self.read) < len(self.order)
+        self.shared = {key for key in self.copies if len({*self.read.get(key, ())}) > 1} if is_repeated else set()
+        # The copies refer to this run: a cycle would keep the tree alive until Python looks for one.
+        self.copies, self.made, self.dicts, self.missing = {}, {}, [], (None, root, None)
+
+    @property
+    def way(self) -> list[tuple[int, Key]]:
+        """The fields and items that the function read, with the `id` of their owner."""
+        return [(id(place.parent.value), place.key) for place in self.order if place.parent]
 
     def value_at(self, place: Place) -> Any:
         """What the function gets at a place: the leaf, the copy of a node or container, or a stand-in."""
         value = place.value
-        key, cls = id(value), type(value)
+        key = id(value)
+        self.order.append(place)
         self.read.setdefault(key, []).append(place)
-        is_own = is_node_class(cls)
-        made: Any
-        if not is_own and _is_leaf(value):
-            if key not in self.apart or place.path in self.kept:
-                return value
-            made = stand_in(value)
-        else:
-            if key in self._copies:
-                self.shared.add(key)
-                if key not in self.apart:
-                    return self._copies[key]
-            made = self._copies[key] = self._copy_of_node(place) if is_own else self._copy_of_container(place)
-        self.made[id(made)] = made, place
-        return made
+        leaf = not is_node_class(type(value)) and is_leaf(value)
+        if key in self.apart:
+            key = id(place)
+        elif leaf:
+            return value
+        if key not in self.copies:
+            made = self.copies[key] = stand_in(value) if leaf else self._copy_at(place)
+            self.made[id(made)] = place
+        return self.copies[key]
 
-    def _copy_of_node(self, place: Place) -> Any:
-        children, statics = flat_form(place.value)
-        values: Any = _Values(place, self, children, statics.table.keys)
-        if statics.values:
-            statics = _Statics(statics, _Values(place, self, statics.values, statics.table.names))
-        return from_flat_form(type(place.value), (values, statics))
-
-    def _copy_of_container(self, place: Place) -> Any:
+    def _copy_at(self, place: Place) -> Any:
         value, cls = place.value, type(place.value)
-        if cls in _LAZY and not self.whole:
+        if is_node_class(cls):
+            children, statics = flat_form(value)
+            values: Any = _Values(place, self, children, statics.table.keys)
+            if statics.values:
+                statics = _Statics(statics, _Values(place, self, statics.values, statics.table.names))
+            return from_flat_form(cls, (values, statics))
+        if cls in _LAZY and not (self.whole and value):
             self.is_lazy = True
             lazy = _LAZY[cls]()
-            lazy.place, lazy.run, lazy.copies = place, self, {}
+            lazy.place, lazy.run, lazy.places = place, self, {}
             return lazy
         copied = with_parts(value, {entry.key: self.value_at(entry) for entry in place.entries()})
-        if isinstance(value, dict) and cls is not dict:
-            self._dicts.append((copied, place))
+        if isinstance(copied, dict):
+            self.dicts.append((copied, place))
         return copied
 
-    def place_of(self, returned: Any) -> Place | None:
-        """The only place where the function can have read an object that it returned."""
-        if id(returned) in self.made:
-            return self.made[id(returned)][1]
-        places = [] if self.apart else self.read.get(id(returned), [])
-        return places[0] if len(places) == 1 or len({place.path for place in places}) == 1 else None
+    def _places_of(self, value: Any) -> list[Place]:
+        """Where the function may have read an object that it returned."""
+        place = self.made.get(id(value))
+        key = id(value if place is None else place.value)
+        if key in self.apart:
+            return [] if place is None else [place]
+        return [*dict.fromkeys(self.read.get(key, ()))]
+
+    def _missing_place(self, error: Exception) -> str:
+        """The message for the place that the function tried to read; empty if it is not certain."""
+        raised, place, item = self.missing
+        if raised is error:
+            return str(missing_place(place, item_key(place.value, item)))
+        owners = self._places_of(getattr(error, "obj", self))
+        key = GetAttrKey(getattr(error, "name", None) or "")
+        return str(missing_place(owners[0], key)) if len(owners) == 1 and owners[0].child(key) is None else ""
 
 
 def flat(result: Any, places: Collection[int] = ()) -> tuple[list[Any], Any]:
@@ -157,11 +133,12 @@ def flat(result: Any, places: Collection[int] = ()) -> tuple[list[Any], Any]:
     return jax.tree.flatten(result, is_leaf=is_object)
 
 
-def _is_leaf(value: Any) -> bool:
+def is_leaf(value: Any) -> bool:
     """Whether a value has no places below it."""
-    if type(value) in STRUCTURES:
-        return value is EMPTY
-    return isinstance(value, LEAVES) or not (is_node(value) or all_entries(value) is not None)
+    if isinstance(value, LEAVES):
+        return True
+    cls = type(value)
+    return not (is_node_class(cls) or cls in STRUCTURES or all_entries(value) is not None)
 
 
 # Copies
@@ -170,11 +147,11 @@ def _is_leaf(value: Any) -> bool:
 class _Values:
     """The values of a node's children or statics in a run. They are read, and copied, one by one."""
 
-    __slots__ = ("copies", "entries", "keys", "place", "run")
+    __slots__ = ("entries", "keys", "place", "places", "run")
 
     def __init__(self, place: Place, run: Run, entries: tuple[Any, ...], keys: tuple[Any, ...]) -> None:
         self.place, self.run, self.entries, self.keys = place, run, entries, keys
-        self.copies: dict[int, Any] = {}
+        self.places: dict[int, Place] = {}
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -183,12 +160,11 @@ class _Values:
         return map(self.__getitem__, range(len(self.entries)))
 
     def __getitem__(self, index: Any) -> Any:
-        key = self.keys[index]
-        self.run.order.append((id(self.place.value), key))
-        if index not in self.copies:
+        if index not in self.places:
+            key = self.keys[index]
             key = GetAttrKey(key) if type(key) is str else key
-            self.copies[index] = self.run.value_at(Place(self.entries[index], key, self.place))
-        return self.copies[index]
+            self.places[index] = Place(self.entries[index], key, self.place)
+        return self.run.value_at(self.places[index])
 
 
 class _Statics(Statics):
@@ -212,26 +188,24 @@ class _Lazy:
     base: Any
     place: Place
     run: Run
-    copies: dict[Any, Any]  # by index or name
+    places: dict[Any, Place]  # by index or name
 
     def __getitem__(self, name: Any) -> Any:
-        place = self.place
+        owner = self.place
         try:
-            value = place.value[name]
+            value = owner.value[name]
         except (TypeError, LookupError) as error:
-            self.run.missing = error, place, name
+            self.run.missing = error, owner, name
             raise
         if isinstance(name, slice):
             return self.whole()[name]
         if self.base is not dict:
-            name = range(len(place.value))[name]  # not from the end
-        elif type(name) not in {str, int}:
-            name = next(own for own in place.value if own is name or own == name)  # 1 if read by True
-        self.run.order.append((id(place.value), name))
-        if name not in self.copies:
-            key = (DictKey if self.base is dict else SequenceKey)(name)
-            self.copies[name] = self.run.value_at(Place(value, key, place))
-        return self.copies[name]
+            name = range(len(owner.value))[name]  # not from the end
+        elif type(name) is not str:
+            name = item_key(owner.value, name).key  # 1 if read by True
+        if name not in self.places:
+            self.places[name] = Place(value, (DictKey if self.base is dict else SequenceKey)(name), owner)
+        return self.run.value_at(self.places[name])
 
     def __len__(self) -> int:
         return len(self.place.value)
@@ -267,25 +241,15 @@ def with_parts(value: Any, parts: Mapping[Key, Any]) -> Any:
     if is_node_class(type(value)):
         children, statics = flat_form(value)
         keys = statics.table.keys
-        if statics.values and not parts.keys() <= {*keys}:
+        if not all(map(keys.__contains__, parts)):
             statics = _Statics(statics, [*map(parts.get, map(GetAttrKey, statics.table.names), statics.values)])
         return from_flat_form(type(value), (tuple(map(parts.get, keys, children)), statics))
-    if isinstance(value, (*STRUCTURES, FrozenMapping)):
-        return with_changes(value, parts) if parts else copy.copy(value)
-    return _foreign_with_parts(value, parts)
-
-
-def _foreign_with_parts(value: Any, parts: Mapping[Key, Any]) -> Any:
-    """A copy of an object of another library's class with other contents."""
-    names = {child.key for child in Place(value).children()}
-    children = {key: part for key, part in parts.items() if key in names}
-    try:
-        copied = with_changes(value, children) if children else copy.copy(value)
-    except Exception:  # noqa: BLE001  its constructor
-        copied, children = copy.copy(value), {}
-    for key in parts.keys() - children.keys() if copied is not value else ():
+    if isinstance(value, (*STRUCTURES, FrozenMapping)) or not all(isinstance(key, GetAttrKey) for key in parts):
+        return with_changes(value, parts)
+    copied = copy.copy(value)
+    for key, part in parts.items() if copied is not value else ():
         with contextlib.suppress(AttributeError):
-            object.__setattr__(copied, key.name, parts[key])
+            object.__setattr__(copied, key.name, part)
     return copied
 
 
@@ -293,48 +257,14 @@ def _foreign_with_parts(value: Any, parts: Mapping[Key, Any]) -> Any:
 
 
 def stand_in(value: Any) -> Any:
-    """Another object that acts like the value: an equal one, or if there is none a proxy."""
-    other = _equal_object(value)
-    return _proxy(value) if other is value else other
-
-
-def quick_stand_in(value: Any) -> Any:
-    """As `stand_in`, but for an array in a tenth of the time; JAX can't compute with it."""
-    return _proxy(value) if isinstance(value, jax.Array) else stand_in(value)
-
-
-def _proxy(value: Any) -> Any:
+    """Another object that acts like the value: a copy of a node or container, a proxy of a leaf."""
     cls: Any = type(value)
-    return _proxy_class(cls)(value)
-
-
-# Equal objects of these classes may be one: small ints, text of one character.
-_SUBCLASSES: dict[type[Any], Any] = {
-    cls: type(cls.__name__, (cls,), {"__module__": cls.__module__}) for cls in (int, str, bytes)
-}
-
-
-def _equal_object(value: Any) -> Any:
-    """Another object that no function can tell from the value except by `is`, or `type` of an int; or the value."""
-    if not _is_leaf(value):
-        return with_parts(value, {})
-    if type(value) is float:
-        return value * 1.0
-    if type(value) is str and len(value) > 1:
-        return value[:1] + value[1:]
-    if type(value) in _SUBCLASSES:
-        return _SUBCLASSES[type(value)](value)
-    if isinstance(value, np.ndarray):
-        return value.view()
-    if isinstance(value, jax.Array) and not isinstance(value, Tracer) and not value.is_deleted():
-        with contextlib.suppress(Exception):
-            shards = [shard.data for shard in value.addressable_shards]
-            return jax.make_array_from_single_device_arrays(value.shape, value.sharding, shards, dtype=value.dtype)
-    return value
+    other = value if is_leaf(value) else with_parts(value, {})
+    return _proxy_class(cls)(value) if other is value else other
 
 
 class _Proxy:
-    """Acts like a value, but for `is` and `type`."""
+    """Acts like a leaf, but for `is`, `type` and what JAX computes."""
 
     __slots__ = ("value",)
 
@@ -346,11 +276,24 @@ class _Proxy:
 
 
 _value_of: Callable[[Any], Any] = vars(_Proxy)["value"].__get__
-for _function in (len, operator.index, bool, repr, str, hash, operator.eq):
-    setattr(_Proxy, f"__{_function.__name__}__", lambda self, *other, do=_function: do(_value_of(self), *other))
+
+
+def _forwarding(name: str) -> Any:
+    operate = vars(operator).get(name)  # it tries both classes; the method alone may return NotImplemented
+
+    def method(self: Any, *others: Any, **options: Any) -> Any:
+        value = _value_of(self)
+        return operate(value, *others) if operate else getattr(value, name)(*others, **options)
+
+    return method
+
+
+_NOT_FORWARDED = frozenset(dir(_Proxy)) - {*vars(operator), "__repr__", "__str__", "__hash__", "__format__"}
 
 
 @functools.lru_cache(64)
 def _proxy_class(cls: type[Any]) -> Any:
     """The class of the proxies for a class of leaves. It has its name, because libraries show it in warnings."""
-    return type(cls.__name__, (_Proxy,), {"__slots__": (), "__module__": cls.__module__})
+    names = [name for name in dir(cls) if name.startswith("__") and name not in _NOT_FORWARDED]
+    methods = {name: _forwarding(name) for name in names if callable(getattr(cls, name))}
+    return type(cls.__name__, (_Proxy,), {**methods, "__slots__": (), "__module__": cls.__module__})

@@ -3,8 +3,8 @@
 import builtins
 import difflib
 import inspect
-import re
 import types
+import typing
 from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any
@@ -13,9 +13,10 @@ import jax
 import typing_extensions
 
 from treewright._base.functions import foreign_library, native_base
-from treewright._base.text import annotation_text, is_node_class, short_text, with_article
+from treewright._base.text import is_node_class, short_text, with_article
 from treewright._core.info import FLAT_FORM_NAME, Draft, NodeInfo
 from treewright._core.rules.children import has_jax_arrays
+from treewright._core.rules.declarations import special_form
 from treewright._core.rules.fields import function_of
 
 _ONE_FORM = "the class would have two flattened forms that could disagree; static fields are those declared static()"
@@ -206,7 +207,7 @@ def values_of_mixin(draft: Draft, info: NodeInfo) -> str | None:
         for name, annotation in _annotations(base).items()
         if name in vars(base) and not (name in info.by_name or name in draft.body)
         if not hasattr(type(vars(base)[name]), "__get__")
-        if not re.search("ClassVar|Final", annotation_text(annotation, base))
+        if special_form(annotation, base) not in (typing.ClassVar, typing.Final)
     ]
     return "\n".join(texts) or None
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import re
 import types
 import typing
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from treewright._core.rules.declarations import (
     declaration,
     defaults_of,
     options_to_repeat,
+    special_form,
     specifier_in,
     specifier_in_annotation,
     specifier_name,
@@ -166,11 +166,7 @@ def _default_in(value: Any) -> Any:
 
 
 def _is_class_var(draft: Draft, name: str) -> bool:
-    """Like `dataclasses`, and without the `repr` of a class, which may fail or contain the word."""
-    annotation = draft.annotations[name]
-    if isinstance(annotation, str):
-        return re.match(r"\s*(\w+\s*\.\s*)?ClassVar\b", annotation) is not None
-    return annotation is typing.ClassVar or typing.get_origin(annotation) is typing.ClassVar
+    return special_form(draft.annotations[name], draft.cls) is typing.ClassVar
 
 
 def _is_defined_in(cls: type[Any], name: str, value: Any) -> bool:
