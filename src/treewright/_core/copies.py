@@ -60,8 +60,8 @@ def with_post_init(node: Any, changes: dict[str, Any]) -> Any:
     try:
         _derive(copy, info, pair, changes, variables)
         seal(copy, info, is_referenced=True, before=pair[1])
-    except BaseException as error:
-        mark_failed(copy, error)
+    except BaseException:
+        mark_failed(copy)
         raise
     if info.checks or info.table.to_check:
         check(copy)

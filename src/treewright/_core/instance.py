@@ -110,7 +110,7 @@ def set_attribute(node: Any, name: str, value: Any) -> None:
     except AttributeError:
         form = raw_form(node)
     if isinstance(form, tuple):
-        raise dataclasses.FrozenInstanceError(rules.frozen(info_of(type(node)), name, "assign to"))
+        raise dataclasses.FrozenInstanceError(rules.frozen(info_of(type(node)), name))
     # Inlined, because a call for each `self.x = x` is measurable (benchmarks: node, own __init__).
     values = node.__dict__ if type(form) is Unfinished and not form.why else form.values_of(node)
     field: FieldInfo | None = node.__node_fields__.get(name)
@@ -121,12 +121,9 @@ def set_attribute(node: Any, name: str, value: Any) -> None:
 
 
 def delete_attribute(node: Any, name: str) -> None:
-    """Delete an attribute while the constructor runs; afterwards the node is frozen."""
-    form = raw_form(node)
-    if isinstance(form, tuple):
-        raise dataclasses.FrozenInstanceError(rules.frozen(info_of(type(node)), name, "delete"))
-    if form.values_of(node).pop(name, MISSING) is MISSING:
-        raise UnfinishedNodeError(f"{type(node).__qualname__}.{name} has no value to delete yet.")
+    """Raise an error, also while the constructor runs: a node has a value for each field."""
+    problem = "a node keeps its fields. Change a value by replace() or, in __init__, by an assignment."
+    raise dataclasses.FrozenInstanceError(f"cannot delete {type(node).__qualname__}.{name}: {problem}")
 
 
 # Construction
@@ -166,7 +163,7 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
         is_referenced = getrefcount(node) > references
         seal(node, info, is_referenced=is_referenced)
     except BaseException as error:
-        mark_failed(node, error)
+        mark_failed(node)
         note(rules.CONSTRUCTOR, error, node)
         raise
     if info.checks or info.table.to_check:
@@ -232,8 +229,8 @@ def check(node: Any) -> None:
             _check_values(node, info)
         for own_check in info.checks:
             reject_returned(own_check(node), info.cls, "__check_init__", "Raise an error for an invalid instance")
-    except BaseException as error:
-        mark_failed(node, error)
+    except BaseException:
+        mark_failed(node)
         raise
 
 
@@ -263,12 +260,7 @@ def run_post_init(node: Any, variables: Sequence[Any]) -> None:
     reject_returned(node.__post_init__(*variables), type(node), "__post_init__", "Assign fields")
 
 
-def mark_failed(node: Any, error: BaseException) -> None:
-    """Empty a node whose `__init__` raised, so that every use reports the error."""
+def mark_failed(node: Any) -> None:
+    """Empty a node whose constructor raised, so that no use of it finds values."""
     node.__dict__.clear()
-    try:
-        message = str(error)
-    except Exception:  # noqa: BLE001  a user's `__str__`, which must not replace the error
-        message = "..."
-    why = f"its __init__ raised {type(error).__name__}({message}), so it has no fields to use"
-    _store(node, FLAT_FORM_NAME, Unfinished(type(node), why))
+    _store(node, FLAT_FORM_NAME, Unfinished(type(node), rules.no_init_has_run(type(node))))

@@ -169,8 +169,8 @@ class ProgramRecorder:
 
         tracker = RetraceTracker(on_report=self._reports.append)
         self._flush = tracker.flush
-        OBSERVER.add(self._on_event)
-        OBSERVER.add(tracker.on_event)
+        OBSERVER.add(self, self._on_event)
+        OBSERVER.add(tracker, tracker.on_event)
 
     def _on_event(self, event: "Event") -> None:
         function, code, where = *event.definition, event.caller if event.is_operation else ""

@@ -1,6 +1,7 @@
 """Public API: `explain`, `explain_retraces` and `max_traces`."""
 
 import contextlib
+import functools
 import logging
 import warnings
 import weakref
@@ -11,20 +12,19 @@ import jax
 
 from treewright._base.jax_private import is_jitted, options_of
 from treewright._base.text import did_you_mean, short_text
-from treewright._contents import unwrap
 from treewright._loop import loop
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.comparison import call_differences, without_placement
 from treewright.retrace.jax_private import (
     EQUINOX_PMAP,
+    OBSERVER,
     Call,
     definition_of,
     frames_up_to_user,
-    give_own_code,
     goes_through,
-    is_running,
+    is_bound,
     jit_call,
-    outermost_jitted,
+    use_in,
 )
 from treewright.retrace.report import ReportedEvent, RetraceReport
 from treewright.retrace.signature import Signature, signature_of
@@ -104,7 +104,10 @@ class _BlockOrDecorator:
         self._created_at = frame.f_code.co_filename, frame.f_lineno
 
     def __call__(self, function: F) -> F:
-        """The function itself. It, or if it is not jitted, the jitted functions that it calls, are tracked."""
+        """The function itself, or for a method or a partial, a function that calls it: its calls are tracked.
+
+        If it is not jitted, the jitted functions that it calls are tracked too.
+        """
         self._created_at, decorator = None, type(self).__name__
         decorated: Any = function
         if not callable(decorated) or isinstance(decorated, type):
@@ -118,32 +121,25 @@ class _BlockOrDecorator:
                 f"{decorator}(only=...) decorates {name}, but a decorator tracks only its own function. Remove only=, "
                 f"or write `with {decorator}(...):` around the calls."
             )
-        self._track(function)
-        return function
-
-    def _track(self, function: Any) -> None:
-        """Track the calls through a jitted function, or of a function that is not jitted, as long as it exists."""
-        tracked, inner = outermost_jitted(function), unwrap(function)
-        reference = weakref.ref(tracked)
-        if tracked is inner:
-            give_own_code(inner)
-            tracker = self._start(lambda call: unwrap(call.function) is reference() or is_running(reference()))
-        else:
-            tracker = self._start(lambda call: goes_through(call, reference()))
-        tracker.decorated = reference
-        weakref.finalize(tracked, tracker.stop, stacklevel=1).atexit = False
+        limited: F = _function_that_calls(function) if is_bound(function) else function
+        use = use_in(limited)
+        reference, key = weakref.ref(use), (type(self), id(use))
+        tracker = RetraceTracker(concerns=lambda call: goes_through(call, reference()), **self._options)
+        tracker.is_decorator = True
+        # In place of an earlier tracker of this object: the same line run again begins a new count.
+        if tracker.start(stacklevel=2, key=key):
+            weakref.finalize(use, OBSERVER.remove, key).atexit = False
+        return limited
 
     def __enter__(self) -> None:
         self._created_at = None
-        self._open.append(self._start(self._concerns if self._only is not None or self._others else None))
+        concerns = self._concerns if self._only is not None or self._others else None
+        tracker = RetraceTracker(concerns=concerns, **self._options)
+        tracker.start(stacklevel=2)
+        self._open.append(tracker)
 
     def _concerns(self, call: Call) -> bool:
         return _matches(self._only, call) and not any(_matches(other, call) for other in self._others)
-
-    def _start(self, concerns: Callable[[Call], bool] | None) -> RetraceTracker:
-        tracker = RetraceTracker(concerns=concerns, **self._options)
-        tracker.start(stacklevel=3)
-        return tracker
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         tracker, only, limit = self._open.pop(), self._only, self._options.get("limit")
@@ -173,6 +169,16 @@ class _BlockOrDecorator:
                 f"the calls, or `@{name}(...)` above a function."
             )
             warnings.warn_explicit(text, RetraceWarning, *self._created_at)
+
+
+def _function_that_calls(method: Any) -> Any:
+    """A function in place of a method or a partial, whose own calls the stack does not show."""
+
+    @functools.wraps(method, updated=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    return call
 
 
 def _fix_for_untracked(function: Any, decorator: str) -> str:
@@ -256,11 +262,13 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
     was compiled before the block needs no trace in it, so `max_traces(0)` allows no new one. If an error is caught
     within the block, or raised in a different thread, it is raised again at the end of the block.
 
-    As a decorator above `jit`, it counts the traces of calls through that jitted function as long as it exists: jitting
-    and limiting the function again, for each trial of a sweep, begins a new count. Below `jit`, or on a function that
-    is not jitted, such as a test, it counts the traces of that function and of each jitted function that it calls. Each
-    `loop` of the function counts apart. On a callable object, it counts the traces of the object itself, not of what
-    its methods call. Of several limits on one object, each applies.
+    As a decorator, it counts the calls through the object that it decorates, as long as this exists. Above `jit`, this
+    is the jitted function: jitting and limiting a function again, for each trial of a sweep, begins a new count. Below
+    `jit`, or on a function that is not jitted, such as a test, it counts the traces of that function and of each jitted
+    function that it calls, but not in threads that it starts. Each `loop` of the function counts apart. On a callable
+    object, it counts the traces of the object itself, not of what its methods call. A new limit on the same object, as
+    from a notebook cell that runs again, replaces the old one and begins a new count. Equinox takes a `filter_jit`
+    inside another one apart, so the limit of the inner one belongs below it.
 
     Args:
         limit: The maximum number of traces of each function.

@@ -22,7 +22,7 @@ import operator
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, Literal
 
 import jax
@@ -191,24 +191,27 @@ class RetraceTracker:
         self.violations: list[str] = []
         self.traced: set[str] = set()  # the names of all traced functions, tracked or not
         self._on_report, self._concerns = on_report, concerns
-        self.decorated: weakref.ref[Any] | None = None  # the function that it tracks as a decorator
+        self.is_decorator = False
         self._limits: Mapping[str, int | None] = {"trace": limit, "count": limit, "recompile": recompiles}
         self._lock = threading.RLock()
         self._histories: dict[Any, CallHistory] = {}
         self._pending: dict[int, _CurrentCall] = {}  # per thread, the call that is not compiled yet
         self._events: set[str] = set()  # the kinds of events so far, "transformation" and "unread"
 
-    def start(self, *, stacklevel: int) -> None:
-        """Begin tracking; warn, or raise if there is a limit, if calls can't be observed in this version of JAX."""
+    def start(self, *, stacklevel: int, key: Hashable = None) -> bool:
+        """Begin tracking, in place of another tracker with this key; True without one.
+
+        Warn, or raise if there is a limit, if calls can't be observed in this version of JAX.
+        """
         if not can_read_calls():
             if self._limits["trace"] is not None:
                 raise RuntimeError(_CANT_COUNT)
             warnings.warn(_NO_CALLS, RetraceWarning, stacklevel=stacklevel + 1)
-        OBSERVER.add(self.on_event)
+        return OBSERVER.add(self if key is None else key, self.on_event)
 
     def stop(self, *, stacklevel: int) -> None:
         """End tracking, and warn about events that were not observed."""
-        OBSERVER.remove(self.on_event)
+        OBSERVER.remove(self)
         self.flush()
         is_complete = "compile" in self._events and not {"transformation", "unread"} & self._events
         if self._events and not (is_complete or can_observe_compilations()):
@@ -313,7 +316,7 @@ class RetraceTracker:
         """
         name, definition = event.definition
         key: Any = definition or name
-        is_limited = self.decorated is not None and self._limits["trace"] is not None
+        is_limited = self.is_decorator and self._limits["trace"] is not None
         with self._lock:
             if is_limited and is_of_loop(getattr(call.function, "__code__", None)):
                 key = weakref.ref(call.function, lambda loop: self._histories.pop(loop, None))
