@@ -1,4 +1,4 @@
-"""`python -m treewright retraces` and `pytest --retraces`: reports on programs, which run as under python."""
+"""`python -m treewright retraces`: reports on programs, which run as under python."""
 
 from __future__ import annotations
 
@@ -238,14 +238,11 @@ def test_it():
 """
 
 
-@pytest.mark.parametrize(
-    "command", [(*RETRACES, "-m", "pytest", "-q"), ("-m", "pytest", "-q", "--retraces")], ids=["command", "flag"]
-)
-def test_the_command_and_the_flag_report_a_pytest_run(command: Sequence[str], tmp_path: Path) -> None:
+def test_the_command_reports_a_pytest_run(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     plugin = ("-p", "treewright.testing.plugin", "--disable-plugin-autoload", "-p", "no:cacheprovider")
 
-    ended = run(*command, *plugin, folder=tmp_path, timeout=120)
+    ended = run(*RETRACES, "-m", "pytest", "-q", *plugin, folder=tmp_path, timeout=120)
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     output = ended.stdout + ended.stderr

@@ -35,8 +35,7 @@ def main(arguments: list[str]) -> int:
         prog="python -m treewright retraces",
         usage="python -m treewright retraces [options] [-m] PROGRAM ARGS ...",
         description="Run a script, or a module with -m, and report on standard error what JAX traced and compiled in "
-        "it, how long that took, and why functions were retraced. The exit status is the program's. For pytest, use "
-        "`pytest --retraces`.",
+        "it, how long that took, and why functions were retraced. The exit status is the program's.",
         allow_abbrev=False,
     )
     limit = "exit with status 3 if there are more retraces and recompiles, and the program succeeds"
