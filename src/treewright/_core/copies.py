@@ -8,7 +8,6 @@ from treewright._core.fields import MISSING
 from treewright._core.info import NodeInfo, info_of
 from treewright._core.instance import (
     FlatForm,
-    begin,
     check,
     flat_form,
     from_flat_form,
@@ -56,7 +55,7 @@ def with_post_init(node: Any, changes: dict[str, Any]) -> Any:
             raise TypeError(rules.init_var_missing(info, name))
     variables = [changes.pop(name, default) for name, default in info.init_vars.items()]
 
-    copy = begin(info)
+    copy = from_flat_form(info.cls, info.unfinished)
     try:
         _derive(copy, info, pair, changes, variables)
         seal(copy, info, is_referenced=True, before=pair[1])

@@ -175,8 +175,7 @@ def field(
         compare: Whether `==` uses it.
         metadata: Any mapping, for other tools; `{"static": True}` makes the field static, as in JAX.
         kw_only: Whether its parameter is keyword-only.
-        doc: A description of the field. It appears in the class's docstring and in `help()`; on Python 3.14 and newer
-            also as `dataclasses.Field.doc`.
+        doc: A description of the field, which `help()` prints; on Python 3.14 and newer also `dataclasses.Field.doc`.
         converter: Applied to each new value of the field: by the constructor, an assignment in `__init__`, and
             `replace`. Unflatten never applies it.
         sharding: A name for each axis of the array, or None for an axis that is never split: `("embed", "mlp")`. Rules

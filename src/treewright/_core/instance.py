@@ -76,17 +76,10 @@ def flat_form(node: Any) -> FlatForm:
     return form
 
 
-def from_flat_form(cls: type[Any], pair: FlatForm) -> Any:
-    """A node of this class with this flat form; runs none of the user's code."""
+def from_flat_form(cls: type[Any], pair: FlatForm | Unfinished) -> Any:
+    """A node of this class with this flat form, or one whose fields can be assigned; runs none of the user's code."""
     node: Any = _new(cls)
     _store(node, FLAT_FORM_NAME, pair)
-    return node
-
-
-def begin(info: NodeInfo) -> Any:
-    """An unfinished node, whose fields can be assigned."""
-    node: Any = _new(info.cls)
-    _store(node, FLAT_FORM_NAME, info.unfinished)
     return node
 
 
