@@ -62,7 +62,7 @@ def raw_form(node: Any) -> FlatForm | Unfinished:
         form: FlatForm | Unfinished = _read(node, FLAT_FORM_NAME)
     except AttributeError:
         cls = type(node)
-        reject_undecorated(cls)
+        reject(rules.NOT_A_NODE_CLASS, NodeDefinitionError, cls)
         info_of(cls).restore_init(cls)
         return Unfinished(cls, rules.no_init_has_run(cls))
     return form
@@ -86,11 +86,6 @@ def from_flat_form(cls: type[Any], pair: FlatForm | Unfinished) -> Any:
 def is_node(value: object) -> bool:
     """Whether a value is an instance of a node class."""
     return is_node_class(type(value))
-
-
-def reject_undecorated(cls: type[Any]) -> None:
-    """Raise if a subclass of a node class is not a node class itself."""
-    reject(rules.NOT_A_NODE_CLASS, NodeDefinitionError, cls)
 
 
 # Attributes
@@ -145,7 +140,7 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
         form.values_of(node)
         return init(node, *args, **kwargs)
     if info.cls is not type(node):
-        reject_undecorated(type(node))
+        reject(rules.NOT_A_NODE_CLASS, NodeDefinitionError, type(node))
     if info.table.to_check:
         info.restore_class(info)
     _store(node, FLAT_FORM_NAME, info.unfinished)
