@@ -232,9 +232,9 @@ def _instead_of_reaching(value: Any, rejection: Rejection) -> str:
 
 def captured_container(owner: type[Any], name: str, value: Any, changing: Any, holder: str) -> str | None:
     """A list that a user's function captured is compared by identity, so its changes cause no retrace."""
-    is_frozen = isinstance(changing, np.ndarray) and not changing.flags.writeable
-    can_change = isinstance(changing, MUTABLE) and not (is_frozen or isinstance(changing, jax.Array | jax.Ref))
-    if not (can_change and holder == "user"):
+    if holder != "user" or not isinstance(changing, MUTABLE) or isinstance(changing, jax.Array | jax.Ref):
+        return None
+    if isinstance(changing, np.ndarray) and not changing.flags.writeable:
         return None
     advice = _advice(rule_of(changing)(changing), "\nIf it is constant, use")
     return (
@@ -245,7 +245,7 @@ def captured_container(owner: type[Any], name: str, value: Any, changing: Any, h
 
 def captured_array(owner: type[Any], name: str, value: Any, changing: Any, holder: str) -> str | None:
     """An array that a user's function captured looks like a parameter, but `jit` compiles it into the program."""
-    if not isinstance(changing, jax.Array) or isinstance(changing, jax.Ref) or holder != "user":
+    if holder != "user" or not isinstance(changing, jax.Array) or isinstance(changing, jax.Ref):
         return None
     inside = "" if changing is value else f", inside {text_with_class(value)}"
     found = rule_of(changing)(changing).description
