@@ -176,6 +176,8 @@ def test_a_lossy_cast_is_rejected_before_reading(saved: Any, like: Any, engine: 
         (jnp.int32([2**24 + 1]), jnp.array([0], np.float32), "16777217"),
         (jnp.uint32([2**32 - 1]), jnp.array([0], np.float32), "4294967295"),
         (np.array([2**64 - 1], np.uint64), np.array([0.0]), "18446744073709551615"),
+        (np.array([2**63], np.uint64), np.array([0]), "9223372036854775808"),
+        (jnp.array([np.inf], "float8_e3m4"), jnp.float8_e4m3fn([0]), "inf"),
         (jnp.array([7], np.float32), jnp.array([0], "float4_e2m1fn"), "7.0"),
         (jnp.array([0, np.nan], np.float32), jnp.array([0, 0], "float4_e2m1fn"), "nan"),
         (jnp.array([1, 1e10], np.float32), jnp.float16([0, 0]), "1e\\+10|10000000000.0"),

@@ -140,17 +140,18 @@ def test_a_node_that_contains_itself_through_a_reference_from_before_init_is_rej
         Net([])
 
 
-def test_init_can_delete_and_reassign_a_field() -> None:
+def test_init_can_assign_a_field_twice_and_not_delete_it() -> None:
     class Net(Module):
         w: Any
 
         def __init__(self) -> None:
-            with pytest.raises(UnfinishedNodeError, match=r"Net\.w has no value to delete yet"):
-                del self.w
-            self.w = 1.0
-            del self.w
             with pytest.raises(UnfinishedNodeError, match=r"Net\.w was read before __init__ set it"):
                 _ = self.w
+            self.w = 1.0
+            with pytest.raises(
+                dataclasses.FrozenInstanceError, match=r"cannot delete .*Net\.w: a node keeps its fields"
+            ):
+                del self.w
             self.w = 2.0
 
     assert Net().w == 2.0
@@ -289,7 +290,7 @@ def test_an_init_that_raises_leaves_an_immutable_node() -> None:
     with pytest.raises(RuntimeError, match="no luck"):
         Net(wrong=True)
     (net,) = leaked
-    pattern = r"unfinished .*Net: its __init__ raised RuntimeError\(no luck\)"
+    pattern = "unfinished .*Net: no __init__ has finished it"
     for use in (lambda: net.w, lambda: setattr(net, "w", 2.0), net.tree_flatten, lambda: net.__init__(wrong=False)):
         with pytest.raises(UnfinishedNodeError, match=pattern):
             use()
@@ -309,7 +310,7 @@ def test_a_check_or_post_init_that_raises_leaves_no_usable_node(where: str) -> N
     cls: Any = pytree_dataclass(type("Node", (), {"__annotations__": {"x": Any}, where: reject}))
     with pytest.raises(ValueError, match="negative"):
         cls(1.0)
-    with pytest.raises(UnfinishedNodeError, match=r"its __init__ raised ValueError\(negative\)"):
+    with pytest.raises(UnfinishedNodeError, match="an unfinished Node: no __init__ has finished it"):
         _ = leaked[0].x
     assert vars(leaked[0]).keys() <= {"_node"}
 

@@ -120,7 +120,7 @@ def test_a_copy_is_as_frozen_as_the_original(duplicate: Callable[[Any], Any]) ->
         for change in (setattr, object.__setattr__):
             with pytest.raises(dataclasses.FrozenInstanceError, match=f"cannot assign to field '{name}' of a"):
                 change(node, name, 1)
-        with pytest.raises(dataclasses.FrozenInstanceError, match=f"field '{name}' of a"):
+        with pytest.raises(dataclasses.FrozenInstanceError, match=rf"cannot delete \w+\.{name}: a node keeps"):
             delattr(node, name)
 
 

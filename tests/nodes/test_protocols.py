@@ -80,7 +80,7 @@ def test_fields_cannot_be_assigned_or_deleted(make: Any) -> None:
             with pytest.raises(dataclasses.FrozenInstanceError, match=message):
                 assign(node, name, 5)
         for delete in (delattr, object.__delattr__):
-            with pytest.raises(dataclasses.FrozenInstanceError, match=f"cannot delete field '{name}' of a"):
+            with pytest.raises(dataclasses.FrozenInstanceError, match=rf"cannot delete \w+\.{name}: a node"):
                 delete(node, name)
         vars(node)[name] = 5
         vars(node).update({name: 5})
@@ -93,7 +93,7 @@ def test_unknown_names_cannot_be_assigned() -> None:
     for node in (Layer(1.0), Net(2)):
         with pytest.raises(dataclasses.FrozenInstanceError, match=r"'other': .* has no field of this name"):
             node.other = 1  # type: ignore[union-attr]
-        with pytest.raises(dataclasses.FrozenInstanceError, match=r"'other': .* has no field of this name"):
+        with pytest.raises(dataclasses.FrozenInstanceError, match=r"cannot delete \w+\.other: a node keeps its fields"):
             del node.other  # type: ignore[union-attr]
     with pytest.raises(AttributeError, match="'Layer' object has no attribute 'other'"):
         _ = Layer(1.0).other  # type: ignore[attr-defined]
@@ -293,5 +293,5 @@ def test_a_node_without_arrays_is_a_static_argument_by_value() -> None:
     for layer in (Layer(float("nan")), Layer(float("nan"))):
         apply(layer, 3.0)
         assert counted.count == 5
-    with pytest.raises(ValueError, match=r"Non-hashable static arguments[\s\S]*Layer\.kernel"):
+    with pytest.raises(ValueError, match=r"Non-hashable static arguments[\s\S]*a child of Layer\(kernel=f32"):
         apply(Layer(jnp.ones(2)), 3.0)

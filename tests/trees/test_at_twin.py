@@ -146,6 +146,8 @@ NOT_CERTAIN: list[Where] = [
     lambda m: m.layers[len(jax.tree.leaves(m.layers)) - 1].b,
     lambda m: jax.tree.leaves(m, is_leaf=lambda x: type(x) is Conv)[2].b,
     lambda m: next(v for k, v in reversed(m.table.items()) if v is None),
+    lambda m: [m.table["a"], m.head.b] if m.table["a"] is None else [m.head.b, m.table["a"]],
+    lambda m: next(q if p is None else p for p, q in [m.table["c"]]),
 ]
 
 

@@ -183,16 +183,10 @@ def test_drafts_are_marked_in_repr_and_errors() -> None:
 
 def test_edit_cannot_delete_fields() -> None:
     with (
-        pytest.raises(
-            TypeError, match=r"^Can't delete bias from a draft of a Layer: every field needs a value\. Assign"
-        ),
         edit(Layer(1.0)) as draft,
+        pytest.raises(dataclasses.FrozenInstanceError, match=r"cannot delete Layer\.bias: "),
     ):
         del draft.bias
-    with edit(Layer(1.0)) as draft:
-        del draft.kernel
-        draft.kernel = 2.0
-    assert draft.kernel == 2.0
 
 
 def test_edit_checks_statics_at_the_end() -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, overload
 
-from treewright._base.jax_private import path_text
 from treewright._base.text import Verbatim, did_you_mean, short_text
 from treewright._trees.level import reject_class
 from treewright._trees.pattern import listed
@@ -99,7 +98,7 @@ class At(Generic[T, V]):
         places, structure = self._selection.places, self._selection.structure
         values: Any
         if self._selection.is_search:
-            values = {path_text(place.path): place.value for place in places}
+            values = {place.text: place.value for place in places}
         else:
             values = places[0].value if structure is None else structure.unflatten(place.value for place in places)
         selected: V = values
@@ -150,7 +149,7 @@ class At(Generic[T, V]):
 
 def _values_for(places: Sequence[Place], value: Any) -> list[Any]:
     """One value for each place: the same for all, or the values of a dict by path."""
-    paths = [path_text(place.path) for place in places]
+    paths = [place.text for place in places]
     is_list = type(value) in {list, tuple} and not any(isinstance(place.value, list | tuple) for place in places)
     if is_list and len(value) == len(places) > 1:
         raise ValueError(

@@ -50,7 +50,7 @@ def edit(node: Any, /) -> contextlib.AbstractContextManager[Any]:
 
     Raises:
         TypeError: If `node` is not a node; at the end of the block, if the block assigned to a name that is not a
-            field, or deleted a field.
+            field.
         StaticFieldError: At the end of the block, if the value of a static can't be static.
 
     Examples:
@@ -247,12 +247,6 @@ def _all_same(left: Iterable[Any], right: Iterable[Any]) -> bool:
 
 def _reject_wrong_names(info: NodeInfo, pending: Mapping[str, Any]) -> None:
     names, cls = list(info.by_name), info.cls
-    deleted = [name for name in names if name not in pending]
-    if deleted:
-        raise TypeError(
-            f"Can't delete {', '.join(deleted)} from a draft of {with_article(cls.__qualname__)}: every field needs a "
-            f"value. Assign one, such as None."
-        )
     unknown = [name for name in pending if name not in {*names, FLAT_FORM_NAME} and not is_cached_property(cls, name)]
     if unknown:
         raise TypeError(

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from treewright._base.jax_private import DictKey, GetAttrKey, Key, Path, SequenceKey, path_text
+from treewright._base.jax_private import DictKey, GetAttrKey, Key, Path, SequenceKey
 from treewright._base.text import class_name
 from treewright._core import flat_form, info_of, is_node, is_node_class, note, with_fields
 from treewright._freeze import FrozenMapping
@@ -88,7 +88,7 @@ class Place:
     @property
     def name(self) -> str:
         """The class of the root and the path: `Model.layers[0]`."""
-        return path_text(self.path, class_name(self.ancestors[0].value))
+        return f"{class_name(self.ancestors[0].value)}{self.text}"
 
     def child(self, key: Key) -> "Place | None":
         """The child or static with this key; None if it does not exist."""

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from treewright._base.jax_private import path_text
 from treewright._base.text import short_text
 from treewright._core import note
 from treewright._trees.pattern import listed
@@ -56,7 +55,7 @@ def select_by_function(
         mask = None if all(run.found) else as_mask(result)
         if mask is not None:
             return mask
-        if places is None:
+        if places is None and run.is_lazy:
             run = Run(where, root, whole=True)
             places, structure = _places(where, root, run), run.structure
         if not places:
@@ -159,10 +158,10 @@ def _only_place(where: Where, root: Place, value: Any, places: Sequence[Place]) 
     """The only place of an object that a function returned."""
     name = root.name
     if len(places) > 1:
-        paths = [path_text(place.path) or "the whole tree" for place in places]
+        shown = listed([place.text for place in places], _MAX_SHOWN)
         raise ValueError(
-            f"The where function returned {short_text(value)}, which is at {len(places)} places of {name}: "
-            f"{listed(paths, _MAX_SHOWN)}. Select by path, or with a predicate: lambda path, value: ..."
+            f"The where function returned {short_text(value)}, which is at {len(places)} places of {name}: {shown}. "
+            f"Select by path, or with a predicate: lambda path, value: ..."
         )
     if isinstance(value, bool | np.bool_):
         raise TypeError(f"The where function returned {value} for the whole tree. {HOW_CALLED}")

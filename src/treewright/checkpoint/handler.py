@@ -38,6 +38,7 @@ from treewright.checkpoint.tree import Parts, parts_to_save
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 _MAX_LISTING_BYTES = 10_000_000
+_MAX_ITEMS_BYTES = MAX_BYTES // 2  # the header also has the manifest and the digests
 
 _JSON_VALUES = "Convert it to dicts with str keys, lists, str, int, float, bool or None, or make it a leaf of the tree."
 
@@ -127,10 +128,11 @@ def _json_of(items: Mapping[str, Any]) -> str:
         raise CheckpointError(f"save(..., items=) can't be written as JSON: {error}. {_JSON_VALUES}") from error
     if inexact:
         raise CheckpointError(f"save(..., items=): JSON can't represent {short_text(inexact)}. {_JSON_VALUES}")
-    if len(text) > MAX_BYTES:
+    size = len(json.dumps(json.dumps(text)))  # as the header of the file has them: each quote as eight characters
+    if size > _MAX_ITEMS_BYTES:
         raise CheckpointError(
-            f"save(..., items=) have {len(text):,} bytes as JSON, and the limit is {MAX_BYTES:,}. Save large data as "
-            f"leaves of the tree."
+            f"save(..., items=) have {size:,} bytes in a file's header, and the limit is {_MAX_ITEMS_BYTES:,}. Save "
+            f"large data as leaves of the tree."
         )
     return text
 
@@ -317,11 +319,3 @@ def listed_of_step(folder: Any) -> tuple[Mapping[str, Any], Mapping[str, float]]
     with parsing(f"The metrics of step {folder.name}"):
         listed = unseal(json.loads(_read_listing(folder))["custom_metadata"])
         return dict(listed["retention"]), dict(listed["metrics"])
-
-
-def listing_time(folder: Any) -> Any:
-    """The modification time of that file; None if it can't be read."""
-    with contextlib.suppress(OSError):
-        status = (folder / LISTING).stat()
-        return getattr(status, "st_mtime_ns", None) or status.mtime
-    return None

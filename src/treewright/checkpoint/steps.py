@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import functools
 import math
+import operator
 import os
 import secrets
 import threading
@@ -16,7 +17,6 @@ from typing import (
     Any,
     Literal,
     NamedTuple,
-    Never,
     Self,
     SupportsIndex,
     TypeVar,
@@ -36,7 +36,6 @@ from treewright.checkpoint.folder import (
     UnfinishedSteps,
     clear,
     folder_of_steps,
-    foreign_folders,
     is_foreign,
     quarantine,
     steps_in,
@@ -48,15 +47,14 @@ from treewright.checkpoint.handler import (
     entries_of,
     items_of_step,
     listed_of_step,
-    listing_time,
     manifest_of_step,
     step_to_save,
     tree_of_step,
 )
 from treewright.checkpoint.manifest import Manifest, seal
-from treewright.checkpoint.reading import Restored, StepGoneError, numbers_text, read_step, step_number, steps_text
-from treewright.checkpoint.retention import Retention, numbers_of, reject_options
-from treewright.checkpoint.waiting import EXIT_STARTS_THREADS, Task, Turns
+from treewright.checkpoint.reading import Restored, StepGoneError, read_step, step_number, steps_text
+from treewright.checkpoint.retention import Retention, numbers_of
+from treewright.checkpoint.waiting import Task, Turns
 from treewright.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -80,8 +78,8 @@ class CheckpointManager:
     Steps are written atomically, even if the process is killed. `save` continues in the background after it returns; if
     that fails, the next `save`, `wait` or restore raises `CheckpointError`, and the call after it works again. Use the
     manager in a `with` block, or call `close`: a program that ends without it first finishes its last save, or reports
-    the reason in a `CheckpointWarning`; Ctrl-C ends it immediately. On Python 3.12.0 to 3.12.2, which start no threads
-    at exit, `save` waits for the disk outside a `with` block.
+    the reason in a `CheckpointWarning`; Ctrl-C ends it immediately. (Python 3.12.0 to 3.12.2 start no threads at exit:
+    there, such a program loses that save, with the warning.)
 
     Only one manager at a time, in one thread, may save into a folder; any number may read. In a job of several
     processes, all must make the same calls; all get the same step, or all raise.
@@ -127,9 +125,7 @@ class CheckpointManager:
         metric: str | None = None,
         mode: Literal["min", "max"] | None = None,
         timeout_seconds: float = 600.0,
-        **unknown: Never,
     ) -> None:
-        reject_options(unknown)
         given: object = timeout_seconds
         if not isinstance(given, int | float) or not 0 < given < math.inf:
             raise ValueError(f"CheckpointManager({timeout_seconds=}): pass a positive number of seconds.")
@@ -143,17 +139,13 @@ class CheckpointManager:
         self._count = 0  # of saves that began
         self._process = os.getpid()  # the process that it belongs to: in a fork, its threads are missing
         self._pending: _Pending | None = None
-        self._is_entered = self._is_closed = False
+        self._is_closed = False
         self._lock = threading.RLock()
         self._turns = Turns(self._lock)
         self._has_rank = False  # whether a step is known to have the metric, or its absence was told
         self._known: dict[int, int] = {}  # the inodes of the steps, by number
-        self._records: dict[tuple[int, Any], tuple[Mapping[str, Any], float | None]] = {}  # results of `_record`
 
     def __enter__(self) -> Self:
-        if self._is_closed:
-            raise CheckpointError(f"The manager of {self.directory} is closed. Create a new CheckpointManager.")
-        self._is_entered = True
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -211,8 +203,6 @@ class CheckpointManager:
             _begin(self)
             self._pending = _Pending(number, task)
             task.start()
-            if not (EXIT_STARTS_THREADS or self._is_entered):
-                self._wait_and_raise()
         if bool(self._is_closed):  # by a signal handler
             self.close()
 
@@ -340,37 +330,30 @@ class CheckpointManager:
             return
         if not exists(self.directory / str(pending.step)):
             raise CheckpointError("its folder is missing: a different manager deleted the step")
-        self._record(pending.step)  # a step that can't be read is not saved
+        listed_of_step(self.directory / str(pending.step))  # a step that can't be read is not saved
         self._prune()
 
     def _prune(self) -> None:
         """Delete the steps that were saved under this manager's rules and are selected by none of them."""
         if not self._retention.rules:
             return
-        own: dict[int, float | None] = {}
-        for step in self._listed():
-            with contextlib.suppress(CheckpointError, OSError):  # a step that can't be read is kept
-                rules, rank = self._record(step)
-                if rules == self._retention.rules:
-                    own[step] = rank
         try:
+            own = {step: rank for step, (rules, rank) in self._records().items() if rules == self._retention.rules}
             throw_out(self.directory, sorted({*own} - self._retention.kept(own)))
         except OSError as error:
-            warn_user(f"Step {max(own)} is saved, but an old step could not be deleted: {error}", CheckpointWarning)
+            warn_user(f"An old step of {self.directory} could not be deleted: {error}", CheckpointWarning)
 
-    def _record(self, step: int) -> tuple[Mapping[str, Any], float | None]:
-        """The retention rules of a step, and its rank. Cached by step and modification time of what has them."""
-        folder = self.directory / str(step)
-        key = step, listing_time(folder)
-        if key not in self._records:
-            rules, metrics = listed_of_step(folder)
-            self._records[key] = rules, self._retention.rank(metrics)
-        return self._records[key]
+    def _records(self) -> dict[int, tuple[Mapping[str, Any], float | None]]:
+        """The retention rules and the rank of each step that can be read."""
+        records: dict[int, tuple[Mapping[str, Any], float | None]] = {}
+        for step in self._listed():
+            with contextlib.suppress(CheckpointError):  # damaged, deleted, or saved by a different program
+                rules, metrics = listed_of_step(self.directory / str(step))
+                records[step] = rules, self._retention.rank(metrics)
+        return records
 
     def close(self) -> None:
         """Wait for the pending save and close the manager, which then can't save; in a fork, do nothing."""
-        if self._is_in_fork():
-            return
         try:
             self.wait()
         finally:
@@ -435,11 +418,7 @@ class CheckpointManager:
         return number
 
     def _best(self) -> int | None:
-        ranked: list[tuple[float, int]] = []
-        for step in self._listed():
-            with contextlib.suppress(CheckpointError):  # damaged, deleted, or saved by a different program
-                rank = self._record(step)[1]
-                ranked += [] if rank is None else [(rank, step)]
+        ranked = [(rank, step) for step, (_, rank) in self._records().items() if rank is not None]
         return max(ranked)[1] if ranked else None
 
     def metrics(self, step: SupportsIndex = MISSING) -> dict[str, float]:
@@ -456,7 +435,7 @@ class CheckpointManager:
             CheckpointError: If fewer processes saved it.
             CheckpointDamagedError: If they can't be read.
         """
-        index = process_index() if process is None else process
+        index = process_index() if process is None else operator.index(process)
         return dict(
             self._read(self._resolve_step(step), "reading the items", lambda folder: items_of_step(folder, index))
         )
@@ -483,8 +462,6 @@ class CheckpointManager:
         empty = "has no steps" if exists(self.directory) else "does not exist"
         has = f"has only the {steps_text(steps)}" if steps else empty
         so = "." if step is MISSING else f", so there is no step {number}."
-        if foreign := foreign_folders(self.directory):
-            so += f" Not steps, because they contain none of a step's files: {numbers_text(foreign)}."
         raise CheckpointError(f"{self.directory} {has}{so}")
 
     # Restoring
@@ -568,4 +545,12 @@ def _finish_all() -> None:
         manager._finish_at_exit()
 
 
+def _close_copies_of_locks() -> None:
+    for manager in _SAVING:
+        if manager._unfinished is not None:
+            manager._unfinished.close_copy()
+
+
 getattr(threading, "_register_atexit", atexit.register)(_finish_all)  # before the executors of Orbax end
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_copies_of_locks)

@@ -1,14 +1,10 @@
 """Saves that take turns, and work in a thread that whoever waits for it can start."""
 
 import concurrent.futures
-import sys
 import threading
 from collections.abc import Callable
 
 from treewright.errors import CheckpointError
-
-# Python 3.12.0 to 3.12.2 start no threads at exit (python/cpython#113964), and Orbax needs them to finish a save.
-EXIT_STARTS_THREADS = sys.version_info < (3, 12) or sys.version_info >= (3, 12, 3)
 
 
 class Turns:
