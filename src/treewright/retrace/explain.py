@@ -61,7 +61,7 @@ def explain(
         ...     return x * scale
         >>> print(explain(step, (jnp.ones(3),), (jnp.ones(3), 2.0)))
         step would retrace
-            scale (added): Python float
+            scale: 1.0 (default) -> Python float
                 pass it in every call
     """
     if not callable(function):
