@@ -1,6 +1,6 @@
 """Load a checkpoint: call `migrate=` with its leaves, which are read when they are used, and read the others."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from treewright._base.jax_private import DictKey, jax_trees
@@ -65,25 +65,12 @@ class SavedLeaves(dict[str, Any]):
         """The values by name; for a leaf that was not read, its record."""
         return dict(super().items())
 
-    def _read_now(self, records: Sequence[LeafRecord]) -> None:
-        requests = [as_saved(record, on_host=True) for record in records]
-        super().update(values_of(requests, self._read(requests)))
-
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
         if isinstance(value, LeafRecord):
-            self._read_now([value])
+            request = as_saved(value, on_host=True)
+            self[name] = values_of([request], self._read([request]))[name]
         return super().__getitem__(name)
-
-    def items(self) -> Any:
-        """All names and values, read together."""
-        self._read_now([value for value in super().values() if isinstance(value, LeafRecord)])
-        return super().items()
-
-    def values(self) -> Any:
-        """All values, read together."""
-        self.items()
-        return super().values()
 
     def copy(self) -> "SavedLeaves":
         """A copy; reads nothing."""
@@ -95,16 +82,10 @@ class SavedLeaves(dict[str, Any]):
     def __ror__(self, other: Any) -> Any:
         return SavedLeaves(_unread(other) | self.unread(), self._read)
 
-    # dict's own methods do not call `__getitem__`.
-
-    def __iter__(self) -> Iterator[str]:  # with it, `{**leaves}` does
+    def __iter__(self) -> Iterator[str]:  # with it, `{**leaves}` calls `__getitem__`
         return super().__iter__()
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """The value of a name."""
-        if name not in self:
-            return default
-        return self[name]
+    # dict's own methods do not call `__getitem__`; these do.
 
     def pop(self, name: str, *default: Any) -> Any:
         """Remove a name and return its value."""
@@ -112,16 +93,11 @@ class SavedLeaves(dict[str, Any]):
             self[name]  # reads
         return super().pop(name, *default)
 
-    def popitem(self) -> tuple[str, Any]:
-        """Remove the last name and return it with its value."""
-        name = next(reversed(self), None)
-        if name is None:
-            raise KeyError("popitem(): dictionary is empty")
-        return name, self.pop(name)
-
-    def setdefault(self, name: str, default: Any = None) -> Any:
-        """The value of a name, which is added if it is missing."""
-        return self[name] if name in self else super().setdefault(name, default)
+    get: Any = MutableMapping.get
+    items: Any = MutableMapping.items
+    popitem: Any = MutableMapping.popitem
+    setdefault: Any = MutableMapping.setdefault
+    values: Any = MutableMapping.values
 
     def __repr__(self) -> str:
         texts = (value.form if isinstance(value, LeafRecord) else short_text(value) for value in super().values())
