@@ -11,7 +11,7 @@ import operator
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import (
     Any,
@@ -54,7 +54,7 @@ from treewright.checkpoint.handler import (
 from treewright.checkpoint.manifest import Manifest, seal
 from treewright.checkpoint.reading import Restored, StepGoneError, read_step, step_number, steps_text
 from treewright.checkpoint.retention import Retention, numbers_of
-from treewright.checkpoint.waiting import Task, Turns
+from treewright.checkpoint.waiting import Task
 from treewright.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -141,7 +141,7 @@ class CheckpointManager:
         self._pending: _Pending | None = None
         self._is_closed = False
         self._lock = threading.RLock()
-        self._turns = Turns(self._lock)
+        self._is_saving = False  # read under the lock, so only this thread can have set it
         self._has_rank = False  # whether a step is known to have the metric, or its absence was told
         self._known: dict[int, int] = {}  # the inodes of the steps, by number
 
@@ -197,7 +197,7 @@ class CheckpointManager:
         def entries(prepared: tuple[Any, ...]) -> dict[str, str]:
             return {"the step": str(number), **entries_of(prepared[0])}
 
-        with self._turns:
+        with self._turn():
             _, step_with = self._wait_and_run("save", prepare, same=entries)
             task = Task(self._writer(number, step_with))
             _begin(self)
@@ -205,6 +205,21 @@ class CheckpointManager:
             task.start()
         if bool(self._is_closed):  # by a signal handler
             self.close()
+
+    @contextlib.contextmanager
+    def _turn(self) -> Generator[None]:
+        """Saves of several threads take turns. One inside another, as in a signal handler, would wait for itself."""
+        with self._lock:
+            if self._is_saving:
+                raise CheckpointError(
+                    "save() was called inside another save() of this manager, for example by a signal handler. Let "
+                    "the handler set a flag, and save in the training loop."
+                )
+            try:
+                self._is_saving = True
+                yield
+            finally:
+                self._is_saving = False
 
     def _is_in_fork(self) -> bool:
         return os.getpid() != self._process
@@ -260,9 +275,7 @@ class CheckpointManager:
         return write
 
     def _finish_at_exit(self) -> None:
-        """Finish the save if the program ends without `close`, unless it is the save of a process that forked."""
-        if self._is_in_fork():
-            return
+        """Finish the save if the program ends without `close`."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -281,7 +294,7 @@ class CheckpointManager:
         if self._is_in_fork():
             return
         with self._lock:
-            if self._turns.is_taken:  # in a signal handler: the interrupted `save` goes on after it
+            if self._is_saving:  # in a signal handler: the interrupted `save` goes on after it
                 if self._pending is not None:
                     with contextlib.suppress(Exception):  # `save` or the next call raises
                         self._pending.task.wait()
@@ -293,8 +306,6 @@ class CheckpointManager:
 
     def _wait_and_raise(self) -> None:
         """Wait for the pending save, and raise in all processes if it failed in one."""
-        if self._is_in_fork():
-            return
         with self._lock:
             if self._pending is not None:
                 self._wait_and_run(f"the end of saving step {self._pending.step}", lambda: None)
@@ -545,12 +556,15 @@ def _finish_all() -> None:
         manager._finish_at_exit()
 
 
-def _close_copies_of_locks() -> None:
-    for manager in _SAVING:
+def _forget_in_fork() -> None:
+    """Leave the saves to the process that forked."""
+    while _SAVING:
+        manager = _SAVING.pop()
+        manager._pending = None
         if manager._unfinished is not None:
             manager._unfinished.close_copy()
 
 
 getattr(threading, "_register_atexit", atexit.register)(_finish_all)  # before the executors of Orbax end
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_copies_of_locks)
+    os.register_at_fork(after_in_child=_forget_in_fork)

@@ -1,32 +1,8 @@
-"""Saves that take turns, and work in a thread that whoever waits for it can start."""
+"""Work in a thread that whoever waits for it can start."""
 
 import concurrent.futures
 import threading
 from collections.abc import Callable
-
-from treewright.errors import CheckpointError
-
-
-class Turns:
-    """Saves of several threads take turns. One inside another, as in a signal handler, would wait for itself."""
-
-    def __init__(self, lock: "threading.RLock") -> None:
-        self._lock = lock
-        self.is_taken: bool = False  # read under the lock, so only this thread can have set it
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        if self.is_taken:
-            self._lock.release()
-            raise CheckpointError(
-                "save() was called inside another save() of this manager, for example by a signal handler. Let the "
-                "handler set a flag, and save in the training loop."
-            )
-        self.is_taken = True
-
-    def __exit__(self, *_: object) -> None:
-        self.is_taken = False
-        self._lock.release()
 
 
 class Task:
