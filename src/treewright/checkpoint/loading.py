@@ -8,7 +8,6 @@ from treewright._base.text import short_text
 from treewright.checkpoint.fit import Options, part_and_names, plan_of
 from treewright.checkpoint.manifest import LeafRecord, Manifest
 from treewright.checkpoint.placing import LeafRequest, as_saved, values_of
-from treewright.errors import CheckpointError
 
 # Reads arrays, verifies them and yields them in the order of the requests.
 Read = Callable[[Sequence[LeafRequest]], Iterator[Any]]
@@ -23,31 +22,17 @@ def load_tree(manifest: Manifest, read: Read, like: Any, options: Options) -> An
         CheckpointError: If the part does not exist.
     """
     manifest = part_and_names(manifest, options)
-    migrate, is_loaded = options["migrate"], False
-
-    def read_before_the_end(requests: Sequence[LeafRequest]) -> Iterator[Any]:
-        if is_loaded:
-            raise CheckpointError(
-                f"{requests[0].leaf.path} was used after the checkpoint was loaded. Read leaves inside migrate=; "
-                f"leaves.items() reads all."
+    migrate, migrated = options["migrate"], None
+    if migrate is not None:
+        migrated = migrate(SavedLeaves({leaf.name: leaf for leaf in manifest.leaves}, read))
+        if not isinstance(migrated, Mapping):
+            raise TypeError(
+                f"migrate= returned {short_text(migrated)}, but must return a dict: the leaves of the tree by flat "
+                f"name."
             )
-        return read(requests)
-
-    leaves = SavedLeaves({leaf.name: leaf for leaf in manifest.leaves}, read_before_the_end)
-    plan = plan_of(manifest, like, options, None if migrate is None else _migrated(migrate, leaves))
-    try:
-        return plan.finish(read(plan.requests))
-    finally:
-        is_loaded = True
-
-
-def _migrated(migrate: Callable[[dict[str, Any]], Any], leaves: "SavedLeaves") -> dict[str, Any]:
-    migrated = migrate(leaves)
-    if not isinstance(migrated, Mapping):
-        raise TypeError(
-            f"migrate= returned {short_text(migrated)}, but must return a dict: the leaves of the tree by flat name."
-        )
-    return _unread(migrated)
+        migrated = _unread(migrated)
+    plan = plan_of(manifest, like, options, migrated)
+    return plan.finish(read(plan.requests))
 
 
 class SavedLeaves(dict[str, Any]):

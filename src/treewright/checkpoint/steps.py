@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import (
     Any,
     Literal,
-    NamedTuple,
     Self,
     SupportsIndex,
     TypeVar,
@@ -63,13 +62,6 @@ from treewright.errors import (
 )
 
 T = TypeVar("T")
-
-
-class _Pending(NamedTuple):
-    """A step that is being written, and the work that writes it."""
-
-    step: int
-    task: Task
 
 
 class CheckpointManager:
@@ -138,7 +130,7 @@ class CheckpointManager:
         self._unfinished: UnfinishedSteps | None = None  # its temporary folders, created by the first save
         self._count = 0  # of saves that began
         self._process = os.getpid()  # the process that it belongs to: in a fork, its threads are missing
-        self._pending: _Pending | None = None
+        self._pending: Task | None = None
         self._is_closed = False
         self._lock = threading.RLock()
         self._is_saving = False  # read under the lock, so only this thread can have set it
@@ -199,9 +191,9 @@ class CheckpointManager:
 
         with self._turn():
             _, step_with = self._wait_and_run("save", prepare, same=entries)
-            task = Task(self._writer(number, step_with))
+            task = Task(number, self._writer(number, step_with))
             _begin(self)
-            self._pending = _Pending(number, task)
+            self._pending = task
             task.start()
         if bool(self._is_closed):  # by a signal handler
             self.close()
@@ -232,10 +224,9 @@ class CheckpointManager:
             )
         newer = [other for other in self._listed() if other >= number]
         if newer:
-            delete = f"it: delete({newer[-1]})" if len(newer) == 1 else f"them, for example delete({newer[-1]})"
             raise CheckpointError(
-                f"{self.directory} already has the {steps_text(newer)}, and a run resumes from the highest. Delete "
-                f"{delete}, or save into a different folder."
+                f"{self.directory} already has the {steps_text(newer)}, and a run resumes from the highest. "
+                f"Delete all of these, as by delete({newer[-1]}), or save into a different folder."
             )
 
     def _check_metrics(self, metrics: Mapping[str, float]) -> None:
@@ -297,7 +288,7 @@ class CheckpointManager:
             if self._is_saving:  # in a signal handler: the interrupted `save` goes on after it
                 if self._pending is not None:
                     with contextlib.suppress(Exception):  # `save` or the next call raises
-                        self._pending.task.wait()
+                        self._pending.wait()
                 return
             self._wait_and_raise()
             if self._unfinished is not None and process_index() == 0:
@@ -335,8 +326,8 @@ class CheckpointManager:
         _SAVING.discard(self)
         return value
 
-    def _finish(self, pending: "_Pending") -> None:
-        pending.task.wait()
+    def _finish(self, pending: Task) -> None:
+        pending.wait()
         if process_index() != 0:
             return
         if not exists(self.directory / str(pending.step)):
@@ -546,7 +537,7 @@ _SAVING = set[CheckpointManager]()
 def _begin(manager: CheckpointManager) -> None:
     """Keep a manager that saves, and drop those whose step is finished."""
     for other in list(_SAVING):
-        if other._pending is None or other._pending.task.has_succeeded:
+        if other._pending is None or other._pending.has_succeeded:
             _SAVING.discard(other)
     _SAVING.add(manager)
 

@@ -1,4 +1,4 @@
-"""Work in a thread that whoever waits for it can start."""
+"""The write of a step, in a thread that whoever waits for it can start."""
 
 import concurrent.futures
 import threading
@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 
 class Task:
-    """Work that is done once, in a thread of its own.
+    """The write of a step, which is done once, in a thread of its own.
 
     `wait` starts the thread if none has begun: an exception may come between the lines that create a task and start it,
     from a signal handler or by Ctrl-C. It may also interrupt `wait`, as often as it likes, and never the work.
     """
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, step: int, work: Callable[[], None]) -> None:
+        self.step = step
         self._work: Callable[[], None] | None = work
         self._begun = threading.Lock()
         self._future = concurrent.futures.Future[None]()
