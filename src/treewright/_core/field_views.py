@@ -99,9 +99,9 @@ class ArgumentView:
 FieldView.__module__, FieldView.__name__, FieldView.__qualname__ = property.__module__, "property", "property"
 
 # Every operation of numbers and lists uses a view as a value: `Tiles.WALL == 1` would silently be False.
-_USES = {name for cls in (int, float, complex, list) for name in dir(cls) if name.startswith("__")} - {*dir(object)}
-_USES |= {f"__{name}__" for name in ("lt", "le", "gt", "ge", "format", "matmul", "rmatmul", "array", "jax_array")}
-for _use in _USES - {"__getnewargs__"}:
+_OF_BUILTINS = {name for cls in (int, float, complex, list) for name in dir(cls) if name.startswith("__")}
+_OTHERS = {f"__{name}__" for name in ("lt", "le", "gt", "ge", "format", "matmul", "rmatmul", "array", "jax_array")}
+for _use in (_OF_BUILTINS - {*dir(object), "__getnewargs__"}) | _OTHERS:
     setattr(FieldView, _use, FieldView.reject_use)
 
 

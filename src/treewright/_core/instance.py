@@ -62,7 +62,7 @@ def raw_form(node: Any) -> FlatForm | Unfinished:
         form: FlatForm | Unfinished = _read(node, FLAT_FORM_NAME)
     except AttributeError:
         cls = type(node)
-        reject_undecorated(cls)
+        reject(rules.NOT_A_NODE_CLASS, NodeDefinitionError, cls)
         info_of(cls).restore_init(cls)
         return Unfinished(cls, rules.no_init_has_run(cls))
     return form
@@ -76,28 +76,16 @@ def flat_form(node: Any) -> FlatForm:
     return form
 
 
-def from_flat_form(cls: type[Any], pair: FlatForm) -> Any:
-    """A node of this class with this flat form; runs none of the user's code."""
+def from_flat_form(cls: type[Any], pair: FlatForm | Unfinished) -> Any:
+    """A node of this class with this flat form, or one whose fields can be assigned; runs none of the user's code."""
     node: Any = _new(cls)
     _store(node, FLAT_FORM_NAME, pair)
-    return node
-
-
-def begin(info: NodeInfo) -> Any:
-    """An unfinished node, whose fields can be assigned."""
-    node: Any = _new(info.cls)
-    _store(node, FLAT_FORM_NAME, info.unfinished)
     return node
 
 
 def is_node(value: object) -> bool:
     """Whether a value is an instance of a node class."""
     return is_node_class(type(value))
-
-
-def reject_undecorated(cls: type[Any]) -> None:
-    """Raise if a subclass of a node class is not a node class itself."""
-    reject(rules.NOT_A_NODE_CLASS, NodeDefinitionError, cls)
 
 
 # Attributes
@@ -152,7 +140,7 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
         form.values_of(node)
         return init(node, *args, **kwargs)
     if info.cls is not type(node):
-        reject_undecorated(type(node))
+        reject(rules.NOT_A_NODE_CLASS, NodeDefinitionError, type(node))
     if info.table.to_check:
         info.restore_class(info)
     _store(node, FLAT_FORM_NAME, info.unfinished)

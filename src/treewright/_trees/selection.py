@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from treewright._base.jax_private import path_text
 from treewright._base.text import short_text
 from treewright._core import note
 from treewright._trees.pattern import listed
@@ -31,7 +30,7 @@ class Selection:
     """The places that `where` selects."""
 
     places: Sequence[Place]
-    structure: Any = None  # the treedef of the function's result; None for a single place
+    structure: Any = ONE  # the treedef of the function's result
     is_search: bool = False  # True for a pattern, predicate, class or mask, which may select any number of places
 
 
@@ -56,20 +55,20 @@ def select_by_function(
         mask = None if all(run.found) else as_mask(result)
         if mask is not None:
             return mask
-        if places is None:
+        if places is None and run.is_lazy:
             run = Run(where, root, whole=True)
             places, structure = _places(where, root, run), run.structure
         if not places:
             places, structure = _places_found(where, root, result)
-    return Selection(places, None if structure is ONE else structure)
+    return Selection(places, structure)
 
 
 def _missing_place(error: BaseException, run: Run) -> str | None:
     """The place that the tree lacks, if it is certain, and how the function is called."""
     if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
         return None
-    kind, text, missing = run.failure or (None, "", "")
-    notes = [missing] if missing and kind is type(error) and text == str(error) else []
+    failure, missing = run.failure
+    notes = [missing] if missing and failure == repr(error) else []
     name = getattr(error, "name", None) or ""
     if isinstance(error, TypeError) or hasattr(jax.Array, name) or hasattr(str, name):
         notes.append(HOW_CALLED)
@@ -159,10 +158,10 @@ def _only_place(where: Where, root: Place, value: Any, places: Sequence[Place]) 
     """The only place of an object that a function returned."""
     name = root.name
     if len(places) > 1:
-        paths = [path_text(place.path) or "the whole tree" for place in places]
+        shown = listed([place.text for place in places], _MAX_SHOWN)
         raise ValueError(
-            f"The where function returned {short_text(value)}, which is at {len(places)} places of {name}: "
-            f"{listed(paths, _MAX_SHOWN)}. Select by path, or with a predicate: lambda path, value: ..."
+            f"The where function returned {short_text(value)}, which is at {len(places)} places of {name}: {shown}. "
+            f"Select by path, or with a predicate: lambda path, value: ..."
         )
     if isinstance(value, bool | np.bool_):
         raise TypeError(f"The where function returned {value} for the whole tree. {HOW_CALLED}")

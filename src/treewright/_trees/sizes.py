@@ -68,16 +68,13 @@ def elements_in(leaf: Any) -> int:
     return 1 if isinstance(leaf, (int, float, complex)) else 0
 
 
-def itemsize_of(leaf: Any) -> int:
-    """The number of bytes of an element of a leaf as a JAX array."""
-    dtype: Any = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
-    return int(dtype.itemsize)
-
-
 def bytes_in(leaf: Any) -> int:
     """The number of bytes of a leaf as a JAX array."""
     elements = elements_in(leaf)
-    return elements and elements * itemsize_of(leaf)
+    if not elements:
+        return 0
+    dtype: Any = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+    return elements * int(dtype.itemsize)
 
 
 def memory_of(leaf: Any) -> object:
