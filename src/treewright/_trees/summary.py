@@ -41,7 +41,7 @@ class Row(NamedTuple):
     kind: str
     shape: str = ""
     dtype: str = ""
-    count: int = 0  # type: ignore[assignment]  a tuple's method
+    count: int = 0  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleMethodOverride]  a tuple's method
     nbytes: int = 0
     sharding: str = ""
 
