@@ -47,7 +47,6 @@ def logger() -> Iterator[logging.Logger]:
         (RetraceReport("f", "trace", 2, compared_with=1), "f retraced (2nd trace)"),
         (RetraceReport("f", "trace", 11, compared_with=1), "f retraced (11th trace)"),
         (RetraceReport("f", "trace", 23, compared_with=1), "f retraced (23rd trace)"),
-        (RetraceReport("f", "count", 3), "f retraced (3rd trace)"),
         (RetraceReport("f", "recompile", 2, compared_with=1), "f recompiled, without a trace (2nd compilation)"),
         (RetraceReport("f", "would trace", 2), "f would retrace"),
         (RetraceReport("f", "would recompile", 2), "f would recompile, without a trace"),

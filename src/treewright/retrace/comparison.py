@@ -11,7 +11,7 @@ from treewright._contents import Part
 from treewright._reports import mesh_text
 from treewright._trees.causes import Cause, Snapshot, cause_of, class_of, is_same_object, one_static, snapshot
 from treewright._trees.diff import Comparator, differences, static_difference
-from treewright._trees.difference import ABSENT, Difference, DifferenceKind, describe_apart, shown
+from treewright._trees.difference import ABSENT, Difference, DifferenceKind, shown
 from treewright.retrace.jax_private import FLAX_NODES, OF_PMAP
 from treewright.retrace.signature import Signature
 
@@ -96,8 +96,8 @@ def _by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any
     for name in dict.fromkeys((*old, *new)):
         a, b = old.get(name), new.get(name)
         if a is not b and not one_static(a, b):
-            old_value, new_value = _settings(a, b) if kind == "setting" else (snapshot(a), snapshot(b))
-            yield static_difference((name,), old_value, new_value, _WITHOUT_REASONS, kind)
+            values = _settings(a, b) if kind == "setting" else (snapshot(a), snapshot(b))
+            yield static_difference((name,), *values, _WITHOUT_REASONS, kind)
 
 
 def _setting_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
@@ -113,26 +113,13 @@ def _setting_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iter
 
 
 def _settings(old: Any, new: Any) -> tuple[Any, Any]:
-    """Two settings as reports show them: a mesh by its axes, and also by its devices if the axes are equal."""
-    sides = _setting(old), _setting(new)
-    if not all(isinstance(side, Verbatim) for side in sides) or sides[0].content != sides[1].content:
-        return sides
-    details = describe_apart(_innermost_mesh(old), _innermost_mesh(new)) or ["", ""]
-    left, right = [Verbatim(f"{side.content} {detail}".rstrip()) for side, detail in zip(sides, details, strict=True)]
-    return left, right
-
-
-def _setting(value: Any) -> Any:
-    """A setting as reports show it: a mesh, or the stack of meshes from `with mesh:`, by its axes."""
-    mesh = _innermost_mesh(value)
-    if value == () or isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
-        return Verbatim(mesh_text(mesh))
-    axes = getattr(value, "axis_sizes", None)  # named axes, from vmap and pmap
-    return snapshot(value if axes is None else dict(axes))
-
-
-def _innermost_mesh(value: Any) -> Any:
-    return next(reversed(value), None) if type(value) is tuple else value
+    """Two settings as reports show them: a mesh, or the innermost of `with mesh:`, by its axes if these differ."""
+    sides = [next(reversed(value), None) if type(value) is tuple else value for value in (old, new)]
+    if any(isinstance(side, jax.sharding.Mesh | jax.sharding.AbstractMesh) for side in sides):
+        left, right = map(mesh_text, sides)
+        return (Verbatim(left), Verbatim(right)) if left != right else (snapshot(sides[0]), snapshot(sides[1]))
+    axes = [dict(value.axis_sizes) if hasattr(value, "axis_sizes") else value for value in (old, new)]
+    return snapshot(axes[0]), snapshot(axes[1])  # the named axes from vmap and pmap have sizes
 
 
 def without_placement(differences: list[Difference]) -> list[Difference]:

@@ -1,11 +1,10 @@
 """Public API: `explain`, `explain_retraces` and `max_traces`."""
 
-import contextlib
 import functools
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -55,7 +54,7 @@ def explain(
         A report; `report.event` is `"none"` if the call would need no new program.
 
     Raises:
-        TypeError: If `function` is not callable, or the arguments of a call are not a tuple and a dict.
+        TypeError: If `function` is not callable, or the positional arguments of a call are not a tuple.
 
     Examples:
         >>> def step(x, scale=1.0):
@@ -77,11 +76,6 @@ def explain(
                 f"explain(function, old_args, new_args) needs the arguments of each call as a tuple, got "
                 f"{short_text(args)}. Example: explain(step, (x,), (y,))."
             )
-        if not (kwargs is None or isinstance(kwargs, Mapping)):
-            raise TypeError(
-                f"explain needs the keyword arguments of each call as a dict, got {short_text(kwargs)}. Example: "
-                f"explain(step, (x,), (x,), old_kwargs={{'n': 1}}, new_kwargs={{'n': 2}})."
-            )
         signatures.append(signature_of(jit_call(function, args, kwargs or {}, options or {})))
     differences = call_differences(*signatures)
     of_trace = without_placement(differences)
@@ -98,7 +92,6 @@ class _BlockOrDecorator:
         if not (only is None or isinstance(only, str) or callable(only)):
             raise TypeError(f"{type(self).__name__}(only=...) needs a function or its name, got {short_text(only)}.")
         self._only, self._options = only, options
-        self._others: tuple[Only, ...] = ()  # `only` of the blocks that take precedence
         self._open: list[RetraceTracker] = []  # one for each open block, innermost last
         frame = frames_up_to_user()[-1]
         self._created_at = frame.f_code.co_filename, frame.f_lineno
@@ -133,13 +126,11 @@ class _BlockOrDecorator:
 
     def __enter__(self) -> None:
         self._created_at = None
-        concerns = self._concerns if self._only is not None or self._others else None
+        only = self._only
+        concerns = None if only is None else lambda call: _matches(only, call)
         tracker = RetraceTracker(concerns=concerns, **self._options)
         tracker.start(stacklevel=2)
         self._open.append(tracker)
-
-    def _concerns(self, call: Call) -> bool:
-        return _matches(self._only, call) and not any(_matches(other, call) for other in self._others)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         tracker, only, limit = self._open.pop(), self._only, self._options.get("limit")
@@ -191,18 +182,9 @@ def _fix_for_untracked(function: Any, decorator: str) -> str:
     return ""
 
 
-def _matches(only: Only, call: Call) -> bool:
+def _matches(only: Callable[..., Any] | str, call: Call) -> bool:
     definition = definition_of(call.function)
-    return only is None or (definition == definition_of(only) if callable(only) else definition[0] == only)
-
-
-def nested(blocks: Sequence[_BlockOrDecorator]) -> contextlib.ExitStack:
-    """One block for several; for each function, only the first that matches it applies."""
-    stack = contextlib.ExitStack()
-    for index, block in enumerate(blocks):
-        block._others = tuple(other._only for other in blocks[:index])
-        stack.enter_context(block)
-    return stack
+    return definition == definition_of(only) if callable(only) else definition[0] == only
 
 
 def _write_to_log(report: RetraceReport) -> None:

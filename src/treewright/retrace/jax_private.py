@@ -449,10 +449,6 @@ _SETTINGS_IN_WORDS: Mapping[str, str] = types.MappingProxyType(
         "axis_env_state": "the named axes in scope",
         "trace_state": "the trace around the call",
         "eager_constant_folding": "jax.ensure_compile_time_eval",
-        "compute_on_context_manager": "compute_on",
-        "xla_metadata_context_manager": "set_xla_metadata",
-        "user_context": "the user context",
-        "pallas_tpu_interpret_mode_context_manager": "the interpret mode of Pallas for TPU",
     }
 )
 # Long-standing settings, which all versions of JAX have.

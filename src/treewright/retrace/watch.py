@@ -71,7 +71,6 @@ class CallHistory:
         self.name = name
         self.counts: collections.Counter[str] = collections.Counter()  # traces, recompiles, compilations
         self.numbers: Iterator[int] = itertools.count(1)  # numbers of traces, inside other traces too
-        self.seconds: float = 0.0  # of all traces and compilations
         self.calls: collections.deque[PastCall] = collections.deque(maxlen=_MAX_CALLS)
         # The functions and signatures of traces for no program, as in `eval_shape`, until a call uses them.
         self.unused: collections.deque[tuple[weakref.ref[Any], Signature]] = collections.deque(maxlen=_MAX_CALLS)
@@ -154,11 +153,6 @@ class _CurrentCall:
         """The call whose trace is compiled: this one, or the earlier one that shares it."""
         return self.recorded or self.closest
 
-    def add(self, event: Event) -> None:
-        """Add the time of an event."""
-        self.seconds += event.seconds
-        self.history.seconds += event.seconds
-
     def record(self, number: int | None = None) -> PastCall:
         """Add the call to the history, so later events are compared with it; without a number, as a new trace."""
         function, history = self.reference(), self.history
@@ -192,7 +186,7 @@ class RetraceTracker:
         self.traced: set[str] = set()  # the names of all traced functions, tracked or not
         self._on_report, self._concerns = on_report, concerns
         self.is_decorator = False
-        self._limits: Mapping[str, int | None] = {"trace": limit, "count": limit, "recompile": recompiles}
+        self._limits: Mapping[str, int | None] = {"trace": limit, "recompile": recompiles}
         self._lock = threading.RLock()
         self._histories: dict[Any, CallHistory] = {}
         self._pending: dict[int, _CurrentCall] = {}  # per thread, the call that is not compiled yet
@@ -230,7 +224,7 @@ class RetraceTracker:
         if event.kind != "trace" and self._limits["recompile"] is not None and not can_observe_compilations():
             raise RuntimeError(_CANT_COUNT)
         if event.kind == "lower" and event.thread in self._pending:
-            self._pending[event.thread].add(event)
+            self._pending[event.thread].seconds += event.seconds
         if call is None or event.is_operation or not can_read_calls():
             return
         if call.outcome == "failed":  # JAX keeps an entry in its cache for a failed call too
@@ -258,7 +252,7 @@ class RetraceTracker:
             if not is_shared:
                 current.history.unused.append((current.reference, current.signature))
             return
-        current.add(event)
+        current.seconds += event.seconds
         current.may_be_new = call.outcome == "unknown" and current.closest is not None and not current.of_trace
         if current.is_new and not current.may_be_new:
             self._report(event, "trace", current)
@@ -275,7 +269,7 @@ class RetraceTracker:
             current = self._compare(event, call, sharing=not call.in_transformation)
         if current is None:
             return
-        current.add(event)
+        current.seconds += event.seconds
         if call.in_transformation:
             self._events.add("transformation")
         current.history.counts["compile"] += 1
@@ -325,9 +319,16 @@ class RetraceTracker:
     def _report_uncompared(self, event: Event, call: Call) -> None:
         """Count and report a trace whose call can't be compared with earlier ones."""
         history = self._history(event, call)
-        history.seconds += event.seconds
-        number = history.counts["count"] + 1
-        report = RetraceReport(history.name, "count", number, seconds=event.seconds, caller=event.caller)
+        number = next(history.numbers)
+        report = RetraceReport(
+            history.name,
+            "trace",
+            number,
+            compared_with=number - 1 or None,
+            seconds=event.seconds,
+            caller=event.caller,
+            unseen="the arguments could not be compared, because an __eq__ or __hash__ failed",
+        )
         self._count(history, report)
         if report.is_retrace:
             self._on_report(report)
@@ -371,12 +372,7 @@ class RetraceTracker:
     def _send(self, current: _CurrentCall | None) -> None:
         """Send the report of a finished call, unless it was the first of its function."""
         if current is not None and current.report is not None and current.report.is_retrace:
-            programs = current.history.counts["compile"]
-            self._on_report(
-                dataclasses.replace(
-                    current.report, seconds=current.seconds, programs=programs, total_seconds=current.history.seconds
-                )
-            )
+            self._on_report(dataclasses.replace(current.report, seconds=current.seconds))
 
 
 def _kind_of_compilation(current: _CurrentCall, call: Call) -> Literal["trace", "recompile", "first program"] | None:
