@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -154,6 +155,13 @@ class Derived(Base):
         return super().chosen() if self.run is None else self.run
 
 
+@dataclasses.dataclass
+class Limits:
+    """As a leaf, the class has no values for its fields."""
+
+    low: float
+
+
 class Range(NamedTuple):
     low: Any
     high: Any
@@ -181,7 +189,7 @@ class Range(NamedTuple):
         ({"a": None, "b": None}, lambda t: [t[key] for key in t.keys() - {"a"}], ["['b']"]),
         (None, lambda t: t, [""]),
         ({"a": 1.5, "b": None}, lambda t: next(v for v in t.values() if v is None), ["['b']"]),
-        ({"a": Base, "b": Range}, lambda t: next(v for v in t.values() if issubclass(v, tuple)), ["['b']"]),
+        ({"a": Limits, "b": Range}, lambda t: next(v for v in t.values() if issubclass(v, tuple)), ["['b']"]),
     ],
 )
 def test_methods_and_containers_know_their_places(tree: Any, where: Any, paths: list[str]) -> None:

@@ -95,12 +95,12 @@ class At(Generic[T, V]):
 
     def get(self) -> V:
         """The value; several values in the structure that the function returned, or in a dict by path."""
-        places, structure = self._selection.places, self._selection.structure
+        selection = self._selection
         values: Any
-        if self._selection.is_search:
-            values = {place.text: place.value for place in places}
+        if selection.is_search:
+            values = {place.text: place.value for place in selection.places}
         else:
-            values = places[0].value if structure is None else structure.unflatten(place.value for place in places)
+            values = selection.structure.unflatten(place.value for place in selection.places)
         selected: V = values
         return selected
 
@@ -114,9 +114,6 @@ class At(Generic[T, V]):
         selection = self._selection
         if selection.is_search:
             return self._with(_values_for(selection.places, value))
-        if selection.structure is None:
-            changed: T = selection.places[0].with_value(value)
-            return changed
         try:
             values = selection.structure.flatten_up_to(value)
         except ValueError as error:
@@ -142,8 +139,11 @@ class At(Generic[T, V]):
         return self._with(values) if is_search else self.set(values[0])
 
     def _with(self, values: Sequence[Any]) -> T:
-        paths = [place.path for place in self._selection.places]
-        changed: T = with_values(self._tree, list(zip(paths, values, strict=True)))
+        places, changed = self._selection.places, self._tree
+        if len(places) == 1:
+            changed = places[0].with_value(values[0])  # in 3/4 of the time (benchmarks: trees)
+        else:
+            changed = with_values(changed, [(place.path, value) for place, value in zip(places, values, strict=True)])
         return changed
 
 

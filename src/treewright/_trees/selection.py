@@ -30,7 +30,7 @@ class Selection:
     """The places that `where` selects."""
 
     places: Sequence[Place]
-    structure: Any = None  # the treedef of the function's result; None for a single place
+    structure: Any = ONE  # the treedef of the function's result
     is_search: bool = False  # True for a pattern, predicate, class or mask, which may select any number of places
 
 
@@ -60,15 +60,15 @@ def select_by_function(
             places, structure = _places(where, root, run), run.structure
         if not places:
             places, structure = _places_found(where, root, result)
-    return Selection(places, None if structure is ONE else structure)
+    return Selection(places, structure)
 
 
 def _missing_place(error: BaseException, run: Run) -> str | None:
     """The place that the tree lacks, if it is certain, and how the function is called."""
     if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
         return None
-    kind, text, missing = run.failure or (None, "", "")
-    notes = [missing] if missing and kind is type(error) and text == str(error) else []
+    failure, missing = run.failure
+    notes = [missing] if missing and failure == repr(error) else []
     name = getattr(error, "name", None) or ""
     if isinstance(error, TypeError) or hasattr(jax.Array, name) or hasattr(str, name):
         notes.append(HOW_CALLED)

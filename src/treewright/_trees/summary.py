@@ -41,7 +41,7 @@ class Row(NamedTuple):
     kind: str
     shape: str = ""
     dtype: str = ""
-    count: int = 0
+    count: int = 0  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleMethodOverride]  a tuple's method
     nbytes: int = 0
     sharding: str = ""
 
@@ -149,20 +149,21 @@ def summary(tree: object, *, depth: int | None = None) -> Summary:
 
 def _row(item: Item, first: str | None, texts: dict[object, str]) -> Row:
     """The row of a leaf or static, with the first path of a tied array. `texts` has the slow texts so far."""
-    path, value, owner, kind, *_ = item
-    path = path or "the tree itself"
+    path, value, kind = item.path or "the tree itself", item.value, item.kind
     dtype, _, shape = ("" if kind == "static" else _array_text(value, texts)).partition("[")
     if first is not None:
-        path, kind = f"{path} = {first}", "tied"
+        path = f"{path} = {first}"
     elif not dtype:
         if id(value) not in texts:
             texts[id(value)] = cut_text(text(value), _MAX_LENGTH)
         path = f"{path} = {texts[id(value)]}"
     count = 0 if kind == "static" else elements_in(value)
+    row_kind = kind if first is None else "tied"
     if not (dtype or count):
-        return Row(path, owner, kind)
+        return Row(path, item.owner, row_kind)
     shape = f"[{shape.partition(']')[0]}]" if dtype else ""
-    return Row(path, owner, kind, shape, dtype or type(value).__name__, count, bytes_in(value), _sharding(value))
+    dtype = dtype or type(value).__name__
+    return Row(path, item.owner, row_kind, shape, dtype, count, bytes_in(value), _sharding(value))
 
 
 def _array_text(value: Any, texts: dict[object, str]) -> str:

@@ -37,7 +37,7 @@ class Run:
     classes and copied whole.
     """
 
-    failure: tuple[type[Exception], str, str] | None = None  # class and text of the error, and the place that it lacks
+    failure = ("", "")  # the error as text, and the place that it lacks
     is_lazy = False  # whether a list, tuple or dict was not of its own class, which may mislead the function
 
     def __init__(self, where: Any, root: Place, apart: Collection[int] = (), *, whole: bool = False) -> None:
@@ -53,7 +53,7 @@ class Run:
         try:
             result = where(self.value_at(root))
         except Exception as error:  # noqa: BLE001  it raises for the tree too, or a copy is not enough like the value
-            self.failure = type(error), str(error), self._missing_place(error)
+            self.failure = repr(error), self._missing_place(error)
         for copied, place in self.dicts:
             for name in copied.keys() - place.value.keys():
                 raise missing_place(place, item_key(place.value, name))

@@ -197,7 +197,8 @@ def _anywhere(root: Place, steps: Sequence[Step]) -> str:
     name = steps[0].name
     if len(steps) > 1 or not isinstance(name, str):
         return ""
-    keys = [place.key for place in walk(root, Place.entries) if place.parent and name_in(place.key) == name]
+    deeper = (place for place in walk(root, Place.entries) if place.parent not in {None, root})
+    keys = [place.key for place in deeper if name_in(place.key) == name]
     patterns = dict.fromkeys(f'"**{key}"' for key in keys)
     return f" To select it at any depth, write {' or '.join(patterns)}." if patterns else ""
 

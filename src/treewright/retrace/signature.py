@@ -105,9 +105,9 @@ def _tree_snapshot(tree: Any, like: Any, call: Call, depth: int = 0) -> Level | 
             children.append((key, new))
     aux = snapshot(level.aux) if level.keys is None else level.keys
     if like is None or not (aux is like.aux if like.keys is not None else one_static(like.aux, aux)):
-        named = [(key, snapshot(value)) for key, value in level.statics]
-        return Level(level.cls, aux, named, tuple(children), level.keys)
-    return like if is_same else Level(level.cls, like.aux, like.named, tuple(children), level.keys)
+        statics = tuple((key, snapshot(value)) for key, value in level.statics)
+        return Level(level.cls, aux, statics, tuple(children), level.keys)
+    return like if is_same else Level(level.cls, like.aux, like.statics, tuple(children), level.keys)
 
 
 def _leaf_snapshot(leaf: Any, like: Any, call: Call) -> LeafType:
