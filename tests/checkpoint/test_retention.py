@@ -195,7 +195,7 @@ def test_what_retention_reads_is_verified(tmp_path: Path) -> None:
 
 def test_a_run_that_restarts_earlier_deletes_later_steps_first(tmp_path: Path) -> None:
     with saved(tmp_path, 10, 20, 30) as manager:
-        with pytest.raises(CheckpointError, match=r"already has the steps 20, 30, and .* example delete\(30\), or"):
+        with pytest.raises(CheckpointError, match=r"already has the steps 20, 30, and .* as by delete\(30\), or"):
             manager.save(20, TREE)
         manager.delete(20)
         manager.delete(30)

@@ -31,7 +31,7 @@ from treewright.checkpoint.disk import exists, mode_of, parsing
 from treewright.checkpoint.fit import Options
 from treewright.checkpoint.folder import FILE, LISTING, as_folder
 from treewright.checkpoint.format import SafetensorsFile, open_safetensors, write_safetensors
-from treewright.checkpoint.host import on_host, on_threads
+from treewright.checkpoint.host import on_host
 from treewright.checkpoint.loading import load_tree
 from treewright.checkpoint.manifest import MAX_BYTES, LeafRecord, Manifest, from_metadata, join_name, seal, unseal
 from treewright.checkpoint.tree import Parts, parts_to_save
@@ -186,13 +186,12 @@ def _write_file(folder: Any, step: SaveStep) -> list[tuple[LeafRecord, int, str]
     digests: dict[str, str] = {}
     mine: dict[str, np.ndarray] = {}
     copies: list[tuple[LeafRecord, int, str]] = []
-    all_digests = on_threads(digest_of, [block for _, _, block in blocks])
-    for (leaf, (number, is_mine), block), digest in zip(blocks, all_digests, strict=True):
+    for leaf, (number, is_mine), block in blocks:
         if is_mine:
             name = block_name(leaf, number, manifest.layout_of(leaf).grid)
-            digests[name], mine[name] = digest, np.asarray(block, order="C")
+            digests[name], mine[name] = digest_of(block), np.asarray(block, order="C")
         else:
-            copies.append((leaf, number, digest))
+            copies.append((leaf, number, digest_of(block)))
     forms = {name: (block.dtype.name, block.shape) for name, block in mine.items()}
     record = seal({"save": step.save, "digests": digests, "items": step.items}, PROCESS)
     metadata = {**(manifest.to_metadata() if me == 0 else {}), **record}

@@ -11,7 +11,6 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from treewright._base.text import cut_text
@@ -188,18 +187,20 @@ def from_metadata(metadata: Mapping[str, Any]) -> Manifest:
         raise CheckpointDamagedError(f"The manifest is damaged: {cut_text(str(error), 200)}.") from error
 
 
-def _check_version(document: Any) -> None:
+def _manifest(document: Any) -> Manifest:
     if (version := document["version"]) != VERSION:
         fix = "a newer version" if version > VERSION else "the version that saved it, and save to_names(tree)"
         raise CheckpointError(
             f"The checkpoint has format version {version}, but this Treewright reads version {VERSION}. Load it with "
             f"{fix}."
         )
-
-
-def _manifest(document: Any) -> Manifest:
-    _check_version(document)
-    manifest = Manifest(**{name: read(document[name]) for name, read in _READERS.items()})
+    manifest = Manifest(
+        nodes=tuple([_node_record(**record) for record in document["nodes"]]),
+        leaves=_leaves(document["leaves"]),
+        metrics=_metrics(document["metrics"]),
+        processes=_processes(document["processes"]),
+        layouts=tuple([_layout(tuple(grid), tuple(map(tuple, writers))) for grid, writers in document["layouts"]]),
+    )
     nodes, leaves = manifest.nodes, manifest.leaves
     names = [*(node.name for node in nodes), *(leaf.name for leaf in leaves)]
     expected = ["" if nodes else ROOT_LEAF, *(join_name(x.name, step) for x in nodes for step in x.children)]
@@ -262,15 +263,3 @@ def _form(kind: Any, shape: tuple[int, ...], *rest: Any) -> Form:
     if kind not in KINDS or not is_shape or not is_key or form.ref not in (True, False) or form.nbytes > sys.maxsize:
         raise ValueError(f"its form {form} is invalid")
     return form
-
-
-# How each field of a manifest is read from JSON.
-_READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    {
-        "nodes": lambda records: tuple([_node_record(**record) for record in records]),
-        "leaves": _leaves,
-        "metrics": _metrics,
-        "processes": _processes,
-        "layouts": lambda pairs: tuple([_layout(tuple(grid), tuple(map(tuple, writers))) for grid, writers in pairs]),
-    }
-)

@@ -36,13 +36,7 @@ class StepGoneError(CheckpointError):
 
 
 def read_step(folder: Any, name: str, read: Callable[[Any], Any], run_on_all: Callable[..., Any]) -> Any:
-    """Read something from the folder of a step, in all processes.
-
-    Args:
-        folder: The folder of the step.
-        name: The name of the work in messages.
-        read: Called with the folder.
-        run_on_all: Runs work in all processes.
+    """Read something from the folder of a step, in all processes; `name` is that of the work in messages.
 
     Raises:
         StepGoneError: In all processes, if it was deleted or saved again meanwhile: it is not damaged.

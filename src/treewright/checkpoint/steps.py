@@ -11,12 +11,11 @@ import operator
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import (
     Any,
     Literal,
-    NamedTuple,
     Self,
     SupportsIndex,
     TypeVar,
@@ -54,7 +53,7 @@ from treewright.checkpoint.handler import (
 from treewright.checkpoint.manifest import Manifest, seal
 from treewright.checkpoint.reading import Restored, StepGoneError, read_step, step_number, steps_text
 from treewright.checkpoint.retention import Retention, numbers_of
-from treewright.checkpoint.waiting import Task, Turns
+from treewright.checkpoint.waiting import Task
 from treewright.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -63,13 +62,6 @@ from treewright.errors import (
 )
 
 T = TypeVar("T")
-
-
-class _Pending(NamedTuple):
-    """A step that is being written, and the work that writes it."""
-
-    step: int
-    task: Task
 
 
 class CheckpointManager:
@@ -138,10 +130,10 @@ class CheckpointManager:
         self._unfinished: UnfinishedSteps | None = None  # its temporary folders, created by the first save
         self._count = 0  # of saves that began
         self._process = os.getpid()  # the process that it belongs to: in a fork, its threads are missing
-        self._pending: _Pending | None = None
+        self._pending: Task | None = None
         self._is_closed = False
         self._lock = threading.RLock()
-        self._turns = Turns(self._lock)
+        self._is_saving = False  # read under the lock, so only this thread can have set it
         self._has_rank = False  # whether a step is known to have the metric, or its absence was told
         self._known: dict[int, int] = {}  # the inodes of the steps, by number
 
@@ -197,14 +189,29 @@ class CheckpointManager:
         def entries(prepared: tuple[Any, ...]) -> dict[str, str]:
             return {"the step": str(number), **entries_of(prepared[0])}
 
-        with self._turns:
+        with self._turn():
             _, step_with = self._wait_and_run("save", prepare, same=entries)
-            task = Task(self._writer(number, step_with))
+            task = Task(number, self._writer(number, step_with))
             _begin(self)
-            self._pending = _Pending(number, task)
+            self._pending = task
             task.start()
         if bool(self._is_closed):  # by a signal handler
             self.close()
+
+    @contextlib.contextmanager
+    def _turn(self) -> Generator[None]:
+        """Saves of several threads take turns. One inside another, as in a signal handler, would wait for itself."""
+        with self._lock:
+            if self._is_saving:
+                raise CheckpointError(
+                    "save() was called inside another save() of this manager, for example by a signal handler. Let "
+                    "the handler set a flag, and save in the training loop."
+                )
+            try:
+                self._is_saving = True
+                yield
+            finally:
+                self._is_saving = False
 
     def _is_in_fork(self) -> bool:
         return os.getpid() != self._process
@@ -217,10 +224,9 @@ class CheckpointManager:
             )
         newer = [other for other in self._listed() if other >= number]
         if newer:
-            delete = f"it: delete({newer[-1]})" if len(newer) == 1 else f"them, for example delete({newer[-1]})"
             raise CheckpointError(
-                f"{self.directory} already has the {steps_text(newer)}, and a run resumes from the highest. Delete "
-                f"{delete}, or save into a different folder."
+                f"{self.directory} already has the {steps_text(newer)}, and a run resumes from the highest. "
+                f"Delete all of these, as by delete({newer[-1]}), or save into a different folder."
             )
 
     def _check_metrics(self, metrics: Mapping[str, float]) -> None:
@@ -260,9 +266,7 @@ class CheckpointManager:
         return write
 
     def _finish_at_exit(self) -> None:
-        """Finish the save if the program ends without `close`, unless it is the save of a process that forked."""
-        if self._is_in_fork():
-            return
+        """Finish the save if the program ends without `close`."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -281,10 +285,10 @@ class CheckpointManager:
         if self._is_in_fork():
             return
         with self._lock:
-            if self._turns.is_taken:  # in a signal handler: the interrupted `save` goes on after it
+            if self._is_saving:  # in a signal handler: the interrupted `save` goes on after it
                 if self._pending is not None:
                     with contextlib.suppress(Exception):  # `save` or the next call raises
-                        self._pending.task.wait()
+                        self._pending.wait()
                 return
             self._wait_and_raise()
             if self._unfinished is not None and process_index() == 0:
@@ -293,8 +297,6 @@ class CheckpointManager:
 
     def _wait_and_raise(self) -> None:
         """Wait for the pending save, and raise in all processes if it failed in one."""
-        if self._is_in_fork():
-            return
         with self._lock:
             if self._pending is not None:
                 self._wait_and_run(f"the end of saving step {self._pending.step}", lambda: None)
@@ -324,8 +326,8 @@ class CheckpointManager:
         _SAVING.discard(self)
         return value
 
-    def _finish(self, pending: "_Pending") -> None:
-        pending.task.wait()
+    def _finish(self, pending: Task) -> None:
+        pending.wait()
         if process_index() != 0:
             return
         if not exists(self.directory / str(pending.step)):
@@ -535,7 +537,7 @@ _SAVING = set[CheckpointManager]()
 def _begin(manager: CheckpointManager) -> None:
     """Keep a manager that saves, and drop those whose step is finished."""
     for other in list(_SAVING):
-        if other._pending is None or other._pending.task.has_succeeded:
+        if other._pending is None or other._pending.has_succeeded:
             _SAVING.discard(other)
     _SAVING.add(manager)
 
@@ -545,12 +547,15 @@ def _finish_all() -> None:
         manager._finish_at_exit()
 
 
-def _close_copies_of_locks() -> None:
-    for manager in _SAVING:
+def _forget_in_fork() -> None:
+    """Leave the saves to the process that forked."""
+    while _SAVING:
+        manager = _SAVING.pop()
+        manager._pending = None
         if manager._unfinished is not None:
             manager._unfinished.close_copy()
 
 
 getattr(threading, "_register_atexit", atexit.register)(_finish_all)  # before the executors of Orbax end
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_copies_of_locks)
+    os.register_at_fork(after_in_child=_forget_in_fork)
