@@ -160,18 +160,17 @@ def test_passing_donated_state_as_input_names_the_leaf() -> None:
     def step(state: Any, inputs: Any) -> Any:
         return {"a": state["a"] + inputs["x"]}, None
 
+    donated = (
+        r"^inputs\[0\]\['x'\] of this call of loop\(step\) is part of the state .* copy it first: jax\.tree\.map\("
+    )
     run = loop(step, {"a": jnp.ones(2)})
-    with pytest.raises(
-        DonatedStateError, match=r"^inputs\[0\]\['x'\] of this call .* is state\['a'\], which the call donat"
-    ):
+    with pytest.raises(DonatedStateError, match=donated):
         run({"x": run.state["a"]})
     assert jnp.array_equal(run.state["a"], jnp.ones(2))  # JAX 0.11 donates no array that has been copied to the host
 
     earlier = run.state["a"]
     run({"x": jnp.ones(2)})
-    with pytest.raises(
-        DonatedStateError, match=r"^inputs\[0\]\['x'\] of this call .* was already donated.*jnp\.copy, run"
-    ):
+    with pytest.raises(DonatedStateError, match=donated):
         run({"x": earlier})
     assert run.state["a"].tolist() == [2, 2]
 

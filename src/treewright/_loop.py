@@ -171,21 +171,15 @@ class loop(Generic[S, P, R]):  # noqa: N801  it is used like a function
     def _reject_donated(self, inputs: tuple[Any, Any], error: Exception) -> None:
         """Raise an error that names an array that this call or an earlier one donated."""
         tree = self._flat.tree
-        own = {memory_of(leaf): path for path, leaf in jax_trees.tree_leaves_with_path(tree)} if self._donate else {}
-        arrays = [entry for entry in jax_trees.tree_leaves_with_path(inputs) if isinstance(entry[1], jax.Array)]
-        for path, leaf in arrays:
-            if isinstance(leaf, Tracer) or is_ref(leaf):
+        own = {*map(memory_of, jax.tree.leaves(tree))} if self._donate else set()
+        for path, leaf in jax_trees.tree_leaves_with_path(inputs):
+            if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer) or is_ref(leaf):
                 continue
-            name = path_text(path[1:], "inputs" if path[0].idx == 0 else "keywords")
-            if leaf.is_deleted():
+            if leaf.is_deleted() or memory_of(leaf) in own:
+                name = path_text(path[1:], "inputs" if path[0].idx == 0 else "keywords")
                 raise DonatedStateError(
-                    f"{name} of this call of loop({self._name}) was already donated, as each state is to the next "
-                    f"call. Copy it before that call: jax.tree.map(jnp.copy, run.state)."
-                ) from error
-            if memory_of(leaf) in own:
-                raise DonatedStateError(
-                    f"{name} of this call of loop({self._name}) is {path_text(own[memory_of(leaf)], 'state')}, which "
-                    f"the call donates. Read it from the state in the step, or pass a copy: jnp.copy(...)."
+                    f"{name} of this call of loop({self._name}) is part of the state that this or an earlier call "
+                    f"donated. Read it from the state in the step, or copy it first: jax.tree.map(jnp.copy, run.state)."
                 ) from error
         if "has been deleted" in str(error):  # before the step ran
             self._reject_deleted(jax_trees.tree_leaves_with_path(tree))

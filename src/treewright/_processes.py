@@ -118,7 +118,8 @@ def run_on_all_processes(
         error = caught
     is_damage = isinstance(error, CheckpointDamagedError)
     shown = None if error is None else f"{type(error).__name__}: {error}"
-    outcome = [is_damage, shown, value if on_first else None, digest_of_texts(texts)]
+    digest = hashlib.sha256(json.dumps(dict(texts)).encode()).hexdigest()
+    outcome = [is_damage, shown, value if on_first else None, digest]
     failure, first, representatives = agree(outcome, _outcome, name=name, timeout=timeout, channel=channel)
     if failure:
         damaged, shown, index = failure
@@ -126,14 +127,17 @@ def run_on_all_processes(
             raise_in_all(error)
         kind = CheckpointDamagedError if damaged else CheckpointError
         raise_in_all(kind(f"In process {index}, {name} failed: {shown}"))
-    raise_differences(texts, representatives, name=name, timeout=timeout)
+    if len(representatives) > 1:  # Only these send their texts.
+        sent = dict(texts) if process_index() in representatives else None
+        agree([digest, sent], _raise_groups, name=f"the comparison in {name}", timeout=timeout)
     return first if on_first else value
 
 
 def _outcome(outcomes: Sequence[Any]) -> tuple[Any, Any, list[int]]:
-    """The failure to raise, if any; the result of process 0; one process for each group with equal texts."""
+    """The failure to raise, if any; the result of process 0; a process of each group with equal texts that is shown."""
     failures = [(damaged, shown, index) for index, (damaged, shown, *_) in enumerate(outcomes) if shown is not None]
-    return min(failures, default=None), outcomes[0][2], representatives_of(outcome[3] for outcome in outcomes)
+    groups = _groups(digest for *_, digest in outcomes).values()
+    return min(failures, default=None), outcomes[0][2], [group[0] for group in groups][:_MAX_GROUPS]
 
 
 def raise_in_all(error: Exception) -> NoReturn:
@@ -158,25 +162,7 @@ def compare(texts: Mapping[str, str], *, name: str, timeout: float = TIMEOUT) ->
     Raises:
         ProcessMismatchError: In every process, with the same message: each path with different texts, and the texts.
     """
-    representatives = agree(digest_of_texts(texts), representatives_of, name=name, timeout=timeout)
-    raise_differences(texts, representatives, name=name, timeout=timeout)
-
-
-def digest_of_texts(texts: Mapping[str, str]) -> str:
-    """A digest of texts by path."""
-    return hashlib.sha256(json.dumps(dict(texts)).encode()).hexdigest()
-
-
-def representatives_of(digests: Iterable[str]) -> list[int]:
-    """The first process of each group with equal digests, for the groups that a message shows."""
-    return [processes[0] for processes in _groups(digests).values()][:_MAX_GROUPS]
-
-
-def raise_differences(texts: Mapping[str, str], representatives: Sequence[int], *, name: str, timeout: float) -> None:
-    """Raise the error of `compare` if there are several representatives. Only these send their texts."""
-    if len(representatives) > 1:
-        sent = dict(texts) if process_index() in representatives else None
-        agree([digest_of_texts(texts), sent], _raise_groups, name=f"the comparison in {name}", timeout=timeout)
+    run_on_all_processes(name, lambda: texts, timeout, same=dict)
 
 
 def _raise_groups(messages: Sequence[tuple[str, Any]]) -> None:

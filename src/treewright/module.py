@@ -6,6 +6,7 @@ from typing import Any, dataclass_transform
 from treewright._base.text import short_text
 from treewright._core import FLAT_FORM_NAME, NODE_METHODS, buffer, field, make_node_class, replace_method, static
 from treewright._core import replace as replace  # noqa: PLC0414  `module.pyi` has its types
+from treewright._export import register_for_export
 from treewright.errors import NodeDefinitionError
 
 
@@ -71,6 +72,7 @@ def pytree_dataclass(
         if not isinstance(cls, type):
             raise NodeDefinitionError(f"pytree_dataclass must decorate a class, got {short_text(cls)}.")
         make_node_class(cls, options, is_module=False)
+        register_for_export(cls)
         return cls
 
     return decorate if cls is None else decorate(cls)
@@ -111,6 +113,7 @@ class Module:
         options = {option: keywords.pop(option, default) for option, default in defaults.items()}
         super().__init_subclass__(**keywords)
         make_node_class(cls, options, is_module=True)
+        register_for_export(cls)
 
     replace = replace_method
     locals().update(NODE_METHODS)

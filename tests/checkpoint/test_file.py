@@ -7,7 +7,6 @@ import errno
 import importlib
 import json
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -50,7 +49,7 @@ def test_plain_safetensors_reads_a_file_by_readable_names(tmp_path: Path) -> Non
         }
         np.testing.assert_array_equal(opened.get_tensor("net.layers.0.kernel"), net().layers[0].kernel)
         assert opened.get_slice("half").get_dtype() == "BF16"
-        assert '"treewright.checkpoint"' in opened.metadata()["treewright"]
+        assert '"version":7' in opened.metadata()["treewright"]
 
 
 def test_unsupported_dtypes_are_written_as_bytes(tmp_path: Path) -> None:
@@ -92,14 +91,10 @@ def test_completion_shows_only_public_names_of_checkpoint() -> None:
 def test_urls_and_trees_are_rejected_as_paths(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"The path must be a str or a Path, got Net\("):
         save(net(), tmp_path / "x")  # type: ignore[arg-type]
-    for path in ("gs://b/x", Path("gs://b/x"), "memory://x"):
-        with pytest.raises(
-            CheckpointError, match=r":/.*x can't be reached: atomic writes .* CheckpointManager\('gs://bucket/run'\)"
-        ):
+    for path in ("gs://b/x", Path("gs://b/x"), "memory://x", "file:///b/x"):
+        text = r":/.*x is a URL, .* pass a path without file://, .* CheckpointManager\('gs://bucket/run'\)"
+        with pytest.raises(CheckpointError, match=text):
             save(path, 1)
-    for path in ("file:///b/x", Path("file:///b/x")):
-        with pytest.raises(CheckpointError, match=r"file:/.* is the URL of a local path\. Pass the path: '/b/x'\."):
-            load(path)
 
 
 # Whole or not there
@@ -306,6 +301,8 @@ def test_save_and_load_reject_paths_that_are_not_regular_files(tmp_path: Path) -
         for read in (load, read_names):
             with pytest.raises(CheckpointError, match=r"is not a regular file\. load\(\) reads files that save\(\)"):
                 read(place)
+        with pytest.raises(CheckpointError, match=r"To restore a step of a run: CheckpointManager\(folder\)\.restore"):
+            load(place)
         with pytest.raises(CheckpointError, match=r"is not a regular file, so it can't be replaced"):
             save(place, 1)
     for name, folder in (("none/x", "none"), ("link", "gone")):
@@ -315,11 +312,6 @@ def test_save_and_load_reject_paths_that_are_not_regular_files(tmp_path: Path) -
             save(tmp_path / name, 1)
     with pytest.raises(CheckpointError, match=r"could not be written and is unchanged: .*embedded null"):
         save(str(tmp_path / "a\0b"), 1)
-    (tmp_path / "run" / "7").mkdir(parents=True)
-    for folder, line in (("run", r"run'\)\.restore\(like"), ("run/7", r"run'\)\.restore\(7, like")):
-        with pytest.raises(CheckpointError, match=rf"To restore a step of a run: .*{line}=\.\.\.\)"):
-            load(tmp_path / folder)
-    shutil.rmtree(tmp_path / "run")
     for read in (load, read_names):
         with pytest.raises(FileNotFoundError, match="nothing"):
             read(tmp_path / "nothing")
@@ -348,7 +340,7 @@ def test_a_flipped_bit_anywhere_is_never_accepted(seed: Any, tmp_path: Path) -> 
 
 NO_FILE = "x is not a safetensors file, or its header is damaged"
 NO_MANIFEST = "x can't be loaded: The manifest is damaged: "
-OTHER_JSON = ("", "[]", "{", "3", '"a"', "[" * 100_000, '{"format": "treewright.checkpoint"}', "null")
+OTHER_JSON = ("", "[]", "{", "3", '"a"', "[" * 100_000, '{"version": 7}', "null")
 # Changes to a valid file, or to its manifest if the value is text
 DAMAGED: list[tuple[Any, str]] = [
     *((lambda content, share=share: content[: int(len(content) * share)], NO_FILE) for share in (0, 0.001, 0.5, 0.999)),
@@ -391,7 +383,7 @@ def test_a_forged_header_loads_or_raises_a_checkpoint_error(data: Any, tmp_path_
 
 
 FORGED: dict[str, Any] = {
-    "another format": lambda d: d.update(format="x"),
+    "a version in words": lambda d: d.update(version="seven"),
     "an earlier version": lambda d: d.update(version=5),
     "a later version": lambda d: d.update(version=8),
     "no version": lambda d: d.pop("version"),

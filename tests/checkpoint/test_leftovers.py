@@ -6,7 +6,6 @@ import fcntl
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -130,12 +129,11 @@ def test_a_folder_of_the_user_is_no_step(tmp_path: Path) -> None:
     (tmp_path / "2024" / "photo").touch()
     with CheckpointManager(tmp_path) as manager:
         assert (manager.all_steps(), manager.restore_latest_valid(like=LIKE)) == ((), None)
-        note = r"Not steps, because they contain none of a step's files: 2024\.$"
-        with pytest.raises(CheckpointError, match=rf"has no steps\. {note}"):
+        with pytest.raises(CheckpointError, match=r"has no steps\.$"):
             manager.restore(like=LIKE)
         manager.save(4, TREE)
         for call in (manager.delete, manager.restore, manager.manifest):
-            with pytest.raises(CheckpointError, match=rf"has only the step 4, so there is no step 2024\. {note}"):
+            with pytest.raises(CheckpointError, match=r"has only the step 4, so there is no step 2024\.$"):
                 call(2024)
         with pytest.raises(
             CheckpointError, match=r"/2024 is not a step: it contains none .*\. Rename it, or save into"
@@ -152,84 +150,60 @@ def test_a_folder_of_the_user_is_no_step(tmp_path: Path) -> None:
 
 
 ENDING = """
-import os, signal, sys, time
+import gc, os, signal, sys, time
 import jax.numpy as jnp
 from treewright.checkpoint import CheckpointManager
 rename = os.rename
 def slow(source, target, **options):
-    time.sleep(0.5)
+    time.sleep(0.3)
     if sys.argv[2] == "a save that fails":
         raise OSError(5, "Input/output error")
     rename(source, target, **options)
 os.rename = slow
-manager = CheckpointManager(sys.argv[1])
-manager.save(1, {"x": jnp.ones(2)})
+CheckpointManager(sys.argv[1]).save(1, {"x": jnp.ones(2)})  # a manager that nobody knows
+gc.collect()
+if sys.argv[2] == "a save that fails":
+    time.sleep(1)
+    CheckpointManager(sys.argv[1] + "-2").save(1, {"x": jnp.ones(2)})  # after the other has failed
 if sys.argv[2] == "an exception":
     raise ValueError
 if sys.argv[2] == "sys.exit in a handler of SIGTERM":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-if "SIGTERM" in sys.argv[2]:
     os.kill(os.getpid(), signal.SIGTERM)
 """
-SAVE_WAITS = (3, 12) <= sys.version_info < (3, 12, 3)  # outside a `with` block
-FAILURE = "Error: Step 1 could not be saved" if SAVE_WAITS else "Warning: The program ended before step 1 was saved"
-# How a program ends without `close`: its exit status, the saved steps, and the message
-ENDINGS: dict[str, tuple[int, tuple[int, ...], str]] = {
-    "the last line": (0, (1,), ""),
-    "an exception": (1, (1,), "ValueError"),
-    "sys.exit in a handler of SIGTERM": (7, (1,), ""),
-    "a save that fails": (int(SAVE_WAITS), (), f"Checkpoint{FAILURE} in .*: .*Input/output error"),
-    "SIGTERM": (-signal.SIGTERM, (1,) if SAVE_WAITS else (), ""),
+FAILURE = "CheckpointWarning: The program ended before step 1 was saved in .*: .*Input/output error"
+# How a program ends without `close`: its exit status, the saved steps, and its messages
+ENDINGS: dict[str, tuple[int, tuple[int, ...], tuple[str, ...]]] = {
+    "the last line": (0, (1,), ()),
+    "an exception": (1, (1,), ()),
+    "sys.exit in a handler of SIGTERM": (7, (1,), ()),
+    "a save that fails": (0, (), (FAILURE, FAILURE)),
 }
 
 
+@pytest.mark.skipif(
+    (3, 12) <= sys.version_info < (3, 12, 3), reason="it starts no threads at exit (python/cpython#113964)"
+)
 def test_exit_without_close_finishes_the_save_or_reports_its_failure(tmp_path: Path) -> None:
     programs = {
         name: subprocess.Popen([sys.executable, "-c", ENDING, str(tmp_path / name), name], stderr=subprocess.PIPE)
         for name in ENDINGS
     }
-    for name, (status, steps, message) in ENDINGS.items():
+    for name, (status, steps, messages) in ENDINGS.items():
         errors = programs[name].communicate()[1].decode()
         assert programs[name].returncode == status, errors
         assert CheckpointManager(tmp_path / name).all_steps() == steps, (name, errors)
-        assert re.search(message, errors), (name, errors)
-        assert ("Checkpoint" in message) == ("Checkpoint" in errors), (name, errors)
-
-
-def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    start = "import gc, os, sys, time, weakref\nimport jax.numpy as jnp\n"
-    start += "from treewright.checkpoint import CheckpointManager\nfolder, tree = sys.argv[1], {'x': jnp.ones(2)}\n"
-    command = [sys.executable, "-c", start + program, str(folder)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-
-
-def test_a_manager_that_the_program_drops_finishes_its_save(tmp_path: Path) -> None:
-    done = run("CheckpointManager(folder).save(1, tree)", tmp_path)
-    assert done.stderr == ""
-    assert CheckpointManager(tmp_path).all_steps() == (1,)
-
-
-def test_the_failed_save_of_a_dropped_manager_is_reported_at_exit(tmp_path: Path) -> None:
-    program = """
-def fail(*_, **__):
-    raise OSError(5, "Input/output error")
-os.fsync = fail
-CheckpointManager(folder + "/1").save(1, tree)
-time.sleep(1)
-gc.collect()
-CheckpointManager(folder + "/2").save(1, tree)
-"""
-    if SAVE_WAITS:
-        pytest.skip("save raises the error")
-    done = run(program, tmp_path)
-    assert re.findall(r"The program ended before step 1 was saved in .*/([12]): ", done.stderr) != []
-    assert {*re.findall(r"was saved in .*/([12]): ", done.stderr)} == {"1", "2"}
+        reported = [line for line in errors.splitlines() if "Checkpoint" in line and "Warning" in line]
+        assert len(reported) == len(messages), (name, errors)
+        assert all(map(re.search, messages, reported)), (name, errors)
 
 
 def test_closed_and_dropped_managers_are_freed(tmp_path: Path) -> None:
     program = """
-import threading
-managers = []
+import gc, os, sys, threading, time, weakref
+import jax.numpy as jnp
+from treewright.checkpoint import CheckpointManager
+folder, tree, managers = sys.argv[1], {"x": jnp.ones(2)}, []
 for index in range(20):
     manager = CheckpointManager(f"{folder}/{index}")
     manager.save(1, tree)
@@ -245,22 +219,9 @@ with CheckpointManager(f"{folder}/last") as manager:
 gc.collect()
 print(sum(one() is not None for one in managers), threading.active_count())
 """
-    done = run(program, tmp_path)
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     alive, threads = map(int, done.stdout.split())
     assert alive == 0
     assert threads <= 3
     assert done.stderr == ""
-
-
-def test_a_forked_process_does_not_finish_the_saves_of_its_parent(tmp_path: Path) -> None:
-    program = """
-manager = CheckpointManager(folder)
-manager.save(1, tree)
-if os.fork() == 0:
-    threading._shutdown()  # Python's exit hooks, ours among them
-    os._exit(0)  # without the destructors of C++, which may wait for threads that a fork does not have
-os.wait()
-"""
-    done = run("import threading, warnings; warnings.simplefilter('ignore', RuntimeWarning)\n" + program, tmp_path)
-    assert "Checkpoint" not in done.stderr
-    assert CheckpointManager(tmp_path).all_steps() == (1,)

@@ -269,7 +269,7 @@ def test_a_leaf_is_not_read_after_the_load(tmp_path: Path) -> None:
 
     load(tmp_path / "x", like={"a": 0.0, "b": 0.0}, migrate=migrate)
 
-    with pytest.raises(CheckpointError, match=r"\['a'\] was used after the checkpoint was loaded\. Read leaves inside"):
+    with pytest.raises(ValueError, match="closed file"):
         _ = kept[0]["a"]
 
 
@@ -332,10 +332,9 @@ def test_the_leaves_that_migrate_gets_are_a_dict(tmp_path: Path) -> None:
             assert [int(np.sum(copy[name])) for name in copy] == [3, 2, 0, 1, 4]
         seen.extend([leaves.copy().get("b"), leaves.get("z", 7), leaves.copy().setdefault("c", 1)])
         seen.extend([leaves.copy().pop("z", 8), len(leaves.copy().values())])
-        backwards = leaves.copy()
-        assert [backwards.popitem() for _ in values][1:4] == [("d", True), ("c", 0.5), ("b", 2)]
-        with pytest.raises(KeyError, match="dictionary is empty"):
-            backwards.popitem()
+        copy = leaves.copy()
+        assert [int(np.sum(copy.popitem()[1])) for _ in values] == [3, 2, 0, 1, 4]
+        assert not copy
         doubled = jax.tree.map(lambda x: x * 2, leaves.copy())
         assert type(doubled) is dict
         merged = {"z": 1}

@@ -107,20 +107,16 @@ def test_contradictory_retention_options_are_rejected(options: Any, tmp_path: Pa
     for seconds in (0, -1.5, None, "60", float("inf"), float("nan")):
         with pytest.raises(ValueError, match=r"timeout_seconds=.*\): pass a positive number of seconds\."):
             CheckpointManager(tmp_path, timeout_seconds=seconds)  # type: ignore[arg-type]
-    unknown: dict[str, str] = {"max_to_keep": "Write keep= instead", "keep_beste": "did you mean keep_best"}
-    for name, fix in unknown.items():
-        with pytest.raises(TypeError, match=rf"CheckpointManager\(\) got an unexpected option '{name}'\..*{fix}"):
-            CheckpointManager(tmp_path, **{name: 3})  # type: ignore[arg-type]
 
 
 def test_metrics_must_be_numbers(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, metric="loss", mode="min")
-    invalid: list[Any] = [{"loss": 1, 2: 3}, ["loss"], *({"loss": loss} for loss in ("low", np.ones(2), True, None))]
-    for metrics in invalid:
+    losses = ("low", np.ones(2), jnp.ones(2), True, None, [1], [[1], [2, 3]])
+    for metrics in ({"loss": 1, 2: 3}, ["loss"], *({"loss": loss} for loss in losses)):
         with pytest.raises(
             CheckpointError, match=r"\): metrics= must be a dict of numbers by name\. Leave a metric out if it was not"
         ):
-            manager.save(1, TREE, metrics=metrics)
+            manager.save(1, TREE, metrics=metrics)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="has no metric to rank steps"):
         CheckpointManager(tmp_path).best_step()
 
@@ -199,7 +195,7 @@ def test_what_retention_reads_is_verified(tmp_path: Path) -> None:
 
 def test_a_run_that_restarts_earlier_deletes_later_steps_first(tmp_path: Path) -> None:
     with saved(tmp_path, 10, 20, 30) as manager:
-        with pytest.raises(CheckpointError, match=r"already has the steps 20, 30, and .* example delete\(30\), or"):
+        with pytest.raises(CheckpointError, match=r"already has the steps 20, 30, and .* as by delete\(30\), or"):
             manager.save(20, TREE)
         manager.delete(20)
         manager.delete(30)
@@ -249,7 +245,7 @@ def test_a_step_must_be_a_non_negative_integer(tmp_path: Path) -> None:
     ("function", "warning"),
     [
         ("shutil.rmtree", r"/1\.thrown-out-\w+ is no longer needed, but can't be deleted: .*busy"),
-        ("os.rename", "Step 3 is saved, but an old step could not be deleted: .*busy"),
+        ("os.rename", r"An old step of .*steps could not be deleted: .*busy"),
     ],
 )
 def test_a_step_that_cannot_be_deleted_is_a_warning_and_the_save_succeeds(
@@ -286,11 +282,6 @@ def test_a_save_on_a_closed_manager_is_rejected(tmp_path: Path) -> None:
         pass
     with pytest.raises(CheckpointError, match=r"Step 2 can't be saved, because this manager of .* is closed\. Save"):
         manager.save(2, TREE)
-    with (
-        pytest.raises(CheckpointError, match=r"The manager of .* is closed\. Create a new CheckpointManager\."),
-        manager,
-    ):
-        pass
     assert manager.restore(like=LIKE)["x"].tolist() == [1, 1]
 
 

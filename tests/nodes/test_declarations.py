@@ -366,76 +366,21 @@ def test_a_specifier_changes_the_kind_by_name() -> None:
 # doc=
 
 
-@pytree_dataclass
-class Layer:
-    kernel: float = field(doc="f32[inputs, outputs].")
-    width: int = static(default=3, doc="How many outputs.")
-    mean: float = buffer(default=0.0, doc="Of the last batches,\n    weighted.")
-    plain: float = 0.0
+def test_help_shows_the_docs_of_fields_and_the_docstring_as_written() -> None:
+    class Layer(Module):
+        """A layer.
 
-
-class Net(Module):
-    """A network.
-
-    With layers.
-    """
-
-    layer: Layer = field(doc="The only one.")
-    name: str = static(default="net")
-
-
-class Deeper(Net):
-    depth: int = static(default=2, doc="How often.")
-
-
-def test_help_shows_field_docs_below_the_signature() -> None:
-    assert Layer.__doc__ == (
-        "Layer(kernel: float, width: int = 3, mean: float = 0.0, plain: float = 0.0)\n"
-        "\n"
-        "Attributes:\n"
-        "    kernel: f32[inputs, outputs].\n"
-        "    width: How many outputs.\n"
-        "    mean: Of the last batches,\n"
-        "        weighted."
-    )
-    assert " |      width: How many outputs.\n" in pydoc.plain(pydoc.render_doc(Layer))
-
-
-def test_help_shows_docs_of_inherited_fields() -> None:
-    assert Net.__doc__ == "A network.\n\nWith layers.\n\nAttributes:\n    layer: The only one."
-    assert str(Deeper.__doc__).endswith("\n\nAttributes:\n    layer: The only one.\n    depth: How often.")
-
-
-def test_a_class_without_doc_keeps_its_docstring_as_it_is() -> None:
-    @pytree_dataclass
-    class Plain:
-        """As  written.
-
-        Indented.
+        Of a net.
         """
 
-        x: int
+        kernel: float = field(doc="f32[inputs, outputs].")
+        width: int = static(default=3, doc="How many outputs.")
+        mean: float = buffer(default=0.0, doc="Of the last batches.")
 
-    written = type("Plain", (), {"__doc__": Plain.__doc__}).__doc__
-    assert Plain.__doc__ == written
-    assert Plain.__doc__ is not None
-    assert "Attributes" not in Plain.__doc__
-
-
-def test_a_field_keeps_its_doc_where_a_subclass_declares_it_again() -> None:
-    @pytree_dataclass
-    class Wide(Layer):
-        kernel: Any
-        width: int = static(default=30, doc="How many.")
-        mean: float = buffer(default=1.0)
-
-    assert str(Wide.__doc__).splitlines()[2:] == [
-        "Attributes:",
-        "    kernel: f32[inputs, outputs].",
-        "    width: How many.",
-        "    mean: Of the last batches,",
-        "        weighted.",
-    ]
+    shown = pydoc.plain(pydoc.render_doc(Layer))
+    for name, text in (("kernel", "f32[inputs, outputs]."), ("width", "How many outputs."), ("mean", "Of the last")):
+        assert f"\n |  {name}\n |      {text}" in shown
+    assert inspect.getdoc(Layer) == "A layer.\n\nOf a net."
 
 
 # The table of options

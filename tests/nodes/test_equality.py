@@ -201,7 +201,7 @@ def test_jit_compares_a_static_with_compare_false(specifier: str) -> None:
 # Under tracing
 
 
-def test_comparing_a_traced_node_names_the_traced_field() -> None:
+def test_comparing_a_traced_node_names_its_class() -> None:
     layer = Layer(jnp.ones(()), jnp.ones(()))
 
     def compare(traced: Layer) -> Any:
@@ -209,9 +209,9 @@ def test_comparing_a_traced_node_names_the_traced_field() -> None:
 
     for transform in (jax.jit, jax.grad, jax.vmap):
         argument = jax.tree.map(lambda leaf: leaf[None], layer) if transform is jax.vmap else layer
-        with pytest.raises(TracedComparisonError, match=r"Layer\.kernel is traced.*can't return a bool.*array_equal"):
+        with pytest.raises(TracedComparisonError, match=r"Layer is traced.*can't return a bool.*array_equal"):
             transform(compare)(argument)
-    with pytest.raises(TracedComparisonError, match=r"Box\.value\[0\] is traced"):
+    with pytest.raises(TracedComparisonError, match=r"Box is traced"):
         jax.jit(lambda key: Box([key]) == Box([jax.random.key(0)]))(jax.random.key(0))
 
 
@@ -239,7 +239,7 @@ def test_equal_nodes_have_equal_hashes(make: Callable[[], Any]) -> None:
     try:
         code = hash(one)
     except TypeError:
-        with pytest.raises(TypeError, match=r"unhashable type 'Box': Box\.value"):
+        with pytest.raises(TypeError, match=r"unhashable type 'Box': a child of Box\(value="):
             hash(other)
     else:
         assert code == hash(other)
@@ -258,13 +258,10 @@ def test_the_hash_is_by_value(other: Layer) -> None:
 
 
 @pytest.mark.parametrize("value", [jnp.ones(2), jnp.asarray(1), np.ones(2), [1], {}, jax.random.key(0)])
-def test_hashing_an_unhashable_value_names_its_path(value: Any) -> None:
-    for node, place in (
-        (Layer(1, value), r"Layer\.bias"),
-        (Net(Layer(value)), r"Net\.layer\.kernel"),
-        (Layer((1, Layer(2, (3, value)))), r"Layer\.kernel\[1\]\.bias\[1\]"),
-    ):
-        with pytest.raises(TypeError, match=rf"^unhashable type '\w+': {place} is .*every child must be hashable"):
+def test_hashing_an_unhashable_value_shows_the_node(value: Any) -> None:
+    for node in (Layer(1, value), Net(Layer(value)), Layer((1, Layer(2, (3, value))))):
+        name = type(node).__name__
+        with pytest.raises(TypeError, match=rf"^unhashable type '{name}': a child of {name}\(.* has no hash\. .* key"):
             hash(node)
 
 

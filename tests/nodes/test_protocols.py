@@ -68,7 +68,13 @@ class Mixed:
 # Frozen attributes
 
 
-@pytest.mark.parametrize("make", [lambda: Layer(1.0), lambda: Net(1), lambda: replace(Net(1), name="a")])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda: Layer(1.0), lambda: Net(1), lambda: replace(Net(1), name="a"), lambda: copy.deepcopy(Net(1))),
+        *(lambda: pickle.loads(pickle.dumps(Net(1))), lambda: jax.tree.map(lambda leaf: leaf, Net(1))),
+    ],
+)
 def test_fields_cannot_be_assigned_or_deleted(make: Any) -> None:
     node = make()
     before = repr(node)
@@ -80,7 +86,7 @@ def test_fields_cannot_be_assigned_or_deleted(make: Any) -> None:
             with pytest.raises(dataclasses.FrozenInstanceError, match=message):
                 assign(node, name, 5)
         for delete in (delattr, object.__delattr__):
-            with pytest.raises(dataclasses.FrozenInstanceError, match=f"cannot delete field '{name}' of a"):
+            with pytest.raises(dataclasses.FrozenInstanceError, match=rf"cannot delete \w+\.{name}: a node"):
                 delete(node, name)
         vars(node)[name] = 5
         vars(node).update({name: 5})
@@ -93,17 +99,10 @@ def test_unknown_names_cannot_be_assigned() -> None:
     for node in (Layer(1.0), Net(2)):
         with pytest.raises(dataclasses.FrozenInstanceError, match=r"'other': .* has no field of this name"):
             node.other = 1  # type: ignore[union-attr]
-        with pytest.raises(dataclasses.FrozenInstanceError, match=r"'other': .* has no field of this name"):
+        with pytest.raises(dataclasses.FrozenInstanceError, match=r"cannot delete \w+\.other: a node keeps its fields"):
             del node.other  # type: ignore[union-attr]
     with pytest.raises(AttributeError, match="'Layer' object has no attribute 'other'"):
         _ = Layer(1.0).other  # type: ignore[attr-defined]
-
-
-def test_calling_init_again_does_not_rebuild_a_node() -> None:
-    net = Net(2)
-    with pytest.raises(dataclasses.FrozenInstanceError, match=r"__init__.*Net"):
-        net.__init__(3)  # type: ignore[misc]
-    assert net == Net(2)
 
 
 # Flattened
@@ -293,5 +292,5 @@ def test_a_node_without_arrays_is_a_static_argument_by_value() -> None:
     for layer in (Layer(float("nan")), Layer(float("nan"))):
         apply(layer, 3.0)
         assert counted.count == 5
-    with pytest.raises(ValueError, match=r"Non-hashable static arguments[\s\S]*Layer\.kernel"):
+    with pytest.raises(ValueError, match=r"Non-hashable static arguments[\s\S]*a child of Layer\(kernel=f32"):
         apply(Layer(jnp.ones(2)), 3.0)

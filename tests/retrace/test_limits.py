@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import threading
+import unittest.mock
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -62,6 +63,42 @@ def through_a_decorator(function: Any) -> Use:
     return max_traces(1)(logged)
 
 
+def through_a_function(function: Any) -> Use:
+    jitted = jax.jit(function)
+    return lambda x: jitted(x)
+
+
+def called_with(function: Any) -> Any:
+    """A function of two arguments, the same one for each use."""
+    if not hasattr(function, "with_number"):
+        jitted = jax.jit(function)
+        function.with_number = lambda _number, x: jitted(x)
+    return function.with_number
+
+
+class Calling:
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def call(self, x: Any) -> Any:
+        return self.function(x)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def jitted(self, x: Any) -> Any:
+        return self.function(x)
+
+
+class EquinoxCalling(eqx.Module):
+    function: Any = eqx.field(static=True)
+
+    def call(self, x: Any) -> Any:
+        return self.function(x)
+
+    @eqx.filter_jit
+    def jitted(self, x: Any) -> Any:
+        return self.function(x)
+
+
 ABOVE: dict[str, Callable[[Any], Use]] = {
     "jit": lambda function: max_traces(1)(jax.jit(function)),
     "jit with options": lambda function: max_traces(1)(jax.jit(function, donate_argnums=0)),
@@ -75,9 +112,18 @@ ABOVE: dict[str, Callable[[Any], Use]] = {
         max_traces(1)(jax.jit(lambda state, x: (state + function(x).sum(), None))), jnp.zeros(())
     ),
     "filter_jit of jit": lambda function: eqx.filter_jit(max_traces(1)(jax.jit(function))),
+    "filter_jit of filter_jit": lambda function: eqx.filter_jit(eqx.filter_jit(max_traces(1)(lambda x: function(x)))),
     "jit of filter_jit": lambda function: jax.jit(max_traces(1)(eqx.filter_jit(function))),
     "jit of vmap of jit": lambda function: jax.jit(jax.vmap(max_traces(1)(jax.jit(function)))),
     "also explained": lambda function: max_traces(1)(treewright.explain_retraces()(jax.jit(function))),
+    "partial": lambda function: max_traces(1)(functools.partial(called_with(function), 1)),
+    "method": lambda function: max_traces(1)(Calling(jax.jit(function)).call),
+    "method of equinox": lambda function: max_traces(1)(EquinoxCalling(jax.jit(function)).call),
+    "jitted method": lambda function: max_traces(1)(Calling(function).jitted),
+    "jitted method of equinox": lambda function: max_traces(1)(EquinoxCalling(function).jitted),
+    "jit of a partial": lambda function: jax.jit(max_traces(1)(functools.partial(called_with(function), 1))),
+    "static method": lambda function: max_traces(1)(staticmethod(through_a_function(function))),
+    "cache": lambda function: max_traces(1)(functools.cache(through_a_function(function))).__wrapped__,
     "loop": lambda function: loop(max_traces(1)(lambda state, x: (state + function(x).sum(), None)), jnp.zeros(())),
 }
 
@@ -121,24 +167,50 @@ def test_a_shared_trace_counts_for_no_second_use() -> None:
 
 
 def test_below_jit_all_that_jit_the_function_count() -> None:
-    function = new_function()
-    first, second = (jax.jit(max_traces(1)(function)) for _ in range(2))
+    function = max_traces(1)(new_function())
+    first, second = jax.jit(function), jax.jit(function)
+    step = max_traces(1)(lambda state, x: (state + x.sum(), None))
+    loops = [loop(step, jnp.zeros(())) for _ in range(2)]
 
     assert [is_allowed(first, 1), is_allowed(second, 1), is_allowed(second, 2)] == [True, True, False]
+    assert [is_allowed(run, 1) for run in loops] == [True, False]
 
 
-def test_the_same_line_run_again_keeps_one_limit() -> None:
-    jitted = jax.jit(new_function())
-    uses = [max_traces(1)(jitted) for _ in range(3)]  # a cell of a notebook
+def test_an_object_that_has_every_attribute_is_returned() -> None:
+    mock = unittest.mock.MagicMock()
 
-    assert all(use is jitted for use in uses)
-    assert [is_allowed(uses[0], length) for length in (1, 2)] == [True, False]
+    assert max_traces(1)(mock) is mock
 
 
-def test_each_limit_of_an_object_applies() -> None:
-    jitted = max_traces(1)(max_traces(3)(jax.jit(new_function())))
+@pytest.mark.parametrize("kind", ["jitted", "function", "below jit"])
+def test_the_same_line_run_again_keeps_its_one_limit_and_begins_a_new_count(kind: str) -> None:
+    function = new_function()
+    jitted = jax.jit(function)
+    limited = {"jitted": jitted, "function": lambda x: jitted(x), "below jit": function}[kind]
+    called = jitted if kind == "below jit" else limited
 
-    assert [is_allowed(jitted, length) for length in (1, 2)] == [True, False]
+    for length in range(1, 6):  # a cell of a notebook, or a trial of a sweep
+        assert max_traces(1)(limited) is limited
+        assert is_allowed(called, length)
+    assert not is_allowed(called, 6)
+
+
+def count_trackers() -> int:
+    gc.collect()
+    return sum(type(each).__name__ == "RetraceTracker" for each in gc.get_objects())
+
+
+# Of what a `filter_jit` goes through, equinox keeps the function in its cache.
+@pytest.mark.parametrize("make", [make for name, make in ABOVE.items() if not name.startswith("filter_jit of")])
+def test_dead_uses_leave_nothing_behind(make: Callable[[Any], Use]) -> None:
+    function = new_function()
+    make(function)
+    before = count_trackers()
+
+    for length in (1, 2, 3):
+        is_allowed(make(function), length)
+
+    assert count_trackers() == before
 
 
 def test_limits_count_all_threads() -> None:

@@ -135,7 +135,7 @@ def test_limits_apply_in_threads_tasks_and_caught_errors(pytester: pytest.Pytest
     result.stdout.fnmatch_lines(["step was traced; the limit is 0:", "other was recompiled; the limit is 0:"])
 
 
-def test_the_closest_marker_applies(pytester: pytest.Pytester) -> None:
+def test_markers_on_a_test_replace_those_of_its_class_and_each_applies(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """
@@ -146,12 +146,20 @@ def test_the_closest_marker_applies(pytester: pytest.Pytester) -> None:
             for length in (31, 32):
                 step(0.0, jnp.ones(length))
 
+        @pytest.mark.max_traces(2)
+        @pytest.mark.max_traces(1, only="step")
+        def test_each(self):
+            for length in (33, 34):
+                other(jnp.ones(length))
+                step(0.0, jnp.ones(length))
+
         def test_as_the_class_says(self):
-            step(0.0, jnp.ones(33))
+            step(0.0, jnp.ones(35))
         """,
     )
 
-    result.assert_outcomes(passed=1, failed=1)
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["step was traced twice; the limit is 1:", "step was traced; the limit is 0:"])
 
 
 def test_invalid_markers_are_rejected(pytester: pytest.Pytester) -> None:
@@ -193,33 +201,6 @@ def test_a_marker_with_a_misspelt_name_fails(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*only='spte' matched nothing: *did you mean step?*"])
     result.stdout.no_fnmatch_line("*plugin.py*")
-
-
-def test_a_marker_for_one_function_replaces_the_general_one_for_it(pytester: pytest.Pytester) -> None:
-    result = run(
-        pytester,
-        """
-    @pytest.mark.max_traces(2, only="step")
-    @pytest.mark.max_traces(1)
-    class TestSteps:
-        def test_two_of_step(self):
-            for length in (51, 52):
-                step(0.0, jnp.ones(length))
-            other(jnp.ones(51))
-
-        def test_others_in_a_class(self):
-            step(0.0, jnp.ones(53))
-            for length in (53, 54):
-                other(jnp.ones(length))
-
-        @pytest.mark.max_traces(1)
-        def test_the_limit_of_the_test_is_closer(self):
-            for length in (55, 56):
-                step(0.0, jnp.ones(length))
-        """,
-    )
-
-    result.assert_outcomes(passed=1, failed=2)
 
 
 def test_limits_hold_in_a_worker_of_xdist(pytester: pytest.Pytester) -> None:

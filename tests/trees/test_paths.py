@@ -28,26 +28,6 @@ class Point(NamedTuple):
 TREE = {"layers": [Layer(1, 2), Layer(3, None)], "rest": (Point(4), {"*": 5}), "a*": 6}
 
 
-@pytest.mark.parametrize(
-    ("pattern", "places"),
-    [
-        ("['layers'][*].kernel", ["['layers'][0].kernel", "['layers'][1].kernel"]),
-        ("**.bias", ["['layers'][0].bias", "['layers'][1].bias"]),
-        ("**.k*", ["['layers'][0].kernel", "['layers'][1].kernel"]),
-        ("**[1]", ["['layers'][1]", "['rest'][1]"]),
-        ('**["rest"][0].*', ["['rest'][0].x"]),
-        ("[*]", ["['layers']", "['rest']", "['a*']"]),
-        ("**[-1]", ["['layers'][1]", "['rest'][0].x", "['rest'][1]"]),
-        ("**[0]**.x", ["['rest'][0].x"]),
-        ("**[0].**.x", ["['rest'][0].x"]),
-        ("**['a*']", ["['a*']"]),
-        ("**['*']", ["['rest'][1]['*']"]),
-    ],
-)
-def test_a_pattern_selects_matching_places(pattern: str, places: list[str]) -> None:
-    assert list(at(TREE, pattern).get()) == places
-
-
 class Pair(Module):
     """A node whose fields have the names of the steps below."""
 
@@ -78,23 +58,6 @@ def test_a_pattern_selects_the_topmost_places_in_the_order_of_the_tree(tree: Any
     expression = re.compile("".join(STEPS[step] for step in ["**", *steps]))
 
     assert selected(tree, "".join(["**", *steps])) == selected(tree, lambda path, _: bool(expression.fullmatch(path)))
-
-
-@pytest.mark.parametrize(
-    ("text", "rest"), [("a b", " b"), ("[x]", "[x]"), ("[0]a", "a"), (".a..b", "..b"), (".a[", "[")]
-)
-def test_invalid_paths_are_rejected_at_the_wrong_step(text: str, rest: str) -> None:
-    with pytest.raises(ValueError, match="is not a path") as caught:
-        at(TREE, text)
-
-    assert str(caught.value).startswith(f"{text!r} is not a path: {rest!r} is not a step.")
-
-
-@pytest.mark.parametrize("index", [-3, 2])
-def test_an_index_outside_of_a_list_is_no_place(index: int) -> None:
-    with pytest.raises(MissingPlaceError, match=rf" has no \[{index}\]. It has \[0\] to \[1\]\.$"):
-        at(TREE, f"['layers'][{index}]")
-    assert at(TREE, "['layers'][-2]").get() is at(TREE, "['layers'][0]").get()
 
 
 @pytest.mark.parametrize(
@@ -172,20 +135,3 @@ def test_only_a_part_of_an_array_gets_the_hint_about_arrays(where: str, end: str
 
     with pytest.raises(MissingPlaceError, match=re.escape(end) + "$"):
         at(Mask(jnp.ones(2), 1), where)
-
-
-@pytest.mark.parametrize(
-    ("mask", "text"),
-    [
-        ([1, 2], "A mask needs True or False for each leaf, got 1."),
-        (
-            (1, 2),
-            "where= must be a path, a function, a predicate, a class or a mask (a tree of bools), but got (1, 2).",
-        ),
-        (None, "where= must be a path, a function, a predicate, a class or a mask (a tree of bools), but got None."),
-        ([True, 2], "A mask needs True or False for each leaf, got 2."),
-    ],
-)
-def test_a_tree_of_other_values_than_bools_is_no_mask(mask: Any, text: str) -> None:
-    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
-        at([1.0, 2.0], mask)

@@ -194,6 +194,7 @@ def test_a_table_created_under_jit_keeps_no_tracer() -> None:
     assert tables[0].rows[0].shape == "[2]"
 
 
+@pytest.mark.devices(4)
 def test_equal_layouts_have_equal_texts_at_every_depth_and_when_traced() -> None:
     mesh = jax.make_mesh((2, 2), ("x", "y"))
 

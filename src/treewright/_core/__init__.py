@@ -16,6 +16,7 @@ from treewright._core.instance import (
 from treewright._core.keys import exact_key, how_compared
 from treewright._core.kinds import JSON_TYPES, Kind, kind_of, with_parts
 from treewright._core.methods import NODE_METHODS, leaves_equal, replace_method
+from treewright._core.pickles import Recipe
 from treewright._core.rules import first_text, note, reject, warn
 from treewright._core.rules.declarations import declared_as
 from treewright._core.rules.statics import can_change

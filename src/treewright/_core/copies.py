@@ -8,7 +8,6 @@ from treewright._core.fields import MISSING
 from treewright._core.info import NodeInfo, info_of
 from treewright._core.instance import (
     FlatForm,
-    begin,
     check,
     flat_form,
     from_flat_form,
@@ -28,8 +27,6 @@ T = TypeVar("T")
 def with_fields(node: Any, changes: Mapping[str, Any]) -> Any:
     """A copy with different values in some fields. Converters and checks run, but no constructor."""
     info, (children, statics) = info_of(node), flat_form(node)
-    if not changes.keys() <= info.by_name.keys():
-        raise TypeError(rules.unknown_fields(info, changes, info.by_name))
     new_children, new_statics = list(children), list(statics.values)
     for name, value in changes.items():
         field = info.by_name[name]
@@ -48,20 +45,17 @@ def with_post_init(node: Any, changes: dict[str, Any]) -> Any:
     `dataclasses.replace` also runs it, and all spellings of `replace` must agree.
     """
     info, pair = info_of(node), flat_form(node)
-    names = {**info.by_name, **info.init_vars}.keys()
-    if not changes.keys() <= names:
-        raise TypeError(rules.unknown_fields(info, changes, names))
     for name, default in info.init_vars.items():
         if changes.get(name, default) is MISSING:
             raise TypeError(rules.init_var_missing(info, name))
     variables = [changes.pop(name, default) for name, default in info.init_vars.items()]
 
-    copy = begin(info)
+    copy = from_flat_form(info.cls, info.unfinished)
     try:
         _derive(copy, info, pair, changes, variables)
         seal(copy, info, is_referenced=True, before=pair[1])
-    except BaseException as error:
-        mark_failed(copy, error)
+    except BaseException:
+        mark_failed(copy)
         raise
     if info.checks or info.table.to_check:
         check(copy)
@@ -120,5 +114,8 @@ def replace_fields(node: Any, changes: dict[str, Any]) -> Any:
     for name, value in changes.items():
         if value is None:
             warn([rules.none_in_place_of_container], ChildWarning, node, name)
-    make: Any = with_post_init if changes and info_of(node).runs_post_init else with_fields
-    return make(node, changes)
+    info = info_of(node)
+    names: dict[str, Any] = {**info.by_name, **info.init_vars} if info.runs_post_init else info.by_name
+    if not changes.keys() <= names.keys():
+        raise TypeError(rules.unknown_fields(info, changes, names))
+    return (with_post_init if changes and info.runs_post_init else with_fields)(node, changes)

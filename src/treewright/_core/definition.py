@@ -14,7 +14,7 @@ from treewright._core.bound import wrap_methods
 from treewright._core.field_views import ArgumentView, FieldView, field_view
 from treewright._core.fields import MISSING, options_of, reject_field_on_class
 from treewright._core.info import FLAT_FORM_NAME, Draft, FieldInfo, NodeInfo
-from treewright._core.init import Docstring, make_init
+from treewright._core.init import Signature, make_init
 from treewright._core.instance import Unfinished, wrap_init
 from treewright._core.methods import NODE_METHODS, replace_method
 from treewright._core.registration import register_once
@@ -58,7 +58,7 @@ def make_node_class(cls: Any, options: Mapping[str, bool], *, is_module: bool) -
         cls.__init__ = init
     _install_methods(draft)
     warn(FINISHED, NodeDefinitionWarning, draft, info)
-    cls.__doc__ = Docstring(draft.body.get("__doc__"))
+    cls.__doc__ = draft.body.get("__doc__") or Signature()
     register_once(cls)
 
 
@@ -166,9 +166,6 @@ def _field_info(draft: Draft, field_: Any, next_indices: tuple[int, int]) -> Fie
     values: dict[str, Any] = {"doc": getattr(field_, "doc", None), "is_plain": not options, **options}
     copied = ("type", "init", "repr", "compare", "kw_only", "default", "default_factory")
     values |= {attribute: getattr(field_, attribute) for attribute in copied}
-    view = draft.inherited.get(name)
-    if isinstance(view, FieldView) and values["doc"] is None:
-        values["doc"] = view.field.doc
     is_static = values.get("kind") == "static"
     return FieldInfo(
         name=name,

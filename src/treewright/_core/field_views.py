@@ -98,21 +98,11 @@ class ArgumentView:
 # Beartype recognises the builtin `property` by the name of its class, and rejects every other property.
 FieldView.__module__, FieldView.__name__, FieldView.__qualname__ = property.__module__, "property", "property"
 
-# Every operation that would use a view as a value: otherwise `Tiles.WALL == 1` would silently be False.
-for _use in (
-    *("lt", "le", "gt", "ge", "bool", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil"),
-    *("neg", "pos", "abs", "invert", "len", "iter", "contains", "getitem", "setitem", "delitem", "format"),
-    *("array", "array_ufunc", "jax_array"),
-    *(
-        f"{side}{operation}"
-        for operation in (
-            *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow"),
-            *("lshift", "rshift", "and", "or", "xor"),
-        )
-        for side in ("", "r")
-    ),
-):
-    setattr(FieldView, f"__{_use}__", FieldView.reject_use)
+# Every operation of numbers and lists uses a view as a value: `Tiles.WALL == 1` would silently be False.
+_OF_BUILTINS = {name for cls in (int, float, complex, list) for name in dir(cls) if name.startswith("__")}
+_OTHERS = {f"__{name}__" for name in ("lt", "le", "gt", "ge", "format", "matmul", "rmatmul", "array", "jax_array")}
+for _use in (_OF_BUILTINS - {*dir(object), "__getnewargs__"}) | _OTHERS:
+    setattr(FieldView, _use, FieldView.reject_use)
 
 
 def field_view(field: FieldInfo, table: StaticTable) -> FieldView:

@@ -54,18 +54,12 @@ _STANDARD = frozenset(inspect.signature(dataclasses.field).parameters)
 # The options of the specifiers
 
 
-class Check(NamedTuple):
-    """A check of an option's value, unless that is the default, and the text for a wrong one."""
-
-    accepts: Callable[[Any], bool]
-    text: str
-
-
 class Option(NamedTuple):
     """An option. A subclass that declares the field again must repeat it, or loses it without harm."""
 
+    accepts: Callable[[Any], bool] = lambda _: True  # of a value that is not the default
+    must_be: str = ""
     default: Any = None
-    check: Check | None = None
     is_repeated: bool = False
 
 
@@ -74,29 +68,27 @@ def _is_sharding(value: Any) -> bool:
     return is_names or callable(value)
 
 
-_BOOL = Check(lambda value: type(value) is bool, "True or False")
-_COMPARE = Check(_BOOL.accepts, f"{_BOOL.text}; to compare a static by identity, write identity=True")
-_SHARDING = Check(_is_sharding, 'a tuple with a name or None for each axis of the array, such as ("embed", None)')
-_STACK = Check(
-    lambda value: isinstance(value, str) or callable(value), 'the name of one leading axis, such as "layers"'
-)
+_BOOL = (lambda value: type(value) is bool, "True or False")
+_COMPARE = (_BOOL[0], f"{_BOOL[1]}; to compare a static by identity, write identity=True")
+_SHARDING = (_is_sharding, 'a tuple with a name or None for each axis of the array, such as ("embed", None)')
+_STACK = (lambda value: isinstance(value, str) or callable(value), 'the name of one leading axis, such as "layers"')
 # The signatures below and in `fields.pyi`, and `FieldInfo`, have these options (tests/nodes/test_declarations.py).
 OPTIONS: Mapping[str, Option] = types.MappingProxyType(
     {
-        "default": Option(MISSING),
-        "default_factory": Option(MISSING),
-        "init": Option(default=True, check=_BOOL, is_repeated=True),
-        "repr": Option(default=True, check=_BOOL, is_repeated=True),
+        "default": Option(default=MISSING),
+        "default_factory": Option(default=MISSING),
+        "init": Option(*_BOOL, default=True, is_repeated=True),
+        "repr": Option(*_BOOL, default=True, is_repeated=True),
         "hash": Option(is_repeated=True),
-        "compare": Option(default=True, check=_COMPARE, is_repeated=True),
+        "compare": Option(*_COMPARE, default=True, is_repeated=True),
         "metadata": Option(),
-        "kw_only": Option(MISSING),
+        "kw_only": Option(default=MISSING),
         "doc": Option(),
-        "sharding": Option(check=_SHARDING, is_repeated=True),
-        "stack": Option(check=_STACK, is_repeated=True),
-        "local": Option(default=False, check=_BOOL, is_repeated=True),
-        "identity": Option(default=False, check=_BOOL, is_repeated=True),
-        "converter": Option(check=Check(callable, "a function of one value"), is_repeated=True),
+        "sharding": Option(*_SHARDING, is_repeated=True),
+        "stack": Option(*_STACK, is_repeated=True),
+        "local": Option(*_BOOL, default=False, is_repeated=True),
+        "identity": Option(*_BOOL, default=False, is_repeated=True),
+        "converter": Option(callable, "a function of one value", is_repeated=True),
     }
 )
 
@@ -104,9 +96,9 @@ OPTIONS: Mapping[str, Option] = types.MappingProxyType(
 def _specify(kind: FieldKind, arguments: dict[str, Any]) -> Any:
     """A `dataclasses.Field` from the arguments of a specifier; our own options go to its metadata."""
     for name, value in arguments.items():
-        default, check, *_ = OPTIONS[name]
-        if check is not None and value is not default and not check.accepts(value):
-            raise TypeError(f"{name}={short_text(value)} must be {check.text}.")
+        option = OPTIONS[name]
+        if value is not option.default and not option.accepts(value):
+            raise TypeError(f"{name}={short_text(value)} must be {option.must_be}.")
     metadata = arguments["metadata"]
     marks: Mapping[str, bool] = _STATIC_MARKS if kind == "static" else {}
     options: dict[str, Any] = {"kind": kind}
@@ -175,8 +167,7 @@ def field(
         compare: Whether `==` uses it.
         metadata: Any mapping, for other tools; `{"static": True}` makes the field static, as in JAX.
         kw_only: Whether its parameter is keyword-only.
-        doc: A description of the field. It appears in the class's docstring and in `help()`; on Python 3.14 and newer
-            also as `dataclasses.Field.doc`.
+        doc: A description of the field, which `help()` prints; on Python 3.14 and newer also `dataclasses.Field.doc`.
         converter: Applied to each new value of the field: by the constructor, an assignment in `__init__`, and
             `replace`. Unflatten never applies it.
         sharding: A name for each axis of the array, or None for an axis that is never split: `("embed", "mlp")`. Rules

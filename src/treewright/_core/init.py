@@ -1,4 +1,4 @@
-"""The generated `__init__`: source text that reads like handwritten code, compiled once per class; and docstrings.
+"""The generated `__init__`: source text that reads like handwritten code, compiled once per class.
 
 This is the only file in `_core` that calls `exec`. Names in the text are parameters, which are the fields' names and
 checked to be identifiers, and helpers like `__table__`, which can't be field names. For this class:
@@ -12,7 +12,9 @@ the text is, inside a function whose parameters are the helpers:
 
     def __init__(self, kernel, activation=__default_activation__, steps=__factory__):
       if steps is __factory__: steps = __make_steps__()
-      if __type__(self) is not __table__.owner: return __build__(self, __assign__, {'kernel': kernel, ...}, None)
+      try: __own__ = __type__(self) is __table__.owner_a3df0c31
+      except __Exception__: __own__ = False
+      if not __own__: return __build__(self, __assign__, {'kernel': kernel, ...}, None)
       kernel = __convert_kernel__(kernel)
       try: __statics__ = __table__.by_value[__type__(activation), activation]()
       except __Exception__: __statics__ = None
@@ -58,7 +60,9 @@ def make_init(info: NodeInfo, arguments: Sequence[FieldInfo]) -> Callable[..., N
     header = f"  def __init__({', '.join([me, *_parameters(cls, arguments, helpers)])}):"
     body = "\n    ".join([header, *_body(info, me, helpers)])
     source = f"def make({', '.join(helpers)}):\n{body}\n  return __init__\n"
-    filename = _cached_source(f"treewright: {cls.__module__}.{cls.__qualname__}.__init__", source)
+    # Tracebacks and `inspect` find the source under this name; classes of one name may have different sources.
+    filename = f"<treewright: {cls.__module__}.{cls.__qualname__}.__init__ {zlib.crc32(source.encode()):08x}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     # The globals of the class's own module, so that typing.get_type_hints resolves string annotations.
     module = sys.modules.get(cls.__module__)
     made: dict[str, Any] = {}
@@ -68,17 +72,6 @@ def make_init(info: NodeInfo, arguments: Sequence[FieldInfo]) -> Callable[..., N
     init.__module__ = cls.__module__
     _annotate(init, cls, [argument for argument in arguments if argument.init])
     return init
-
-
-def _cached_source(name: str, source: str) -> str:
-    """The file name under which tracebacks and `inspect` find a source; classes of one name may have different ones."""
-    entry = (len(source), None, source.splitlines(keepends=True), f"<{name}>")
-    cache: dict[str, Any] = linecache.cache
-    if cache.setdefault(f"<{name}>", entry) == entry:
-        return f"<{name}>"
-    filename = f"<{name} {zlib.crc32(source.encode()):08x}>"
-    cache[filename] = (*entry[:3], filename)
-    return filename
 
 
 def _parameters(cls: type[Any], arguments: Sequence[FieldInfo], helpers: dict[str, Any]) -> list[str]:
@@ -126,9 +119,17 @@ def _body(info: NodeInfo, me: str, helpers: dict[str, Any]) -> list[str]:
 
 
 def _storing(info: NodeInfo, me: str, assigning: str, helpers: dict[str, Any]) -> list[str]:
-    """The lines that store the flat form directly. If a subclass's `__init__` called this one, they assign instead."""
+    """The lines that store the flat form directly. If a subclass's `__init__` called this one, they assign instead.
+
+    IPython's autoreload writes new code into the old function, which keeps its old table: only a table of the same
+    fields has an attribute of this name.
+    """
     # Not a variable with the class: `attrs.define` copies the class and would replace it.
-    lines = [f"if __type__({me}) is not __table__.owner: return {assigning}"]
+    lines = [
+        f"try: __own__ = __type__({me}) is __table__.{info.table.owner_name}",
+        "except __Exception__: __own__ = False",
+        f"if not __own__: return {assigning}",
+    ]
     helpers.update(__type__=type, __check__=check, __table__=info.table, __Exception__=Exception)
     for field in info.fields:
         if field.converter is not None:
@@ -175,21 +176,12 @@ def _annotate(init: Any, cls: type[Any], arguments: Sequence[FieldInfo]) -> None
         init.__annotations__ = {**annotated, "return": None}
 
 
-@dataclasses.dataclass(frozen=True)
-class Docstring:
-    """The docstring of a class, built when first read: the user's or the signature, and a section on the fields."""
-
-    written: str | None
+class Signature:
+    """The docstring of a class without one, as `dataclasses` writes it: the signature, built when it is first read."""
 
     def __get__(self, node: Any, cls: Any = None) -> str:
-        doc = self.written
-        if doc is None:
-            doc = cls.__name__
-            with contextlib.suppress(TypeError, ValueError):
-                doc += str(inspect.signature(cls, **_NAMES_MAY_BE_UNKNOWN)).replace(" -> None", "")
-        docs = {field.name: inspect.cleandoc(field.doc) for field in cls.__node_info__.fields if field.doc is not None}
-        if docs:
-            lines = [f"    {name}: {text}".replace("\n", "\n        ") for name, text in docs.items()]
-            doc = "\n".join([inspect.cleandoc(doc), "", "Attributes:", *lines])
+        doc: str = cls.__name__
+        with contextlib.suppress(TypeError, ValueError):
+            doc += str(inspect.signature(cls, **_NAMES_MAY_BE_UNKNOWN)).replace(" -> None", "")
         cls.__doc__ = doc
         return doc

@@ -62,7 +62,7 @@ def raw_form(node: Any) -> FlatForm | Unfinished:
         form: FlatForm | Unfinished = _read(node, FLAT_FORM_NAME)
     except AttributeError:
         cls = type(node)
-        reject_undecorated(cls)
+        reject(rules.NOT_A_NODE_CLASS, NodeDefinitionError, cls)
         info_of(cls).restore_init(cls)
         return Unfinished(cls, rules.no_init_has_run(cls))
     return form
@@ -76,28 +76,16 @@ def flat_form(node: Any) -> FlatForm:
     return form
 
 
-def from_flat_form(cls: type[Any], pair: FlatForm) -> Any:
-    """A node of this class with this flat form; runs none of the user's code."""
+def from_flat_form(cls: type[Any], pair: FlatForm | Unfinished) -> Any:
+    """A node of this class with this flat form, or one whose fields can be assigned; runs none of the user's code."""
     node: Any = _new(cls)
     _store(node, FLAT_FORM_NAME, pair)
-    return node
-
-
-def begin(info: NodeInfo) -> Any:
-    """An unfinished node, whose fields can be assigned."""
-    node: Any = _new(info.cls)
-    _store(node, FLAT_FORM_NAME, info.unfinished)
     return node
 
 
 def is_node(value: object) -> bool:
     """Whether a value is an instance of a node class."""
     return is_node_class(type(value))
-
-
-def reject_undecorated(cls: type[Any]) -> None:
-    """Raise if a subclass of a node class is not a node class itself."""
-    reject(rules.NOT_A_NODE_CLASS, NodeDefinitionError, cls)
 
 
 # Attributes
@@ -110,7 +98,7 @@ def set_attribute(node: Any, name: str, value: Any) -> None:
     except AttributeError:
         form = raw_form(node)
     if isinstance(form, tuple):
-        raise dataclasses.FrozenInstanceError(rules.frozen(info_of(type(node)), name, "assign to"))
+        raise dataclasses.FrozenInstanceError(rules.frozen(info_of(type(node)), name))
     # Inlined, because a call for each `self.x = x` is measurable (benchmarks: node, own __init__).
     values = node.__dict__ if type(form) is Unfinished and not form.why else form.values_of(node)
     field: FieldInfo | None = node.__node_fields__.get(name)
@@ -121,12 +109,9 @@ def set_attribute(node: Any, name: str, value: Any) -> None:
 
 
 def delete_attribute(node: Any, name: str) -> None:
-    """Delete an attribute while the constructor runs; afterwards the node is frozen."""
-    form = raw_form(node)
-    if isinstance(form, tuple):
-        raise dataclasses.FrozenInstanceError(rules.frozen(info_of(type(node)), name, "delete"))
-    if form.values_of(node).pop(name, MISSING) is MISSING:
-        raise UnfinishedNodeError(f"{type(node).__qualname__}.{name} has no value to delete yet.")
+    """Raise an error, also while the constructor runs: a node has a value for each field."""
+    problem = "a node keeps its fields. Change a value by replace() or, in __init__, by an assignment."
+    raise dataclasses.FrozenInstanceError(f"cannot delete {type(node).__qualname__}.{name}: {problem}")
 
 
 # Construction
@@ -155,7 +140,7 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
         form.values_of(node)
         return init(node, *args, **kwargs)
     if info.cls is not type(node):
-        reject_undecorated(type(node))
+        reject(rules.NOT_A_NODE_CLASS, NodeDefinitionError, type(node))
     if info.table.to_check:
         info.restore_class(info)
     _store(node, FLAT_FORM_NAME, info.unfinished)
@@ -166,7 +151,7 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
         is_referenced = getrefcount(node) > references
         seal(node, info, is_referenced=is_referenced)
     except BaseException as error:
-        mark_failed(node, error)
+        mark_failed(node)
         note(rules.CONSTRUCTOR, error, node)
         raise
     if info.checks or info.table.to_check:
@@ -232,8 +217,8 @@ def check(node: Any) -> None:
             _check_values(node, info)
         for own_check in info.checks:
             reject_returned(own_check(node), info.cls, "__check_init__", "Raise an error for an invalid instance")
-    except BaseException as error:
-        mark_failed(node, error)
+    except BaseException:
+        mark_failed(node)
         raise
 
 
@@ -263,12 +248,7 @@ def run_post_init(node: Any, variables: Sequence[Any]) -> None:
     reject_returned(node.__post_init__(*variables), type(node), "__post_init__", "Assign fields")
 
 
-def mark_failed(node: Any, error: BaseException) -> None:
-    """Empty a node whose `__init__` raised, so that every use reports the error."""
+def mark_failed(node: Any) -> None:
+    """Empty a node whose constructor raised, so that no use of it finds values."""
     node.__dict__.clear()
-    try:
-        message = str(error)
-    except Exception:  # noqa: BLE001  a user's `__str__`, which must not replace the error
-        message = "..."
-    why = f"its __init__ raised {type(error).__name__}({message}), so it has no fields to use"
-    _store(node, FLAT_FORM_NAME, Unfinished(type(node), why))
+    _store(node, FLAT_FORM_NAME, Unfinished(type(node), rules.no_init_has_run(type(node))))

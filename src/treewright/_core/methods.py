@@ -1,7 +1,6 @@
 """Methods of every node, such as `==`, `copy` and `tree_flatten`."""
 
 import copy as copying
-import functools
 from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Any
@@ -10,10 +9,10 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._base.jax_private import Path, jax_trees, numbers_of, path_text
+from treewright._base.jax_private import jax_trees, numbers_of
 from treewright._base.text import is_node_class, node_repr
 from treewright._core.copies import replace_fields
-from treewright._core.info import FLAT_FORM_NAME, FieldInfo, info_of
+from treewright._core.info import FLAT_FORM_NAME, info_of
 from treewright._core.instance import (
     delete_attribute,
     flat_form,
@@ -22,7 +21,6 @@ from treewright._core.instance import (
     set_attribute,
 )
 from treewright._core.keys import compared_by_itself, exact_key
-from treewright._core.pydantic import pydantic_schema
 from treewright._core.rules import instances as rules
 from treewright._core.rules.statics import NoExactKeyError, pickle_of_other_fields
 from treewright._core.statics import Statics
@@ -64,14 +62,10 @@ def equal(self: Any, other: object) -> Any:
     leaves, treedef = jax_trees.tree_flatten(left, is_leaf=_compares_itself)
     other_leaves, other_treedef = jax_trees.tree_flatten(right, is_leaf=_compares_itself)
 
-    def place(index: int) -> str:
-        path, _ = jax_trees.tree_leaves_with_path(left, is_leaf=_compares_itself)[index]
-        return _path_text(path, compared, info.cls)
-
     # Compare the structures first, because that needs no values.
     return treedef == other_treedef and all(
-        leaves_equal(leaf, other_leaf, functools.partial(place, index))
-        for index, (leaf, other_leaf) in enumerate(zip(leaves, other_leaves, strict=True))
+        leaves_equal(leaf, other_leaf, lambda: info.cls.__qualname__)
+        for leaf, other_leaf in zip(leaves, other_leaves, strict=True)
     )
 
 
@@ -79,11 +73,6 @@ def _compares_itself(value: Any) -> bool:
     """Whether a value is a node with a custom `==`, or with fields that `==` ignores."""
     cls: Any = type(value)
     return is_node_class(cls) and (cls.__eq__ is not equal or not all(field.compare for field in info_of(cls).fields))
-
-
-def _path_text(path: Path, fields: list[FieldInfo], cls: type[Any]) -> str:
-    """`Net.layers[0].kernel`, for a path that starts with the index of the field."""
-    return f"{cls.__qualname__}.{fields[path[0].idx].name}{path_text(path[1:])}"
 
 
 def leaves_equal(left: Any, right: Any, place: Callable[[], str]) -> bool:
@@ -111,13 +100,13 @@ def leaves_equal(left: Any, right: Any, place: Callable[[], str]) -> bool:
 
 def hash_of(self: Any) -> int:
     """Hash a node by value, like a tuple of its fields; arrays can't be hashed."""
-    children, statics = form = flat_form(self)
+    _, statics = form = flat_form(self)
     fields = [field for field in info_of(self).fields if field.hash]
     keys = [statics.keys[field.index] if field.is_static else None for field in fields]
     try:
         return hash(tuple([_hashed_as(field.value_in(form), key) for field, key in zip(fields, keys, strict=True)]))
-    except TypeError as error:
-        raise _unhashable(self, children, [field for field in fields if not field.is_static]) or error from None
+    except TypeError:
+        raise TypeError(rules.unhashable_child(self)) from None
 
 
 def _hashed_as(value: Any, key: Any = None) -> Any:
@@ -132,21 +121,6 @@ def _hashed_as(value: Any, key: Any = None) -> Any:
         except NoExactKeyError:
             return value
     return value if compared_by_itself(value, key) else key
-
-
-def _unhashable(node: Any, children: tuple[Any, ...], fields: list[FieldInfo]) -> TypeError | None:
-    """The error for the first unhashable leaf below these fields, with its path."""
-    cls, values = type(node), tuple([children[field.index] for field in fields])
-
-    def is_leaf(value: Any) -> bool:
-        return _compares_itself(value) or isinstance(value, list | dict)
-
-    for path, leaf in jax_trees.tree_leaves_with_path(values, is_leaf=is_leaf):
-        try:
-            hash(_hashed_as(leaf))
-        except TypeError:
-            return TypeError(rules.unhashable_child(node, _path_text(path, fields, cls), leaf))
-    return None
 
 
 # Copies and pickles
@@ -190,6 +164,13 @@ def set_state(self: Any, state: tuple[dict[str, Any], Statics]) -> None:
 def replace_method(self: Any, /, **changes: Any) -> Any:
     """Return a copy with some fields replaced, like the function treewright.replace."""
     return replace_fields(self, changes)
+
+
+def pydantic_schema(cls: type[Any], _source: Any, _handler: Any) -> Any:
+    """Let pydantic accept only instances: it would fill a node itself, without a constructor."""
+    from pydantic_core import core_schema
+
+    return core_schema.is_instance_schema(cls)
 
 
 # The methods that every node class gets.

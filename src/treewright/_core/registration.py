@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from treewright._base.jax_private import jax_trees
-from treewright._core.export import register_for_export
 from treewright._core.info import FLAT_FORM_NAME
 from treewright._core.pickles import Recipe
 from treewright._core.rules.classes import registered_twice
@@ -56,7 +55,6 @@ def register_once(cls: type[Any]) -> Recipe:
             return node
 
     register_with_jax(cls, _flatten_with_keys, unflatten, operator.attrgetter(FLAT_FORM_NAME))
-    register_for_export(cls)
     cls.__node_registered__ = recipe = Recipe(register_once, cls)
     return recipe
 

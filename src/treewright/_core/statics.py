@@ -12,6 +12,7 @@ import operator
 import threading
 import types
 import weakref
+import zlib
 from collections.abc import Callable, Hashable
 from typing import Any, Self
 
@@ -22,11 +23,10 @@ from treewright._base.jax_private import GetAttrKey
 from treewright._base.text import text
 from treewright._core.comparison import Holder, Unchanged
 from treewright._core.keys import Doubts, compared_by_itself, exact_key, identity_key, watched_below
-from treewright._core.mutable import is_doubtful
 from treewright._core.pickles import portable
-from treewright._core.rules import warn
+from treewright._core.rules import first_text
 from treewright._core.rules.statics import CHANGING, NoExactKeyError, nested_too_deeply, static_field_error
-from treewright.errors import StaticWarning
+from treewright.errors import StaticWarning, warn_user
 
 MAX_KEPT = 64  # statics of one class that are kept without a node
 _MAX_LENGTH = 1000  # of a string or tuple in them
@@ -113,6 +113,8 @@ class StaticTable:
 
     def __post_init__(self) -> None:
         self.keys: tuple[Any, ...] = tuple(map(GetAttrKey, self.children))
+        self.owner_name = f"owner_{zlib.crc32(repr((self.names, self.children)).encode()):08x}"
+        setattr(self, self.owner_name, self.owner)  # for the generated `__init__`
         self.to_check = MAX_CHECKED_NODES  # how many more nodes of the class are checked closely
         self.warned: set[str] = set()  # children with a warning: one for each field
         self.by_value: dict[Hashable, weakref.ref[Statics]] = {}
@@ -193,9 +195,11 @@ class StaticTable:
 
     def _doubt(self, name: str, value: Any, changing: Any, holder: Holder) -> None:
         """Warn about a mutable object that may be meant as a constant, once for each class."""
-        if type(changing) not in self._doubted and is_doubtful(changing, holder):
-            warn(CHANGING, StaticWarning, self.owner, name, value, changing)
-            self._doubted.add(type(changing))  # not if the warning was an error, which must come again
+        cls = type(changing)
+        problem = None if cls in self._doubted else first_text(CHANGING, self.owner, name, value, changing, holder)
+        if problem is not None:
+            warn_user(problem, StaticWarning)
+            self._doubted.add(cls)  # not if the warning was an error, which must come again
 
     def _remember(self, table: dict[Hashable, weakref.ref[Statics]], key: Hashable, statics: Statics) -> None:
         """Add an entry that lives as long as the statics."""

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, overload
 
-from treewright._base.jax_private import path_text
 from treewright._base.text import Verbatim, did_you_mean, short_text
 from treewright._trees.level import reject_class
 from treewright._trees.pattern import listed
@@ -96,12 +95,12 @@ class At(Generic[T, V]):
 
     def get(self) -> V:
         """The value; several values in the structure that the function returned, or in a dict by path."""
-        places, structure = self._selection.places, self._selection.structure
+        selection = self._selection
         values: Any
-        if self._selection.is_search:
-            values = {path_text(place.path): place.value for place in places}
+        if selection.is_search:
+            values = {place.text: place.value for place in selection.places}
         else:
-            values = places[0].value if structure is None else structure.unflatten(place.value for place in places)
+            values = selection.structure.unflatten(place.value for place in selection.places)
         selected: V = values
         return selected
 
@@ -115,9 +114,6 @@ class At(Generic[T, V]):
         selection = self._selection
         if selection.is_search:
             return self._with(_values_for(selection.places, value))
-        if selection.structure is None:
-            changed: T = selection.places[0].with_value(value)
-            return changed
         try:
             values = selection.structure.flatten_up_to(value)
         except ValueError as error:
@@ -143,14 +139,17 @@ class At(Generic[T, V]):
         return self._with(values) if is_search else self.set(values[0])
 
     def _with(self, values: Sequence[Any]) -> T:
-        paths = [place.path for place in self._selection.places]
-        changed: T = with_values(self._tree, list(zip(paths, values, strict=True)))
+        places, changed = self._selection.places, self._tree
+        if len(places) == 1:
+            changed = places[0].with_value(values[0])  # in 3/4 of the time (benchmarks: trees)
+        else:
+            changed = with_values(changed, [(place.path, value) for place, value in zip(places, values, strict=True)])
         return changed
 
 
 def _values_for(places: Sequence[Place], value: Any) -> list[Any]:
     """One value for each place: the same for all, or the values of a dict by path."""
-    paths = [path_text(place.path) for place in places]
+    paths = [place.text for place in places]
     is_list = type(value) in {list, tuple} and not any(isinstance(place.value, list | tuple) for place in places)
     if is_list and len(value) == len(places) > 1:
         raise ValueError(

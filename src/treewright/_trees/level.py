@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import types
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator, MappingView
 from typing import Any
 
 import jax
@@ -27,7 +27,6 @@ _NUMBERS = frozenset({bool, int, float, complex})
 # Have nothing below them, for certain: finding that out from JAX takes ten times as long.
 LEAVES: tuple[type[Any], ...] = (jax.Array, np.ndarray, str, int, float, types.NoneType, types.FunctionType)
 _SEQUENCES = frozenset({list, tuple})
-_DICT_VIEWS = frozenset(map(type, ({}.keys(), {}.values(), {}.items())))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,16 +45,9 @@ class Level:
 
     cls: type[Any]
     aux: Any  # `aux_data`, which `jit` compares
-    named: Iterable[
-        tuple[Key, Any]
-    ]  # the contents of `aux` by name, if known; `statics` reads an iterator on first use
+    statics: tuple[tuple[Key, Any], ...]  # the contents of `aux` by name, if known
     children: tuple[tuple[Key, Any], ...]
     keys: tuple[Hashable, ...] | None = None  # the exact key of each static; None for foreign classes
-
-    @property
-    def statics(self) -> tuple[tuple[Key, Any], ...]:
-        self.named = tuple(self.named)
-        return self.named
 
     def __repr__(self) -> str:
         if self.cls is type(None):
@@ -96,9 +88,9 @@ def level_of(value: Any) -> Level | None:
     """
     cls = type(value)
     if is_node_class(cls):
-        children, statics = flat_form(value)
-        named = ((GetAttrKey(name), value) for name, value in zip(statics.table.names, statics.values, strict=True))
-        return Level(cls, statics, named, tuple(zip(statics.table.keys, children, strict=True)), statics.keys)
+        children, aux = flat_form(value)
+        statics = tuple(zip(map(GetAttrKey, aux.table.names), aux.values, strict=True))
+        return Level(cls, aux, statics, tuple(zip(aux.table.keys, children, strict=True)), aux.keys)
     if cls in _SEQUENCES:
         return Level(cls, None, (), tuple((SequenceKey(i), item) for i, item in enumerate(value)), ())
     if cls is dict:
@@ -110,11 +102,13 @@ def level_of(value: Any) -> Level | None:
     if cls in _NUMBERS or cls is str or isinstance(value, LeafType | np.ndarray | jax.Array):
         return None
     entries, treedef = flatten_once(value)
-    data = node_data(treedef)
+    # Without `node_data`, `diff`, `at` and others raise AttributeError for dicts and nodes of other libraries, and
+    # retraces with such arguments are counted but not explained.
+    data = treedef.node_data()
     if data is None:
         return None
     children = tuple((path[0], child) for path, child in entries)
-    return Level(cls, data[1], _named_statics(data[1], [key for key, _ in children], value), children)
+    return Level(cls, data[1], tuple(_named_statics(data[1], [key for key, _ in children], value)), children)
 
 
 def is_leaf_class(cls: type[Any]) -> bool:
@@ -138,16 +132,6 @@ def strong(leaf: Any) -> Any:
     is_weak_array = isinstance(leaf, jax.Array) and getattr(leaf, "weak_type", False)
     is_weak = is_weak_array or isinstance(leaf, int | float | complex)
     return jnp.asarray(leaf, jnp.result_type(leaf)) if is_weak else leaf
-
-
-def node_data(treedef: Any) -> tuple[type[Any], Any] | None:
-    """The class and the `aux_data` of a treedef's root; None for a leaf.
-
-    Without it, functions that inspect dicts or nodes of other libraries (`diff`, `at`, `explain` and others) raise
-    AttributeError, and retraces with such arguments are counted but not explained.
-    """
-    data: tuple[type[Any], Any] | None = treedef.node_data()
-    return data
 
 
 def flatten_once(value: Any) -> tuple[list[tuple[Path, Any]], Any]:
@@ -221,7 +205,7 @@ def reject_classes(function: str, *trees: object) -> None:
     """
     reject_class(function, *trees)
     for tree in trees:
-        if type(tree) in _DICT_VIEWS or hasattr(type(tree), "__next__"):
+        if isinstance(tree, MappingView | Iterator):
             raise TypeError(
                 f"{function}() needs a tree, but got {with_article(class_name(tree))}, which is a single leaf to JAX. "
                 f"Pass a list: list(...)."

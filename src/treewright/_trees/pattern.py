@@ -136,18 +136,6 @@ def matching(root: Place, steps: Sequence[Step]) -> Iterator[Place]:
 # Places that exist, and those that do not
 
 
-def below(place: Place, key: Key) -> Place:
-    """The place of a child or static.
-
-    Raises:
-        MissingPlaceError: If there is none.
-    """
-    entry = place.child(key)
-    if entry is None:
-        raise missing_place(place, key)
-    return entry
-
-
 def item_key(value: Any, item: Any) -> Key:
     """The key for `value[item]`; an index may be negative."""
     if not issubclass(type(value), (list, tuple)) or not hasattr(item, "__index__"):

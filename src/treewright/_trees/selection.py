@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from treewright._base.jax_private import path_text
 from treewright._base.text import short_text
 from treewright._core import note
 from treewright._trees.pattern import listed
@@ -31,7 +30,7 @@ class Selection:
     """The places that `where` selects."""
 
     places: Sequence[Place]
-    structure: Any = None  # the treedef of the function's result; None for a single place
+    structure: Any = ONE  # the treedef of the function's result
     is_search: bool = False  # True for a pattern, predicate, class or mask, which may select any number of places
 
 
@@ -41,9 +40,9 @@ def select_by_function(
     """The places of the objects that a function returns for the tree; or if it returns a mask, the mask.
 
     An object does not know its place, and `None`, numbers, strings and tied arrays are in many. So the function runs on
-    a twin of the tree, whose nodes and containers know their places; leaves are the tree's own. Then it runs on the
-    tree with another object at each place that it seems to mean, which it must return. What it does not return then is
-    selected only if the tree has it at one place.
+    a twin of the tree, whose nodes and containers know their places; leaves are the tree's own. If the twin may have
+    misled it, it runs on the tree with another object at each place that it seems to mean, which it must return. What
+    it does not return then is selected only if the tree has it at one place.
     """
     run = Run(where, root)
     places, structure = _places(where, root, run), run.structure
@@ -53,23 +52,23 @@ def select_by_function(
         except (AttributeError, TypeError, LookupError) as error:
             note([_missing_place], error, run)
             raise
-        mask = as_mask(result)
+        mask = None if all(run.found) else as_mask(result)
         if mask is not None:
             return mask
-        if places is None:
+        if places is None and run.is_lazy:
             run = Run(where, root, whole=True)
             places, structure = _places(where, root, run), run.structure
         if not places:
             places, structure = _places_found(where, root, result)
-    return Selection(places, None if structure is ONE else structure)
+    return Selection(places, structure)
 
 
 def _missing_place(error: BaseException, run: Run) -> str | None:
     """The place that the tree lacks, if it is certain, and how the function is called."""
     if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
         return None
-    kind, text, missing = run.failure or (None, "", "")
-    notes = [missing] if missing and kind is type(error) and text == str(error) else []
+    failure, missing = run.failure
+    notes = [missing] if missing and failure == repr(error) else []
     name = getattr(error, "name", None) or ""
     if isinstance(error, TypeError) or hasattr(jax.Array, name) or hasattr(str, name):
         notes.append(HOW_CALLED)
@@ -100,7 +99,7 @@ def _places(where: Where, root: Place, run: Run) -> list[Place] | None:
         read = [place for key in ids for place in again.read.get(key, ()) if is_leaf(place.value)]
     if run.structure is not ONE:
         reject_overlaps(places)
-    if not _returns_others(where, root, run.structure, places, places):
+    if (run.is_lazy or in_doubt) and not _returns_others(where, root, run.structure, places, places):
         return None
     return [] if read and not _is_as_claimed(where, root, run.structure, places, read) else places
 
@@ -159,10 +158,10 @@ def _only_place(where: Where, root: Place, value: Any, places: Sequence[Place]) 
     """The only place of an object that a function returned."""
     name = root.name
     if len(places) > 1:
-        paths = [path_text(place.path) or "the whole tree" for place in places]
+        shown = listed([place.text for place in places], _MAX_SHOWN)
         raise ValueError(
-            f"The where function returned {short_text(value)}, which is at {len(places)} places of {name}: "
-            f"{listed(paths, _MAX_SHOWN)}. Select by path, or with a predicate: lambda path, value: ..."
+            f"The where function returned {short_text(value)}, which is at {len(places)} places of {name}: {shown}. "
+            f"Select by path, or with a predicate: lambda path, value: ..."
         )
     if isinstance(value, bool | np.bool_):
         raise TypeError(f"The where function returned {value} for the whole tree. {HOW_CALLED}")

@@ -8,15 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from treewright._base.jax_private import Path, is_ref, jax_trees, path_text
+from treewright._base.jax_private import is_ref, jax_trees, path_text
 from treewright._base.text import class_name, shape_text, short_text, text, with_article
 from treewright._core import is_node
-from treewright._reports import counted
+from treewright._reports import counted, first_names
+from treewright._trees.diff import differences
 from treewright._trees.level import leaf_type_of, reject_class, reject_classes
 
 T = TypeVar("T")
-
-_OF_STRUCTURE = frozenset({"class", "static", "added", "removed"})
 
 
 def stack(trees: Sequence[T]) -> T:
@@ -42,24 +41,12 @@ def stack(trees: Sequence[T]) -> T:
     reject_classes("stack", *trees)
     if not trees:
         raise ValueError("stack() needs at least one tree, for the structure of the result.")
-    first, treedef = jax_trees.tree_flatten_with_path(trees[0])
-    types = [_type_of(path, leaf) for path, leaf in first]
-    columns: list[list[Any]] = [[leaf] for _, leaf in first]
+    _types_of(trees[0])
     for index, tree in enumerate(trees[1:], 1):
-        if jax.tree.structure(tree) != treedef:
-            from treewright._trees.diff import differences
-
-            first_difference = next(d for d in differences(trees[0], tree, values=False) if d.kind in _OF_STRUCTURE)
-            fix = _fix_for(first_difference.left)
-            raise ValueError(f"Tree {index} differs from tree 0: {first_difference}.{fix}")
-        for (path, _), kind, column, other in zip(first, types, columns, jax.tree.leaves(tree), strict=True):
-            if _type_of(path, other) != kind:
-                raise ValueError(
-                    f"{path_text(path, class_name(tree))} is {_type_of(path, other)} in tree {index} and {kind} in "
-                    f"tree 0. Only leaves with the same shape and dtype can be stacked."
-                )
-            column.append(other)
-    stacked: T = treedef.unflatten(map(jnp.stack, columns))
+        for difference in differences(trees[0], tree, values=False):
+            if difference.kind != "weak_type":
+                raise ValueError(f"Tree {index} differs from tree 0: {difference}.{_fix_for(difference.left)}")
+    stacked: T = jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
     return stacked
 
 
@@ -119,26 +106,29 @@ def node_at(tree: T, index: int | jax.Array) -> T:
     return node
 
 
-def _type_of(path: Path, leaf: Any) -> str:
-    """The dtype and shape of a leaf, `f32[2,3]`, which must be the same in all trees."""
-    aval = leaf_type_of(leaf).aval
-    if aval is None or is_ref(leaf):
-        raise ValueError(
-            f"{path_text(path) or 'The leaf'} is {text(leaf)}, but only arrays and numbers can be stacked. If it is "
-            f"the same in all trees, make it a static."
-        )
-    return shape_text(aval.dtype, aval.shape)
+def _types_of(tree: Any) -> dict[str, Any]:
+    """JAX's type of each leaf, by path."""
+    types = {}
+    for path, leaf in jax_trees.tree_leaves_with_path(tree):
+        name, aval = path_text(path, class_name(tree)), leaf_type_of(leaf).aval
+        if aval is None or is_ref(leaf):
+            raise ValueError(
+                f"{name} is {text(leaf)}, but only arrays and numbers can be stacked. If it is the same in all trees, "
+                f"make it a static."
+            )
+        types[name] = aval
+    return types
 
 
 def _length(tree: Any) -> int:
-    leaves: list[tuple[Path, Any]]
-    leaves, _ = jax_trees.tree_flatten_with_path(tree)
-    if not leaves:
+    by_length: dict[Any, str] = {}
+    for name, aval in _types_of(tree).items():
+        by_length.setdefault(aval.shape[:1], f"{name} is {shape_text(aval.dtype, aval.shape)}")
+    if not by_length:
         raise ValueError(f"{type(tree).__qualname__} has no leaves, so the number of trees in it is unknown.")
-    types = [_type_of(path, leaf) for path, leaf in leaves]
-    lengths = [jnp.shape(leaf)[:1] for _, leaf in leaves]
-    wrong = next((index for index, length in enumerate(lengths) if not length or length != lengths[0]), None)
-    if wrong is not None:
-        shown = [f"{path_text(leaves[index][0], class_name(tree))} is {types[index]}" for index in sorted({0, wrong})]
-        raise ValueError(f"All leaves of a stacked tree must have the same first-axis length, but {', '.join(shown)}.")
-    return lengths[0][0]
+    if () in by_length or len(by_length) > 1:
+        raise ValueError(
+            f"All leaves of a stacked tree must have the same first-axis length, but {first_names(by_length.values())}."
+        )
+    ((length,),) = by_length
+    return int(length)

@@ -3,8 +3,8 @@
 import dataclasses
 import html
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.core import Tracer
@@ -15,15 +15,14 @@ from treewright._base.text import array_text, class_name, cut_text, short_text, 
 from treewright._core import flat_form, is_node
 from treewright._reports import counted, first_names, table
 from treewright._trees.level import reject_classes
-from treewright._trees.sizes import Item, aliases_in, elements_in, items_of, itemsize_of
+from treewright._trees.sizes import Item, aliases_in, bytes_in, elements_in, items_of
 
 _MAX_LENGTH = 40  # characters of a static or another value that is not an array
 _HEAD = ("path", "class", "kind", "shape", "dtype", "count", "bytes", "sharding")
 _NUMBER_COLUMNS = frozenset({"count", "bytes"})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One line of a summary.
 
     Args:
@@ -42,7 +41,7 @@ class Row:
     kind: str
     shape: str = ""
     dtype: str = ""
-    count: int = 0
+    count: int = 0  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleMethodOverride]  a tuple's method
     nbytes: int = 0
     sharding: str = ""
 
@@ -142,42 +141,38 @@ def summary(tree: object, *, depth: int | None = None) -> Summary:
     items = list(items_of(tree, steps))
     tied = {id(item): first.path for first, *others in aliases_in(items) for item in others}
     texts: dict[object, str] = {}
-    rows = [_row(item, tied, texts) for item in items]
+    rows = [_row(item, tied.get(id(item)), texts) for item in items]
     groups = itertools.groupby(zip(items, rows, strict=True), lambda pair: id(pair[0].group or pair[0]))
     merged = (_merged(*zip(*pairs, strict=True)) for _, pairs in groups)
-    leaves = [item for item in items if item.kind != "static"]
-    return Summary(class_name(tree), tuple(merged), _total(items, rows), tuple(_notes(tree, leaves)))
+    return Summary(class_name(tree), tuple(merged), _total(items, rows), tuple(_notes(tree, items)))
 
 
-def _row(item: Item, tied: Mapping[int, str], texts: dict[object, str]) -> Row:
-    """The row of a leaf or static. `texts` has those of dtypes and statics so far, which take longer than the rest."""
-    value, path = item.value, item.path or "the tree itself"
-    is_static = item.kind == "static"
-    dtype = "" if is_static else _dtype_of_array(value, texts)
-    first = tied.get(id(item))
+def _row(item: Item, first: str | None, texts: dict[object, str]) -> Row:
+    """The row of a leaf or static, with the first path of a tied array. `texts` has the slow texts so far."""
+    path, value, kind = item.path or "the tree itself", item.value, item.kind
+    dtype, _, shape = ("" if kind == "static" else _array_text(value, texts)).partition("[")
     if first is not None:
         path = f"{path} = {first}"
     elif not dtype:
         if id(value) not in texts:
             texts[id(value)] = cut_text(text(value), _MAX_LENGTH)
         path = f"{path} = {texts[id(value)]}"
-    kind = "tied" if first is not None else item.kind
-    count = 0 if is_static else elements_in(value)
+    count = 0 if kind == "static" else elements_in(value)
+    row_kind = kind if first is None else "tied"
     if not (dtype or count):
-        return Row(path, item.owner, kind)
-    shape = f"[{','.join(map(str, value.shape))}]" if dtype else ""
-    nbytes = count and count * itemsize_of(value)
-    return Row(path, item.owner, kind, shape, dtype or _dtype(value), count, nbytes, _sharding(value))
+        return Row(path, item.owner, row_kind)
+    shape = f"[{shape.partition(']')[0]}]" if dtype else ""
+    dtype = dtype or type(value).__name__
+    return Row(path, item.owner, row_kind, shape, dtype, count, bytes_in(value), _sharding(value))
 
 
-def _dtype_of_array(value: Any, texts: dict[object, str]) -> str:
-    """The dtype of an array, such as `f32`; empty for other values."""
-    dtype = attribute_of(value, "dtype")
-    if not isinstance(dtype, np.dtype):
-        return "" if array_text(value) is None else _dtype(value)
-    key = type(value), dtype
+def _array_text(value: Any, texts: dict[object, str]) -> str:
+    """`f32[64,10]` for an array; empty for other values."""
+    key = type(value), attribute_of(value, "dtype"), attribute_of(value, "shape")
+    if not isinstance(key[1], np.dtype):
+        return array_text(value) or ""
     if key not in texts:
-        texts[key] = "" if array_text(value) is None else _dtype(value)
+        texts[key] = array_text(value) or ""
     return texts[key]
 
 
@@ -193,12 +188,6 @@ def _merged(items: Sequence[Item], rows: Sequence[Row]) -> Row:
     )
     count, nbytes = sum(row.count for row in leaves), sum(row.nbytes for row in leaves)
     return Row(group.path, class_name(group.value), kinds, "", dtypes, count, nbytes, shardings)
-
-
-def _dtype(value: Any) -> str:
-    """The dtype of an array, such as `f32`; the class of a Python number."""
-    name = array_text(value)
-    return type(value).__name__ if name is None else name.partition("[")[0]
 
 
 def _sharding(value: Any) -> str:
@@ -243,14 +232,14 @@ _NOTES = (
 )
 
 
-def _notes(tree: object, leaves: Sequence[Item]) -> Iterator[str]:
+def _notes(tree: object, items: Sequence[Item]) -> Iterator[str]:
     """Lines about Python numbers that are children of nodes; none for trees without arrays, such as settings."""
-    if not any(array_text(item.value) is not None for item in leaves):
+    if not any(item.kind != "static" and array_text(item.value) for item in items):
         return
     for kinds, note in _NOTES:
         names = first_names(
             item.path
-            for item in leaves
+            for item in items
             if item.kind == "child" and type(item.value) in kinds and (is_node(tree) or item.owner != class_name(tree))
         )
         if names:

@@ -37,7 +37,8 @@ class Run:
     classes and copied whole.
     """
 
-    failure: tuple[type[Exception], str, str] | None = None  # class and text of the error, and the place that it lacks
+    failure = ("", "")  # the error as text, and the place that it lacks
+    is_lazy = False  # whether a list, tuple or dict was not of its own class, which may mislead the function
 
     def __init__(self, where: Any, root: Place, apart: Collection[int] = (), *, whole: bool = False) -> None:
         self.apart, self.whole = apart, whole
@@ -52,14 +53,15 @@ class Run:
         try:
             result = where(self.value_at(root))
         except Exception as error:  # noqa: BLE001  it raises for the tree too, or a copy is not enough like the value
-            self.failure = type(error), str(error), self._missing_place(error)
+            self.failure = repr(error), self._missing_place(error)
         for copied, place in self.dicts:
             for name in copied.keys() - place.value.keys():
                 raise missing_place(place, item_key(place.value, name))
         returned, self.structure = flat(result, self.made)
         self.found = [self._places_of(each) for each in returned]  # for each object, where it may have been read
         # The nodes and containers that were read at several places, by their `id`.
-        self.shared = {key for key in self.copies if len({*self.read.get(key, ())}) > 1}
+        is_repeated = len(self.read) < len(self.order)
+        self.shared = {key for key in self.copies if len({*self.read.get(key, ())}) > 1} if is_repeated else set()
         # The copies refer to this run: a cycle would keep the tree alive until Python looks for one.
         self.copies, self.made, self.dicts, self.missing = {}, {}, [], (None, root, None)
 
@@ -74,7 +76,7 @@ class Run:
         key = id(value)
         self.order.append(place)
         self.read.setdefault(key, []).append(place)
-        leaf = is_leaf(value)
+        leaf = not is_node_class(type(value)) and is_leaf(value)
         if key in self.apart:
             key = id(place)
         elif leaf:
@@ -93,6 +95,7 @@ class Run:
                 statics = _Statics(statics, _Values(place, self, statics.values, statics.table.names))
             return from_flat_form(cls, (values, statics))
         if cls in _LAZY and not (self.whole and value):
+            self.is_lazy = True
             lazy = _LAZY[cls]()
             lazy.place, lazy.run, lazy.places = place, self, {}
             return lazy

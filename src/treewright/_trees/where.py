@@ -3,7 +3,6 @@
 `at`, `partition`, `spec_like` and `adopt` all read it here, so they accept the same and raise the same errors.
 """
 
-import functools
 import inspect
 import re
 import types
@@ -14,19 +13,18 @@ import jax
 import numpy as np
 
 from treewright._base.functions import earlier_class_hint
-from treewright._base.jax_private import Path, SequenceKey, jax_trees, path_text
-from treewright._base.text import did_you_mean, short_text, with_article
+from treewright._base.jax_private import SequenceKey, jax_trees
+from treewright._base.text import short_text, with_article
 from treewright._core import is_node, note
 from treewright._reports import counted
 from treewright._trees.level import is_none
-from treewright._trees.pattern import Step, below, key_of, listed, matching, missing_place, name_in, parse, with_items
+from treewright._trees.pattern import Step, key_of, listed, matching, missing_place, name_in, parse, with_items
 from treewright._trees.places import Place, note_redefined_classes, walk
 from treewright._trees.selection import HOW_CALLED, Selection, select_by_function
 from treewright.errors import MissingPlaceError
 
 _BOOLS = frozenset({bool, np.bool_})
 _FORMS = "where= must be a path, a function, a predicate, a class or a mask (a tree of bools), but got "
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
 def select(tree: Any, where: Any) -> Selection:
@@ -39,12 +37,9 @@ def select(tree: Any, where: Any) -> Selection:
     selected = _selected(root, where)
     if isinstance(selected, Selection):
         return selected
-    paths = [path for path, _ in jax_trees.tree_leaves_with_path(tree)]
-    chosen = [path for path, is_chosen in zip(paths, selected, strict=True) if is_chosen]
-    places = [functools.reduce(below, path, root) for path in chosen]
-    if not places:
-        raise MissingPlaceError(f"The mask is True for no leaf of {root.name}.")
-    return Selection(places, is_search=True)
+    leaves = (place for place in walk(root) if place.level is None)
+    places = [place for place, is_chosen in zip(leaves, selected, strict=True) if is_chosen]
+    return _search(places, lambda: f"The mask is True for no leaf of {root.name}.")
 
 
 def chosen_leaves(tree: Any, where: Any) -> list[bool]:
@@ -56,37 +51,25 @@ def chosen_leaves(tree: Any, where: Any) -> list[bool]:
     selected = _selected(Place(tree), where)
     if not isinstance(selected, Selection):
         return selected
-    by_key: dict[Any, Any] = {}  # the places by the keys from the root to them: {None: {[0]: {.bias: place}}}
-    for place in selected.places:
-        inner = by_key
-        *parents, key = None, *place.path
-        for parent in parents:
-            inner = inner.setdefault(parent, {})
-        inner[key] = place
-    above = [_place_above(path, by_key[None]) for path, _ in jax_trees.tree_leaves_with_path(tree)]
+    by_path = {place.path: place for place in selected.places}
+    lengths = sorted({len(path) for path in by_path})
+    above = [
+        next((by_path[path[:length]] for length in lengths if path[:length] in by_path), None)
+        for path, _ in jax_trees.tree_leaves_with_path(tree)
+    ]
     reached = {id(place) for place in above}
     without = [place for place in selected.places if id(place) not in reached]
     if without and not (selected.is_search and any(above)):
-        raise ValueError(_without_leaves(without, tree))
+        raise ValueError(_without_leaves(without))
     return [place is not None for place in above]
 
 
-def _place_above(path: Path, by_key: Any) -> Place | None:
-    for key in path:
-        if type(by_key) is not dict:
-            break
-        by_key = by_key.get(key)
-    return by_key if isinstance(by_key, Place) else None
-
-
-def _without_leaves(places: Sequence[Place], tree: Any) -> str:
-    names = listed([path_text(place.path) or "the whole tree" for place in places])
-    place = places[0]
-    name = f"{names} of {with_article(type(tree).__qualname__)}"
+def _without_leaves(places: Sequence[Place]) -> str:
+    names, place = listed([place.name for place in places]), places[0]
     if any(map(_is_static, place.ancestors)):
-        return f"{name} is static, so it has no leaf and no setting. To change it: at(tree, where).set(value)."
+        return f"{names} is static, so it has no leaf and no setting. To change it: at(tree, where).set(value)."
     why = "is None, which is not a leaf" if place.value is None else "contains no leaf"
-    return f"{name} {why}, so there is nothing to select."
+    return f"{names} {why}, so there is nothing to select."
 
 
 def _selected(root: Place, where: Any) -> Selection | list[bool]:
@@ -107,10 +90,11 @@ def _selected(root: Place, where: Any) -> Selection | list[bool]:
 
 
 def _is_function(where: Any) -> bool:
-    """Whether `where` is called. A mask of a class with `__call__` is not; methods of nodes are pytrees too."""
-    if isinstance(where, _FUNCTIONS):
+    """Whether `where` is called. A mask of a class with `__call__` is not, nor is a tree in its place."""
+    if isinstance(where, types.FunctionType):
         return True
-    return callable(where) and not isinstance(where, type) and jax.tree_util.all_leaves((where,))
+    is_mask = is_node(where) or any(type(leaf) in _BOOLS for leaf in jax.tree.leaves(where))
+    return callable(where) and not is_mask
 
 
 def arguments_of(function: Any) -> int:
@@ -147,8 +131,7 @@ def _search(places: Iterable[Place], no_match: Callable[[], str]) -> Selection:
 def _by_mask(root: Place, mask: Any) -> list[bool]:
     """The settings of a mask for each leaf."""
     leaves = jax.tree.leaves(mask)
-    is_like_tree = type(mask) is type(root.value)
-    if mask is None or (leaves and not is_like_tree and not any(type(leaf) in _BOOLS for leaf in leaves)):
+    if mask is None or (leaves and not any(type(leaf) in _BOOLS for leaf in leaves)):
         if is_node(mask) and not is_node(root.value):
             raise TypeError(f"where= is {with_article(type(mask).__qualname__)}. Pass the tree first: at(tree, where).")
         raise TypeError(f"{_FORMS}{short_text(mask)}.")
@@ -214,25 +197,24 @@ def _anywhere(root: Place, steps: Sequence[Step]) -> str:
     name = steps[0].name
     if len(steps) > 1 or not isinstance(name, str):
         return ""
-    keys = [place.key for place in walk(root, Place.entries) if place.parent and name_in(place.key) == name]
+    deeper = (place for place in walk(root, Place.entries) if place.parent not in {None, root})
+    keys = [place.key for place in deeper if name_in(place.key) == name]
     patterns = dict.fromkeys(f'"**{key}"' for key in keys)
     return f" To select it at any depth, write {' or '.join(patterns)}." if patterns else ""
 
 
 def _no_match(root: Place, where: str) -> str:
     keys = (place.key for place in walk(root, Place.entries) if place.parent)
-    names = {str(key): str(name_in(key)) for key in keys if not isinstance(key, SequenceKey)}
+    names = {str(key) for key in keys if not isinstance(key, SequenceKey)}
     again = earlier_class_hint(type(root.value))
-    meant = did_you_mean(where, names.values()) if where.isidentifier() else ""
-    items = with_items(where)
-    return f"Nothing in {root.name} matches {where}{meant}. It has {listed(sorted(names))}.{items}{again}"
+    return f"Nothing in {root.name} matches {where}. It has {listed(sorted(names))}.{with_items(where)}{again}"
 
 
 # A predicate
 
 
 def _no_match_for_predicate(root: Place) -> str:
-    paths = (path_text(place.path) for place in walk(root) if place.parent)
+    paths = (place.text for place in walk(root) if place.parent)
     example = next(paths, None)
     hint = f" It is called with paths such as {example!r}." if example else ""
     return f"The predicate is true nowhere in {root.name}.{hint}"

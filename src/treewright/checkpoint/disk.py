@@ -44,20 +44,12 @@ def mode_of(path: Path, *, follow_links: bool = True) -> int:
 
 
 def exists(path: Any) -> bool:
-    """Whether a path exists; a dangling link does.
-
-    Raises:
-        OSError: If the file system can't tell.
-    """
+    """Whether a path exists; a dangling link does. Raises as `mode_of`."""
     return mode_of(path, follow_links=False) != 0 if isinstance(path, Path) else bool(path.exists())
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a path is a folder, or a link to one.
-
-    Raises:
-        OSError: If the file system can't tell.
-    """
+    """Whether a path is a folder, or a link to one. Raises as `mode_of`."""
     return stat.S_ISDIR(mode_of(path))
 
 

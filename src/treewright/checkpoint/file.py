@@ -213,11 +213,9 @@ def local_path(path: StrPath) -> Path:
         raise CheckpointError("The path is empty.")
     if text.startswith("~/"):
         raise CheckpointError(f"{text} would create a folder named '~'. Pass pathlib.Path({text!r}).expanduser().")
-    if text.startswith("file:/"):
-        raise CheckpointError(f"{text} is the URL of a local path. Pass the path: {'/' + text[5:].lstrip('/')!r}.")
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):  # `Path` makes gs:/bucket of gs://bucket
         raise CheckpointError(
-            f"{text} can't be reached: atomic writes need a local or mounted disk. Save to a disk and copy the file, "
-            f"mount the bucket, or let Orbax save steps: CheckpointManager('gs://bucket/run'), with the URL as a str."
+            f"{text} is a URL, and atomic writes need a local or mounted disk: pass a path without file://, or mount "
+            f"the bucket. Orbax saves steps in one: CheckpointManager('gs://bucket/run'), with the URL as a str."
         )
     return Path(text)

@@ -76,9 +76,7 @@ def check_options(like: Any, options: Options) -> Options:
         raise TypeError(f"like= is the class {like.__qualname__}. Pass an instance, or an abstract one: {abstract}.")
     for name, value in options.items():
         if name not in _DEFAULTS:
-            meant = ". Write like= instead" if name in {"template", "target", "tree"} else ""
-            meant = meant or did_you_mean(cut_text(name), _DEFAULTS)
-            names = ", ".join(_DEFAULTS)
+            meant, names = did_you_mean(cut_text(name), _DEFAULTS), ", ".join(_DEFAULTS)
             raise TypeError(f"got an unexpected option {short_text(name)}{meant}. The options: like, {names}.")
         if like is MISSING and name != "part" and value != _DEFAULTS[name]:
             raise TypeError(f"{name}= compares the checkpoint with a tree. Pass the tree to load into: like=tree.")

@@ -92,12 +92,6 @@ def steps_in(directory: Any, known: dict[int, int] | None = None) -> list[int]:
     return steps
 
 
-def foreign_folders(directory: Any) -> list[int]:
-    """The numbers of folders that are named like steps, but are not: they are the user's."""
-    numbers = sorted(_numbered_folders(directory)) if isinstance(directory, Path) else []
-    return [number for number in numbers if not _is_step(directory / str(number))]
-
-
 def is_foreign(path: Any) -> bool:
     """Whether a path exists, but has no part of a step."""
     return isinstance(path, Path) and exists(path) and not _is_step(path)
@@ -156,6 +150,11 @@ class UnfinishedSteps:
         lock, self._lock = self._lock, None
         if lock is not None:
             release_lock(lock)
+
+    def close_copy(self) -> None:
+        """In a fork, close its copy of the lock, which would be held until the fork ends."""
+        if self._lock is not None:
+            self._lock.close()
 
     @contextlib.contextmanager
     def deferring_errors(self) -> Generator[None]:

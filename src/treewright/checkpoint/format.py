@@ -140,15 +140,8 @@ def open_safetensors(path: Any) -> Generator[SafetensorsFile]:
     # Reading a pipe would wait for its writer.
     if isinstance(path, Path) and (mode := mode_of(path)) and not stat.S_ISREG(mode):
         raise CheckpointError(
-            f"{path} is not a regular file. load() reads files that save() wrote.{restore_hint(path)}"
+            f"{path} is not a regular file. load() reads files that save() wrote. To restore a step of a run: "
+            f"CheckpointManager(folder).restore(like=...)."
         )
     with path.open("rb") as file:
         yield SafetensorsFile(file, path)
-
-
-def restore_hint(path: Path) -> str:
-    """The line that restores a step from a folder, which is a step or a run."""
-    if not stat.S_ISDIR(mode_of(path)):
-        return ""
-    run, step = (path.parent, f"{path.name}, ") if path.name.isdecimal() else (path, "")
-    return f" To restore a step of a run: CheckpointManager({str(run)!r}).restore({step}like=...)."

@@ -31,13 +31,14 @@ from treewright.checkpoint.disk import exists, mode_of, parsing
 from treewright.checkpoint.fit import Options
 from treewright.checkpoint.folder import FILE, LISTING, as_folder
 from treewright.checkpoint.format import SafetensorsFile, open_safetensors, write_safetensors
-from treewright.checkpoint.host import on_host, on_threads
+from treewright.checkpoint.host import on_host
 from treewright.checkpoint.loading import load_tree
 from treewright.checkpoint.manifest import MAX_BYTES, LeafRecord, Manifest, from_metadata, join_name, seal, unseal
 from treewright.checkpoint.tree import Parts, parts_to_save
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 _MAX_LISTING_BYTES = 10_000_000
+_MAX_ITEMS_BYTES = MAX_BYTES // 2  # the header also has the manifest and the digests
 
 _JSON_VALUES = "Convert it to dicts with str keys, lists, str, int, float, bool or None, or make it a leaf of the tree."
 
@@ -127,10 +128,11 @@ def _json_of(items: Mapping[str, Any]) -> str:
         raise CheckpointError(f"save(..., items=) can't be written as JSON: {error}. {_JSON_VALUES}") from error
     if inexact:
         raise CheckpointError(f"save(..., items=): JSON can't represent {short_text(inexact)}. {_JSON_VALUES}")
-    if len(text) > MAX_BYTES:
+    size = len(json.dumps(json.dumps(text)))  # as the header of the file has them: each quote as eight characters
+    if size > _MAX_ITEMS_BYTES:
         raise CheckpointError(
-            f"save(..., items=) have {len(text):,} bytes as JSON, and the limit is {MAX_BYTES:,}. Save large data as "
-            f"leaves of the tree."
+            f"save(..., items=) have {size:,} bytes in a file's header, and the limit is {_MAX_ITEMS_BYTES:,}. Save "
+            f"large data as leaves of the tree."
         )
     return text
 
@@ -184,13 +186,12 @@ def _write_file(folder: Any, step: SaveStep) -> list[tuple[LeafRecord, int, str]
     digests: dict[str, str] = {}
     mine: dict[str, np.ndarray] = {}
     copies: list[tuple[LeafRecord, int, str]] = []
-    all_digests = on_threads(digest_of, [block for _, _, block in blocks])
-    for (leaf, (number, is_mine), block), digest in zip(blocks, all_digests, strict=True):
+    for leaf, (number, is_mine), block in blocks:
         if is_mine:
             name = block_name(leaf, number, manifest.layout_of(leaf).grid)
-            digests[name], mine[name] = digest, np.asarray(block, order="C")
+            digests[name], mine[name] = digest_of(block), np.asarray(block, order="C")
         else:
-            copies.append((leaf, number, digest))
+            copies.append((leaf, number, digest_of(block)))
     forms = {name: (block.dtype.name, block.shape) for name, block in mine.items()}
     record = seal({"save": step.save, "digests": digests, "items": step.items}, PROCESS)
     metadata = {**(manifest.to_metadata() if me == 0 else {}), **record}
@@ -317,11 +318,3 @@ def listed_of_step(folder: Any) -> tuple[Mapping[str, Any], Mapping[str, float]]
     with parsing(f"The metrics of step {folder.name}"):
         listed = unseal(json.loads(_read_listing(folder))["custom_metadata"])
         return dict(listed["retention"]), dict(listed["metrics"])
-
-
-def listing_time(folder: Any) -> Any:
-    """The modification time of that file; None if it can't be read."""
-    with contextlib.suppress(OSError):
-        status = (folder / LISTING).stat()
-        return getattr(status, "st_mtime_ns", None) or status.mtime
-    return None

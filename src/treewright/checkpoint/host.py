@@ -5,9 +5,7 @@ to pinned memory. NumPy views pinned memory without a copy.
 """
 
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -16,14 +14,11 @@ import numpy as np
 from treewright._base.jax_private import untyped_jax
 
 K = TypeVar("K")
-R = TypeVar("R")
 Bounds = tuple[tuple[int, int], ...]  # where a block starts and stops along each dimension
 
 _PINNED = "pinned_host"
 _HOST_KINDS = frozenset({_PINNED, "unpinned_host"})
 _PLATFORMS = frozenset({"gpu"})  # NumPy views arrays on a CPU; a TPU's pinned arrays have other layouts
-_THREADS = min(4, os.cpu_count() or 1)  # 4 digest 20 GB/s
-_LARGE_BYTES = 1 << 20  # worth a thread
 _PIECE_BYTES = 1 << 24  # of an array on several devices, gathered at a time
 
 
@@ -44,20 +39,6 @@ def on_host(blocks: Mapping[str, Sequence[tuple[K, Any]]]) -> dict[str, list[tup
 def _is_remote(sharding: Any) -> bool:
     """Whether arrays of this sharding are worth a copy to pinned memory."""
     return next(iter(sharding.device_set)).platform in _PLATFORMS and sharding.memory_kind not in _HOST_KINDS
-
-
-def on_threads(work: Callable[[Any], R], arrays: Sequence[Any]) -> list[R]:
-    """The results of `work` on arrays of the host, in order; a few threads do the large ones.
-
-    xxhash releases Python's lock. A task for a thread takes as long as a digest of 300 kB.
-    """
-    large = [array for array in arrays if array.nbytes >= _LARGE_BYTES]
-    if len(large) < 2:
-        return list(map(work, arrays))
-    with ThreadPoolExecutor(_THREADS, "treewright-digests") as pool:
-        results = pool.map(work, large)
-        small = iter([work(array) for array in arrays if array.nbytes < _LARGE_BYTES])
-        return [next(results if array.nbytes >= _LARGE_BYTES else small) for array in arrays]
 
 
 def bounds_of(index: Sequence[slice], shape: Sequence[int]) -> Bounds:

@@ -1,6 +1,6 @@
 """Load a checkpoint: call `migrate=` with its leaves, which are read when they are used, and read the others."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from treewright._base.jax_private import DictKey, jax_trees
@@ -8,7 +8,6 @@ from treewright._base.text import short_text
 from treewright.checkpoint.fit import Options, part_and_names, plan_of
 from treewright.checkpoint.manifest import LeafRecord, Manifest
 from treewright.checkpoint.placing import LeafRequest, as_saved, values_of
-from treewright.errors import CheckpointError
 
 # Reads arrays, verifies them and yields them in the order of the requests.
 Read = Callable[[Sequence[LeafRequest]], Iterator[Any]]
@@ -23,31 +22,17 @@ def load_tree(manifest: Manifest, read: Read, like: Any, options: Options) -> An
         CheckpointError: If the part does not exist.
     """
     manifest = part_and_names(manifest, options)
-    migrate, is_loaded = options["migrate"], False
-
-    def read_before_the_end(requests: Sequence[LeafRequest]) -> Iterator[Any]:
-        if is_loaded:
-            raise CheckpointError(
-                f"{requests[0].leaf.path} was used after the checkpoint was loaded. Read leaves inside migrate=; "
-                f"leaves.items() reads all."
+    migrate, migrated = options["migrate"], None
+    if migrate is not None:
+        migrated = migrate(SavedLeaves({leaf.name: leaf for leaf in manifest.leaves}, read))
+        if not isinstance(migrated, Mapping):
+            raise TypeError(
+                f"migrate= returned {short_text(migrated)}, but must return a dict: the leaves of the tree by flat "
+                f"name."
             )
-        return read(requests)
-
-    leaves = SavedLeaves({leaf.name: leaf for leaf in manifest.leaves}, read_before_the_end)
-    plan = plan_of(manifest, like, options, None if migrate is None else _migrated(migrate, leaves))
-    try:
-        return plan.finish(read(plan.requests))
-    finally:
-        is_loaded = True
-
-
-def _migrated(migrate: Callable[[dict[str, Any]], Any], leaves: "SavedLeaves") -> dict[str, Any]:
-    migrated = migrate(leaves)
-    if not isinstance(migrated, Mapping):
-        raise TypeError(
-            f"migrate= returned {short_text(migrated)}, but must return a dict: the leaves of the tree by flat name."
-        )
-    return _unread(migrated)
+        migrated = _unread(migrated)
+    plan = plan_of(manifest, like, options, migrated)
+    return plan.finish(read(plan.requests))
 
 
 class SavedLeaves(dict[str, Any]):
@@ -65,25 +50,12 @@ class SavedLeaves(dict[str, Any]):
         """The values by name; for a leaf that was not read, its record."""
         return dict(super().items())
 
-    def _read_now(self, records: Sequence[LeafRecord]) -> None:
-        requests = [as_saved(record, on_host=True) for record in records]
-        super().update(values_of(requests, self._read(requests)))
-
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
         if isinstance(value, LeafRecord):
-            self._read_now([value])
+            request = as_saved(value, on_host=True)
+            self[name] = values_of([request], self._read([request]))[name]
         return super().__getitem__(name)
-
-    def items(self) -> Any:
-        """All names and values, read together."""
-        self._read_now([value for value in super().values() if isinstance(value, LeafRecord)])
-        return super().items()
-
-    def values(self) -> Any:
-        """All values, read together."""
-        self.items()
-        return super().values()
 
     def copy(self) -> "SavedLeaves":
         """A copy; reads nothing."""
@@ -95,16 +67,10 @@ class SavedLeaves(dict[str, Any]):
     def __ror__(self, other: Any) -> Any:
         return SavedLeaves(_unread(other) | self.unread(), self._read)
 
-    # dict's own methods do not call `__getitem__`.
-
-    def __iter__(self) -> Iterator[str]:  # with it, `{**leaves}` does
+    def __iter__(self) -> Iterator[str]:  # with it, `{**leaves}` calls `__getitem__`
         return super().__iter__()
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """The value of a name."""
-        if name not in self:
-            return default
-        return self[name]
+    # dict's own methods do not call `__getitem__`; these do.
 
     def pop(self, name: str, *default: Any) -> Any:
         """Remove a name and return its value."""
@@ -112,16 +78,11 @@ class SavedLeaves(dict[str, Any]):
             self[name]  # reads
         return super().pop(name, *default)
 
-    def popitem(self) -> tuple[str, Any]:
-        """Remove the last name and return it with its value."""
-        name = next(reversed(self), None)
-        if name is None:
-            raise KeyError("popitem(): dictionary is empty")
-        return name, self.pop(name)
-
-    def setdefault(self, name: str, default: Any = None) -> Any:
-        """The value of a name, which is added if it is missing."""
-        return self[name] if name in self else super().setdefault(name, default)
+    get: Any = MutableMapping.get
+    items: Any = MutableMapping.items
+    popitem: Any = MutableMapping.popitem
+    setdefault: Any = MutableMapping.setdefault
+    values: Any = MutableMapping.values
 
     def __repr__(self) -> str:
         texts = (value.form if isinstance(value, LeafRecord) else short_text(value) for value in super().values())

@@ -11,7 +11,6 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from treewright._base.text import cut_text
@@ -19,8 +18,7 @@ from treewright.checkpoint.arrays import KINDS, Form, Layout, digest_of
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 VERSION = 7  # earlier versions were never released
-FORMAT = "treewright.checkpoint"
-MAX_BYTES = 100_000_000  # limit of a manifest, as in safetensors; parsed JSON needs about 20 times the memory
+MAX_BYTES = 100_000_000  # limit of a header, as in safetensors; parsed JSON needs about 20 times the memory
 TEXT, DIGEST = "treewright", "treewright.digest"  # keys in a file's metadata
 ROOT_LEAF = "value"  # the name of the only leaf of a tree that is a leaf
 NODE_KINDS = frozenset(
@@ -144,19 +142,9 @@ class Manifest:
         return dataclasses.replace(self, nodes=tuple(nodes), leaves=tuple(leaves))
 
     def to_metadata(self) -> dict[str, str]:
-        """The records as JSON, and the digest of the JSON.
-
-        Raises:
-            CheckpointError: If the JSON is larger than the limit of the reader.
-        """
+        """The records as JSON, and the digest of the JSON."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        sealed = seal({"format": FORMAT, "version": VERSION, **fields})
-        if len(sealed[TEXT]) > MAX_BYTES:
-            raise CheckpointError(
-                f"The tree can't be saved: its manifest would have {len(sealed[TEXT]):,} bytes, and the limit is "
-                f"{MAX_BYTES:,}. Save parts of it, or stack layers."
-            )
-        return sealed
+        return seal({"version": VERSION, **fields})
 
 
 def seal(document: Any, key: str = TEXT) -> dict[str, str]:
@@ -194,29 +182,25 @@ def from_metadata(metadata: Mapping[str, Any]) -> Manifest:
         CheckpointError: If it has a different format version.
     """
     try:
-        if len(metadata[TEXT]) > MAX_BYTES:
-            raise ValueError(f"it has {len(metadata[TEXT]):,} characters; the limit is {MAX_BYTES:,}")
         return _manifest(unseal(metadata))  # the digest first: the version may be damaged
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise CheckpointDamagedError(f"The manifest is damaged: {cut_text(str(error), 200)}.") from error
 
 
-def _check_version(document: Any) -> None:
-    if document["format"] != FORMAT:
-        raise ValueError(f"the format is {document['format']!r}, not {FORMAT!r}")
-    if type(version := document["version"]) is not int:
-        raise ValueError(f"the version is {version!r}")
-    if version != VERSION:
+def _manifest(document: Any) -> Manifest:
+    if (version := document["version"]) != VERSION:
         fix = "a newer version" if version > VERSION else "the version that saved it, and save to_names(tree)"
         raise CheckpointError(
             f"The checkpoint has format version {version}, but this Treewright reads version {VERSION}. Load it with "
             f"{fix}."
         )
-
-
-def _manifest(document: Any) -> Manifest:
-    _check_version(document)
-    manifest = Manifest(**{name: read(document[name]) for name, read in _READERS.items()})
+    manifest = Manifest(
+        nodes=tuple([_node_record(**record) for record in document["nodes"]]),
+        leaves=_leaves(document["leaves"]),
+        metrics=_metrics(document["metrics"]),
+        processes=_processes(document["processes"]),
+        layouts=tuple([_layout(tuple(grid), tuple(map(tuple, writers))) for grid, writers in document["layouts"]]),
+    )
     nodes, leaves = manifest.nodes, manifest.leaves
     names = [*(node.name for node in nodes), *(leaf.name for leaf in leaves)]
     expected = ["" if nodes else ROOT_LEAF, *(join_name(x.name, step) for x in nodes for step in x.children)]
@@ -279,15 +263,3 @@ def _form(kind: Any, shape: tuple[int, ...], *rest: Any) -> Form:
     if kind not in KINDS or not is_shape or not is_key or form.ref not in (True, False) or form.nbytes > sys.maxsize:
         raise ValueError(f"its form {form} is invalid")
     return form
-
-
-# How each field of a manifest is read from JSON.
-_READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    {
-        "nodes": lambda records: tuple([_node_record(**record) for record in records]),
-        "leaves": _leaves,
-        "metrics": _metrics,
-        "processes": _processes,
-        "layouts": lambda pairs: tuple([_layout(tuple(grid), tuple(map(tuple, writers))) for grid, writers in pairs]),
-    }
-)

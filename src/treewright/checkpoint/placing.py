@@ -95,10 +95,7 @@ def _on_host(array: Any, request: LeafRequest) -> Any:
 def _device_arrays(batch: Mapping[str, tuple[Any, LeafRequest]]) -> dict[str, Any]:
     """Place arrays on devices and convert them to leaves. numpy arrays may be aliased: no other code has them.
 
-    They are placed in one call: one by one, 2,000 small arrays take a third longer.
-
-    Raises:
-        CheckpointError: If a dtype needs jax_enable_x64, or a key a different version of JAX.
+    They are placed in one call: one by one, 2,000 small arrays take a third longer. Raises as `_converted`.
     """
     requests = [each for _, each in batch.values()]
     arrays = [

@@ -3,7 +3,7 @@
 import contextlib
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, SupportsIndex, TypeVar
+from typing import Any, Generic, NamedTuple, SupportsIndex, TypeVar
 
 from treewright._base.text import short_text
 from treewright._processes import process_index
@@ -14,12 +14,7 @@ from treewright.errors import CheckpointError, ProcessMismatchError
 T = TypeVar("T")
 
 
-class _Pair(NamedTuple, Generic[T]):
-    tree: T
-    step: int
-
-
-class Restored(_Pair[T]):
+class Restored(NamedTuple, Generic[T]):
     """The result of `CheckpointManager.restore_latest_valid`: the tree and its step.
 
     Examples:
@@ -32,15 +27,8 @@ class Restored(_Pair[T]):
         ({'w': 1.5}, 10)
     """
 
-    __slots__ = ()
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise AttributeError(
-                f"Restored has no attribute {name!r}: it is the pair (tree, step). Use restored.tree.{name}, or "
-                f"tree, step = manager.restore_latest_valid(...)."
-            )
+    tree: T
+    step: int
 
 
 class StepGoneError(CheckpointError):
@@ -48,13 +36,7 @@ class StepGoneError(CheckpointError):
 
 
 def read_step(folder: Any, name: str, read: Callable[[Any], Any], run_on_all: Callable[..., Any]) -> Any:
-    """Read something from the folder of a step, in all processes.
-
-    Args:
-        folder: The folder of the step.
-        name: The name of the work in messages.
-        read: Called with the folder.
-        run_on_all: Runs work in all processes.
+    """Read something from the folder of a step, in all processes; `name` is that of the work in messages.
 
     Raises:
         StepGoneError: In all processes, if it was deleted or saved again meanwhile: it is not damaged.
@@ -101,10 +83,5 @@ def step_number(step: Any, fix_of_tree: str = "") -> int:
 
 
 def steps_text(steps: Sequence[int]) -> str:
-    """`step 1`, or `steps 1, 2`."""
-    return f"step{'s' * (len(steps) > 1)} {numbers_text(steps)}"
-
-
-def numbers_text(steps: Sequence[int]) -> str:
-    """The first of these numbers."""
-    return ", ".join(first_lines(list(map(str, steps))))
+    """`step 1`, or `steps 1, 2`: the first of these."""
+    return f"step{'s' * (len(steps) > 1)} {', '.join(first_lines(list(map(str, steps))))}"

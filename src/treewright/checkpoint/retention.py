@@ -2,18 +2,11 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any, Literal
-
-import numpy as np
 
 from treewright._base.text import did_you_mean, short_text
 from treewright.errors import CheckpointError
-
-_OF_ORBAX = MappingProxyType(
-    {"max_to_keep": "keep", "keep_period": "keep_every", "best_mode": "mode", "best_fn": "metric"}
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +83,7 @@ def numbers_of(metrics: object) -> dict[str, float]:
         CheckpointError: If they are not a dict of numbers by name.
     """
     pairs = metrics.items() if isinstance(metrics, Mapping) else ()
-    numbers = {name: np.asarray(value).tolist() for name, value in pairs}
+    numbers = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in pairs}
     are_numbers = all(type(name) is str and type(value) in {int, float} for name, value in numbers.items())
     if not (isinstance(metrics, Mapping | None) and are_numbers):
         raise CheckpointError(
@@ -98,11 +91,3 @@ def numbers_of(metrics: object) -> dict[str, float]:
             f"if it was not measured."
         )
     return numbers
-
-
-def reject_options(names: Iterable[str]) -> None:
-    """Raise a TypeError with the fix if a manager got unknown options."""
-    known = [*(field.name for field in dataclasses.fields(Retention)), "timeout_seconds"]
-    for name in names:
-        fix = f" Write {_OF_ORBAX[name]}= instead." if name in _OF_ORBAX else did_you_mean(name, known)
-        raise TypeError(f"CheckpointManager() got an unexpected option {name!r}.{fix}")

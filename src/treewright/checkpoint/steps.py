@@ -7,16 +7,15 @@ import atexit
 import contextlib
 import functools
 import math
+import operator
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import (
     Any,
     Literal,
-    NamedTuple,
-    Never,
     Self,
     SupportsIndex,
     TypeVar,
@@ -36,7 +35,6 @@ from treewright.checkpoint.folder import (
     UnfinishedSteps,
     clear,
     folder_of_steps,
-    foreign_folders,
     is_foreign,
     quarantine,
     steps_in,
@@ -48,15 +46,14 @@ from treewright.checkpoint.handler import (
     entries_of,
     items_of_step,
     listed_of_step,
-    listing_time,
     manifest_of_step,
     step_to_save,
     tree_of_step,
 )
 from treewright.checkpoint.manifest import Manifest, seal
-from treewright.checkpoint.reading import Restored, StepGoneError, numbers_text, read_step, step_number, steps_text
-from treewright.checkpoint.retention import Retention, numbers_of, reject_options
-from treewright.checkpoint.waiting import EXIT_STARTS_THREADS, Task, Turns
+from treewright.checkpoint.reading import Restored, StepGoneError, read_step, step_number, steps_text
+from treewright.checkpoint.retention import Retention, numbers_of
+from treewright.checkpoint.waiting import Task
 from treewright.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -67,21 +64,14 @@ from treewright.errors import (
 T = TypeVar("T")
 
 
-class _Pending(NamedTuple):
-    """A step that is being written, and the work that writes it."""
-
-    step: int
-    task: Task
-
-
 class CheckpointManager:
     """Saves and restores the steps of a training run in a folder.
 
     Steps are written atomically, even if the process is killed. `save` continues in the background after it returns; if
     that fails, the next `save`, `wait` or restore raises `CheckpointError`, and the call after it works again. Use the
     manager in a `with` block, or call `close`: a program that ends without it first finishes its last save, or reports
-    the reason in a `CheckpointWarning`; Ctrl-C ends it immediately. On Python 3.12.0 to 3.12.2, which start no threads
-    at exit, `save` waits for the disk outside a `with` block.
+    the reason in a `CheckpointWarning`; Ctrl-C ends it immediately. (Python 3.12.0 to 3.12.2 start no threads at exit:
+    there, such a program loses that save, with the warning.)
 
     Only one manager at a time, in one thread, may save into a folder; any number may read. In a job of several
     processes, all must make the same calls; all get the same step, or all raise.
@@ -127,9 +117,7 @@ class CheckpointManager:
         metric: str | None = None,
         mode: Literal["min", "max"] | None = None,
         timeout_seconds: float = 600.0,
-        **unknown: Never,
     ) -> None:
-        reject_options(unknown)
         given: object = timeout_seconds
         if not isinstance(given, int | float) or not 0 < given < math.inf:
             raise ValueError(f"CheckpointManager({timeout_seconds=}): pass a positive number of seconds.")
@@ -142,18 +130,14 @@ class CheckpointManager:
         self._unfinished: UnfinishedSteps | None = None  # its temporary folders, created by the first save
         self._count = 0  # of saves that began
         self._process = os.getpid()  # the process that it belongs to: in a fork, its threads are missing
-        self._pending: _Pending | None = None
-        self._is_entered = self._is_closed = False
+        self._pending: Task | None = None
+        self._is_closed = False
         self._lock = threading.RLock()
-        self._turns = Turns(self._lock)
+        self._is_saving = False  # read under the lock, so only this thread can have set it
         self._has_rank = False  # whether a step is known to have the metric, or its absence was told
         self._known: dict[int, int] = {}  # the inodes of the steps, by number
-        self._records: dict[tuple[int, Any], tuple[Mapping[str, Any], float | None]] = {}  # results of `_record`
 
     def __enter__(self) -> Self:
-        if self._is_closed:
-            raise CheckpointError(f"The manager of {self.directory} is closed. Create a new CheckpointManager.")
-        self._is_entered = True
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -205,16 +189,29 @@ class CheckpointManager:
         def entries(prepared: tuple[Any, ...]) -> dict[str, str]:
             return {"the step": str(number), **entries_of(prepared[0])}
 
-        with self._turns:
+        with self._turn():
             _, step_with = self._wait_and_run("save", prepare, same=entries)
-            task = Task(self._writer(number, step_with))
+            task = Task(number, self._writer(number, step_with))
             _begin(self)
-            self._pending = _Pending(number, task)
+            self._pending = task
             task.start()
-            if not (EXIT_STARTS_THREADS or self._is_entered):
-                self._wait_and_raise()
         if bool(self._is_closed):  # by a signal handler
             self.close()
+
+    @contextlib.contextmanager
+    def _turn(self) -> Generator[None]:
+        """Saves of several threads take turns. One inside another, as in a signal handler, would wait for itself."""
+        with self._lock:
+            if self._is_saving:
+                raise CheckpointError(
+                    "save() was called inside another save() of this manager, for example by a signal handler. Let "
+                    "the handler set a flag, and save in the training loop."
+                )
+            try:
+                self._is_saving = True
+                yield
+            finally:
+                self._is_saving = False
 
     def _is_in_fork(self) -> bool:
         return os.getpid() != self._process
@@ -227,10 +224,9 @@ class CheckpointManager:
             )
         newer = [other for other in self._listed() if other >= number]
         if newer:
-            delete = f"it: delete({newer[-1]})" if len(newer) == 1 else f"them, for example delete({newer[-1]})"
             raise CheckpointError(
-                f"{self.directory} already has the {steps_text(newer)}, and a run resumes from the highest. Delete "
-                f"{delete}, or save into a different folder."
+                f"{self.directory} already has the {steps_text(newer)}, and a run resumes from the highest. "
+                f"Delete all of these, as by delete({newer[-1]}), or save into a different folder."
             )
 
     def _check_metrics(self, metrics: Mapping[str, float]) -> None:
@@ -270,9 +266,7 @@ class CheckpointManager:
         return write
 
     def _finish_at_exit(self) -> None:
-        """Finish the save if the program ends without `close`, unless it is the save of a process that forked."""
-        if self._is_in_fork():
-            return
+        """Finish the save if the program ends without `close`."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -291,10 +285,10 @@ class CheckpointManager:
         if self._is_in_fork():
             return
         with self._lock:
-            if self._turns.is_taken:  # in a signal handler: the interrupted `save` goes on after it
+            if self._is_saving:  # in a signal handler: the interrupted `save` goes on after it
                 if self._pending is not None:
                     with contextlib.suppress(Exception):  # `save` or the next call raises
-                        self._pending.task.wait()
+                        self._pending.wait()
                 return
             self._wait_and_raise()
             if self._unfinished is not None and process_index() == 0:
@@ -303,8 +297,6 @@ class CheckpointManager:
 
     def _wait_and_raise(self) -> None:
         """Wait for the pending save, and raise in all processes if it failed in one."""
-        if self._is_in_fork():
-            return
         with self._lock:
             if self._pending is not None:
                 self._wait_and_run(f"the end of saving step {self._pending.step}", lambda: None)
@@ -334,43 +326,36 @@ class CheckpointManager:
         _SAVING.discard(self)
         return value
 
-    def _finish(self, pending: "_Pending") -> None:
-        pending.task.wait()
+    def _finish(self, pending: Task) -> None:
+        pending.wait()
         if process_index() != 0:
             return
         if not exists(self.directory / str(pending.step)):
             raise CheckpointError("its folder is missing: a different manager deleted the step")
-        self._record(pending.step)  # a step that can't be read is not saved
+        listed_of_step(self.directory / str(pending.step))  # a step that can't be read is not saved
         self._prune()
 
     def _prune(self) -> None:
         """Delete the steps that were saved under this manager's rules and are selected by none of them."""
         if not self._retention.rules:
             return
-        own: dict[int, float | None] = {}
-        for step in self._listed():
-            with contextlib.suppress(CheckpointError, OSError):  # a step that can't be read is kept
-                rules, rank = self._record(step)
-                if rules == self._retention.rules:
-                    own[step] = rank
         try:
+            own = {step: rank for step, (rules, rank) in self._records().items() if rules == self._retention.rules}
             throw_out(self.directory, sorted({*own} - self._retention.kept(own)))
         except OSError as error:
-            warn_user(f"Step {max(own)} is saved, but an old step could not be deleted: {error}", CheckpointWarning)
+            warn_user(f"An old step of {self.directory} could not be deleted: {error}", CheckpointWarning)
 
-    def _record(self, step: int) -> tuple[Mapping[str, Any], float | None]:
-        """The retention rules of a step, and its rank. Cached by step and modification time of what has them."""
-        folder = self.directory / str(step)
-        key = step, listing_time(folder)
-        if key not in self._records:
-            rules, metrics = listed_of_step(folder)
-            self._records[key] = rules, self._retention.rank(metrics)
-        return self._records[key]
+    def _records(self) -> dict[int, tuple[Mapping[str, Any], float | None]]:
+        """The retention rules and the rank of each step that can be read."""
+        records: dict[int, tuple[Mapping[str, Any], float | None]] = {}
+        for step in self._listed():
+            with contextlib.suppress(CheckpointError):  # damaged, deleted, or saved by a different program
+                rules, metrics = listed_of_step(self.directory / str(step))
+                records[step] = rules, self._retention.rank(metrics)
+        return records
 
     def close(self) -> None:
         """Wait for the pending save and close the manager, which then can't save; in a fork, do nothing."""
-        if self._is_in_fork():
-            return
         try:
             self.wait()
         finally:
@@ -435,11 +420,7 @@ class CheckpointManager:
         return number
 
     def _best(self) -> int | None:
-        ranked: list[tuple[float, int]] = []
-        for step in self._listed():
-            with contextlib.suppress(CheckpointError):  # damaged, deleted, or saved by a different program
-                rank = self._record(step)[1]
-                ranked += [] if rank is None else [(rank, step)]
+        ranked = [(rank, step) for step, (_, rank) in self._records().items() if rank is not None]
         return max(ranked)[1] if ranked else None
 
     def metrics(self, step: SupportsIndex = MISSING) -> dict[str, float]:
@@ -456,7 +437,7 @@ class CheckpointManager:
             CheckpointError: If fewer processes saved it.
             CheckpointDamagedError: If they can't be read.
         """
-        index = process_index() if process is None else process
+        index = process_index() if process is None else operator.index(process)
         return dict(
             self._read(self._resolve_step(step), "reading the items", lambda folder: items_of_step(folder, index))
         )
@@ -483,8 +464,6 @@ class CheckpointManager:
         empty = "has no steps" if exists(self.directory) else "does not exist"
         has = f"has only the {steps_text(steps)}" if steps else empty
         so = "." if step is MISSING else f", so there is no step {number}."
-        if foreign := foreign_folders(self.directory):
-            so += f" Not steps, because they contain none of a step's files: {numbers_text(foreign)}."
         raise CheckpointError(f"{self.directory} {has}{so}")
 
     # Restoring
@@ -558,7 +537,7 @@ _SAVING = set[CheckpointManager]()
 def _begin(manager: CheckpointManager) -> None:
     """Keep a manager that saves, and drop those whose step is finished."""
     for other in list(_SAVING):
-        if other._pending is None or other._pending.task.has_succeeded:
+        if other._pending is None or other._pending.has_succeeded:
             _SAVING.discard(other)
     _SAVING.add(manager)
 
@@ -568,4 +547,15 @@ def _finish_all() -> None:
         manager._finish_at_exit()
 
 
+def _forget_in_fork() -> None:
+    """Leave the saves to the process that forked."""
+    while _SAVING:
+        manager = _SAVING.pop()
+        manager._pending = None
+        if manager._unfinished is not None:
+            manager._unfinished.close_copy()
+
+
 getattr(threading, "_register_atexit", atexit.register)(_finish_all)  # before the executors of Orbax end
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_fork)

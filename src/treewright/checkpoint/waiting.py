@@ -1,46 +1,19 @@
-"""Saves that take turns, and work in a thread that whoever waits for it can start."""
+"""The write of a step, in a thread that whoever waits for it can start."""
 
 import concurrent.futures
-import sys
 import threading
 from collections.abc import Callable
 
-from treewright.errors import CheckpointError
-
-# Python 3.12.0 to 3.12.2 start no threads at exit (python/cpython#113964), and Orbax needs them to finish a save.
-EXIT_STARTS_THREADS = sys.version_info < (3, 12) or sys.version_info >= (3, 12, 3)
-
-
-class Turns:
-    """Saves of several threads take turns. One inside another, as in a signal handler, would wait for itself."""
-
-    def __init__(self, lock: "threading.RLock") -> None:
-        self._lock = lock
-        self.is_taken: bool = False  # read under the lock, so only this thread can have set it
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        if self.is_taken:
-            self._lock.release()
-            raise CheckpointError(
-                "save() was called inside another save() of this manager, for example by a signal handler. Let the "
-                "handler set a flag, and save in the training loop."
-            )
-        self.is_taken = True
-
-    def __exit__(self, *_: object) -> None:
-        self.is_taken = False
-        self._lock.release()
-
 
 class Task:
-    """Work that is done once, in a thread of its own.
+    """The write of a step, which is done once, in a thread of its own.
 
     `wait` starts the thread if none has begun: an exception may come between the lines that create a task and start it,
     from a signal handler or by Ctrl-C. It may also interrupt `wait`, as often as it likes, and never the work.
     """
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, step: int, work: Callable[[], None]) -> None:
+        self.step = step
         self._work: Callable[[], None] | None = work
         self._begun = threading.Lock()
         self._future = concurrent.futures.Future[None]()

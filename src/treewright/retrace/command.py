@@ -6,9 +6,9 @@ This module does not import jax, because programs may set environment variables 
 import argparse
 import atexit
 import collections
+import dataclasses
 import importlib.machinery
 import io
-import json
 import os
 import runpy
 import sys
@@ -35,11 +35,9 @@ def main(arguments: list[str]) -> int:
         prog="python -m treewright retraces",
         usage="python -m treewright retraces [options] [-m] PROGRAM ARGS ...",
         description="Run a script, or a module with -m, and report on standard error what JAX traced and compiled in "
-        "it, how long that took, and why functions were retraced. The exit status is the program's. For pytest, use "
-        "`pytest --retraces`.",
+        "it, how long that took, and why functions were retraced. The exit status is the program's.",
         allow_abbrev=False,
     )
-    parser.add_argument("--json", type=_file, metavar="FILE", help="write the report and a timeline as JSON")
     limit = "exit with status 3 if there are more retraces and recompiles, and the program succeeds"
     parser.add_argument("--max-retraces", type=_limit, metavar="N", help=limit)
     parser.add_argument("-m", dest="is_module", action="store_true", help=argparse.SUPPRESS)
@@ -52,7 +50,7 @@ def main(arguments: list[str]) -> int:
         parser.error(f"file {program[0]!r} not found; to run an installed module, use -m {program[0]}")
 
     recorder = ProgramRecorder(["-m", *program] if options.is_module else program)
-    atexit.register(recorder.finish, os.getpid(), options)  # registered first, so run last
+    atexit.register(recorder.finish, os.getpid())  # registered first, so run last
     try:
         _run(program, is_module=options.is_module)
     except SystemExit as end:
@@ -74,16 +72,6 @@ def _limit(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of retraces, such as 0")
     return int(text)
-
-
-def _file(text: str) -> Path:
-    """An absolute path, because a program may change its folder."""
-    path = Path(text).absolute()
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"folder {str(path.parent)!r} not found")
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{str(path)!r} is a folder, and not a file")
-    return path
 
 
 # The program
@@ -152,6 +140,29 @@ def _after_import_of_jax(begin: Callable[[], object]) -> None:
 # The record
 
 
+@dataclasses.dataclass(slots=True)
+class _Row:
+    """What JAX did for one function, or for one of the user's lines outside jit."""
+
+    traces: int = 0
+    tracing: float = 0.0
+    compiling: float = 0.0
+    programs: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter[str])
+    of_library: dict[str, None] = dataclasses.field(default_factory=dict[str, None])  # the lines that it reached
+
+    @property
+    def seconds(self) -> float:
+        return self.tracing + self.compiling
+
+    def add(self, kind: str, function: str, seconds: float) -> None:
+        if kind == "trace":
+            self.traces += 1
+            self.tracing += seconds
+        else:
+            self.compiling += seconds
+            self.programs[function] += kind == "compile"
+
+
 class ProgramRecorder:
     """Records JAX's traces and compilations, from the import of jax on."""
 
@@ -159,7 +170,10 @@ class ProgramRecorder:
         self._program = program
         self._began = time.monotonic()
         self._reports: list[RetraceReport] = []
-        self._spans: list[dict[str, Any]] = []  # traces, lowerings and compilations in Chrome's trace format
+        self._functions: dict[str, _Row] = collections.defaultdict(_Row)
+        self._lines: dict[str, _Row] = collections.defaultdict(_Row)  # outside jit
+        # The thread, begin and own seconds of events that a later one may contain.
+        self._last: collections.deque[tuple[int, float, float]] = collections.deque(maxlen=64)
         self._flush: Callable[[], object] | None = None  # set once jax is imported
         _after_import_of_jax(self._begin)
 
@@ -169,32 +183,25 @@ class ProgramRecorder:
 
         tracker = RetraceTracker(on_report=self._reports.append)
         self._flush = tracker.flush
-        OBSERVER.add(self._on_event)
-        OBSERVER.add(tracker.on_event)
+        OBSERVER.add(self, self._on_event)
+        OBSERVER.add(tracker, tracker.on_event)
 
     def _on_event(self, event: "Event") -> None:
-        function, code, where = *event.definition, event.caller if event.is_operation else ""
-        if isinstance(code, tuple) and not event.is_operation:
-            where = f"{Path(code[1]).name}:{code[0].co_firstlineno}"
-        elif code is None:
+        function, definition = event.definition
+        if definition is None:
             function = function.removeprefix("jit(").removeprefix("jit_").removesuffix(")")
-        began = (time.monotonic() - self._began - event.seconds) * 1e6
-        inner = [span["own"] for span in self._spans[-64:] if span["tid"] == event.thread and span["ts"] >= began]
-        self._spans.append(
-            {
-                "name": f"{event.kind} {function}",
-                "cat": event.kind,
-                "ph": "X",
-                "ts": began,  # microseconds, as in the format
-                "dur": event.seconds * 1e6,
-                "pid": os.getpid(),
-                "tid": event.thread,
-                "function": function,
-                "where": where,  # the definition, or the line that called an operation
-                "is_operation": event.is_operation,
-                "own": max(event.seconds - sum(inner), 0.0),  # without nested events
-            }
-        )
+        place = f" ({Path(definition[1]).name}:{definition[0].co_firstlineno})" if isinstance(definition, tuple) else ""
+        rows = [self._functions[_OUTSIDE if event.is_operation else f"{function}{place}"]]
+        if event.is_operation:
+            line, _, of_library = event.caller.removesuffix(")").partition(" (at ")
+            rows.append(self._lines[line])
+            rows[-1].of_library[of_library] = None
+        began = time.monotonic() - event.seconds
+        inner = [seconds for thread, start, seconds in self._last if thread == event.thread and start >= began]
+        seconds = max(event.seconds - sum(inner), 0.0)
+        self._last.append((event.thread, began, seconds))
+        for row in rows:
+            row.add(event.kind, function, seconds)
 
     def count(self) -> int:
         """The number of retraces and recompiles so far."""
@@ -202,16 +209,10 @@ class ProgramRecorder:
             self._flush()
         return len(self._reports)
 
-    def finish(self, process: int, options: argparse.Namespace) -> None:
-        """Print the report and write the files, unless this is a process that the program forked."""
-        if os.getpid() != process:
-            return
-        sys.stderr.write(f"\n{self.text()}\n")
-        if options.json is not None:
-            # In Chrome's trace format, which allows further entries.
-            data = {"traceEvents": self._spans, "command": self._program, "seconds": time.monotonic() - self._began}
-            data |= {"functions": self._rows(), "retraces": [_as_json(report) for report in self._reports]}
-            options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    def finish(self, process: int) -> None:
+        """Print the report, unless this is a process that the program forked."""
+        if os.getpid() == process:
+            sys.stderr.write(f"\n{self.text()}\n")
 
     def text(self) -> str:
         """The report as text."""
@@ -219,61 +220,35 @@ class ProgramRecorder:
         ran = f"treewright retraces: {' '.join(self._program)} ran for {seconds:,.2f} s"
         if self._flush is None:
             return f"{ran} and did not import jax."
-        if not self._spans:
+        if not self._functions:
             return f"{ran}; JAX traced and compiled nothing in it."
-        spent = sum(span["own"] for span in self._spans)
+        spent = sum(row.seconds for row in self._functions.values())
         lines = [f"{ran}, {spent:,.2f} s of it ({spent / seconds:.0%}) tracing and compiling.", "", *self._table(), ""]
         if retraces:
             seconds = sum(report.seconds or 0.0 for report in self._reports)
             lines.append(f"Retraces and recompiles: {retraces}, {seconds:,.2f} s.")
-            lines += first_lines(list(map(str, self._reports)), _MAX_REPORTS, more="more; --json FILE has all of them")
+            lines += first_lines(list(map(str, self._reports)), _MAX_REPORTS, more="more")
         else:
             lines.append("No retraces or recompiles.")
         return "\n".join([*lines, *self._lines_outside()])
 
-    def _rows(self, *, of_lines: bool = False) -> list[dict[str, Any]]:
-        """By function, or by the user's line outside jit: traces, compilations and their seconds, longest first."""
-        rows: dict[str, dict[str, Any]] = {}
-        for span in self._spans:
-            name = f"{span['function']} ({span['where']})" if span["where"] else span["function"]
-            line, _, line_of_library = span["where"].removesuffix(")").partition(" (at ")
-            if span["is_operation"]:
-                name = line if of_lines else _OUTSIDE
-            elif of_lines:
-                continue
-            zeros = {"traces": 0, "compilations": 0, "tracing": 0.0, "compiling": 0.0}
-            row = rows.setdefault(name, {"function": name, **zeros, "programs": collections.Counter[str]()})
-            if of_lines:
-                row.setdefault("of library", {})[line_of_library] = None
-            row["tracing" if span["cat"] == "trace" else "compiling"] += span["own"]
-            row["traces"] += span["cat"] == "trace"
-            if span["cat"] == "compile":
-                row["compilations"] += 1
-                row["programs"][span["function"]] += 1
-        return sorted(rows.values(), key=lambda row: -row["tracing"] - row["compiling"])
-
     def _table(self) -> list[str]:
-        head = ("function", "traces", "compilations", "tracing", "compiling")
-        rows = [[row[name] for name in head] for row in self._rows()]
-        cells = [[f"{cell:,.2f} s" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
-        return first_lines(table([head, *cells], right=head[1:]), _MAX_ROWS, more="more functions")
+        cells = [["function", "traces", "compilations", "tracing", "compiling"]]
+        for name, row in _longest_first(self._functions):
+            counts = [str(row.traces), str(row.programs.total())]
+            cells.append([name, *counts, f"{row.tracing:,.2f} s", f"{row.compiling:,.2f} s"])
+        return first_lines(table(cells, right=cells[0][1:]), _MAX_ROWS, more="more functions")
 
     def _lines_outside(self) -> Iterator[str]:
-        several = [row for row in self._rows(of_lines=True) if row["compilations"] > 1]
+        several = [(line, row) for line, row in _longest_first(self._lines) if row.programs.total() > 1]
         if several:
             yield "\nLines outside jit that compile each operation separately; a jitted function would be one program:"
-        for row in several[:_MAX_LINES]:
-            most = [f"{name} {count} times" if count > 1 else name for name, count in row["programs"].most_common(3)]
-            seconds = row["tracing"] + row["compiling"]
-            of_library = first_names(filter(None, row["of library"]), 2)
+        for line, row in several[:_MAX_LINES]:
+            most = [f"{name} {count} times" if count > 1 else name for name, count in row.programs.most_common(3)]
+            of_library = first_names(filter(None, row.of_library), 2)
             at = f" (at {of_library})" if of_library else ""
-            yield f"    {row['function']}{at}: {row['compilations']} programs ({', '.join(most)}), {seconds:,.2f} s"
+            yield f"    {line}{at}: {row.programs.total()} programs ({', '.join(most)}), {row.seconds:,.2f} s"
 
 
-def _as_json(report: "RetraceReport") -> dict[str, Any]:
-    from treewright.retrace.fixes import fix_for
-
-    parts = [part for whole in report.differences for part in whole.parts or (whole,)]
-    differences = [{"kind": part.kind, "text": str(part), "fix": fix_for(part)} for part in parts]
-    values = {name: getattr(report, name) for name in ("function", "event", "number", "seconds", "caller")}
-    return {**values, "text": str(report), "differences": differences}
+def _longest_first(rows: dict[str, _Row]) -> list[tuple[str, _Row]]:
+    return sorted(rows.items(), key=lambda named: -named[1].seconds)

@@ -11,7 +11,7 @@ from treewright._contents import Part
 from treewright._reports import mesh_text
 from treewright._trees.causes import Cause, Snapshot, cause_of, class_of, is_same_object, one_static, snapshot
 from treewright._trees.diff import Comparator, differences, static_difference
-from treewright._trees.difference import ABSENT, Difference, DifferenceKind, describe_apart, shown
+from treewright._trees.difference import ABSENT, Difference, DifferenceKind
 from treewright.retrace.jax_private import FLAX_NODES, OF_PMAP
 from treewright.retrace.signature import Signature
 
@@ -51,20 +51,19 @@ def _argument_differences(old: Signature, new: Signature, compare: Comparator) -
 
     Of `def f(x, k=1)`, in two calls:
 
-    f(x), f(x, 2)        k is not passed, and then not its default: 1 (default) -> 2
-    f(x), f(x, 1)        its default is passed: one more argument
+    f(x), f(x, 2)        k is not passed, and then passed: 1 (default) -> 2
     f(x, 2), f(x, k=2)   by position, and then by keyword
     f(x, 2), f(x, 3)     static: two values; traced: a leaf in both, so no difference
     """
     for name in dict.fromkeys((*old.passed, *new.passed)):
         a, b = old.arguments.get(name, ABSENT), new.arguments.get(name, ABSENT)
-        default, default_tree = new.defaults.get(name, (ABSENT, ABSENT))
-        passed, is_static = b if a is ABSENT else a, name in old.statics | new.statics
-        if (a is ABSENT or b is ABSENT) and is_static and default is not ABSENT and not one_static(default, passed):
-            both = (default, b) if a is ABSENT else (a, default)
-            yield static_difference((name,), *both, compare)
-        elif a is ABSENT or b is ABSENT:
-            yield _presence_difference(name, (a, b), (default, default_tree))
+        default, is_static = new.defaults.get(name, ABSENT), name in old.statics | new.statics
+        if a is ABSENT or b is ABSENT:
+            left, right = default if a is ABSENT else a, default if b is ABSENT else b
+            if is_static and default is not ABSENT and not one_static(left, right):
+                yield static_difference((name,), left, right, compare)
+            else:
+                yield _presence_difference(name, a, b, default)
         elif (name in old.statics) is not (name in new.statics):
             reasons = ("traced before, and static now", "static before, and traced now")
             yield Difference((name,), a, b, "class", Cause("other statics", reasons[name in old.statics]))
@@ -77,27 +76,22 @@ def _argument_differences(old: Signature, new: Signature, compare: Comparator) -
                 yield from differences(a, b, values=False, path=(name,), compare=compare)
 
 
-def _presence_difference(name: str, both: Any, defaults: tuple[Any, Any]) -> Difference:
+def _presence_difference(name: str, a: Any, b: Any, default: Any) -> Difference:
     """The difference between a call with an argument and one without it."""
-    (a, b), (value, default) = both, defaults
-    passed = b if a is ABSENT else a
-    kind: DifferenceKind = "added" if a is ABSENT else "removed"
     if default is ABSENT:
-        return Difference((name,), a, b, kind, Cause("argument", ""))
-    if not any(differences(default, passed, values=False, compare=_WITHOUT_REASONS)):
-        return Difference((name,), a, b, kind, Cause("default replaced", ""))
-    text = short_text(value) if getattr(default, "python", None) else shown(default)
-    by_default = Verbatim(f"{text} (default)")
-    cause = Cause("None replaced" if getattr(default, "cls", None) is type(None) else "default replaced", "")
-    return Difference((name,), by_default if a is ABSENT else a, by_default if b is ABSENT else b, "class", cause)
+        return Difference((name,), a, b, "added" if a is ABSENT else "removed", Cause("argument", ""))
+    text = Verbatim(f"{short_text(default)} (default)")
+    is_none_replaced = default is None and getattr(b if a is ABSENT else a, "cls", None) is not type(None)
+    cause = Cause("None replaced" if is_none_replaced else "default replaced", "")
+    return Difference((name,), text if a is ABSENT else a, text if b is ABSENT else b, "class", cause)
 
 
 def _by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
     for name in dict.fromkeys((*old, *new)):
         a, b = old.get(name), new.get(name)
         if a is not b and not one_static(a, b):
-            old_value, new_value = _settings(a, b) if kind == "setting" else (snapshot(a), snapshot(b))
-            yield static_difference((name,), old_value, new_value, _WITHOUT_REASONS, kind)
+            values = _settings(a, b) if kind == "setting" else (snapshot(a), snapshot(b))
+            yield static_difference((name,), *values, _WITHOUT_REASONS, kind)
 
 
 def _setting_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
@@ -113,26 +107,13 @@ def _setting_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iter
 
 
 def _settings(old: Any, new: Any) -> tuple[Any, Any]:
-    """Two settings as reports show them: a mesh by its axes, and also by its devices if the axes are equal."""
-    sides = _setting(old), _setting(new)
-    if not all(isinstance(side, Verbatim) for side in sides) or sides[0].content != sides[1].content:
-        return sides
-    details = describe_apart(_innermost_mesh(old), _innermost_mesh(new)) or ["", ""]
-    left, right = [Verbatim(f"{side.content} {detail}".rstrip()) for side, detail in zip(sides, details, strict=True)]
-    return left, right
-
-
-def _setting(value: Any) -> Any:
-    """A setting as reports show it: a mesh, or the stack of meshes from `with mesh:`, by its axes."""
-    mesh = _innermost_mesh(value)
-    if value == () or isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
-        return Verbatim(mesh_text(mesh))
-    axes = getattr(value, "axis_sizes", None)  # named axes, from vmap and pmap
-    return snapshot(value if axes is None else dict(axes))
-
-
-def _innermost_mesh(value: Any) -> Any:
-    return next(reversed(value), None) if type(value) is tuple else value
+    """Two settings as reports show them: a mesh, or the innermost of `with mesh:`, by its axes if these differ."""
+    sides = [next(reversed(value), None) if type(value) is tuple else value for value in (old, new)]
+    if any(isinstance(side, jax.sharding.Mesh | jax.sharding.AbstractMesh) for side in sides):
+        left, right = map(mesh_text, sides)
+        return (Verbatim(left), Verbatim(right)) if left != right else (snapshot(sides[0]), snapshot(sides[1]))
+    axes = [dict(value.axis_sizes) if hasattr(value, "axis_sizes") else value for value in (old, new)]
+    return snapshot(axes[0]), snapshot(axes[1])  # the named axes from vmap and pmap have sizes
 
 
 def without_placement(differences: list[Difference]) -> list[Difference]:

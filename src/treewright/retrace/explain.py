@@ -1,30 +1,29 @@
 """Public API: `explain`, `explain_retraces` and `max_traces`."""
 
-import contextlib
+import functools
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
 
 from treewright._base.jax_private import is_jitted, options_of
 from treewright._base.text import did_you_mean, short_text
-from treewright._contents import unwrap
 from treewright._loop import loop
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.comparison import call_differences, without_placement
 from treewright.retrace.jax_private import (
     EQUINOX_PMAP,
+    OBSERVER,
     Call,
     definition_of,
     frames_up_to_user,
-    give_own_code,
     goes_through,
-    is_running,
+    is_bound,
     jit_call,
-    outermost_jitted,
+    use_in,
 )
 from treewright.retrace.report import ReportedEvent, RetraceReport
 from treewright.retrace.signature import Signature, signature_of
@@ -55,14 +54,14 @@ def explain(
         A report; `report.event` is `"none"` if the call would need no new program.
 
     Raises:
-        TypeError: If `function` is not callable, or the arguments of a call are not a tuple and a dict.
+        TypeError: If `function` is not callable, or the positional arguments of a call are not a tuple.
 
     Examples:
         >>> def step(x, scale=1.0):
         ...     return x * scale
         >>> print(explain(step, (jnp.ones(3),), (jnp.ones(3), 2.0)))
         step would retrace
-            scale (added): Python float
+            scale: 1.0 (default) -> Python float
                 pass it in every call
     """
     if not callable(function):
@@ -76,11 +75,6 @@ def explain(
             raise TypeError(
                 f"explain(function, old_args, new_args) needs the arguments of each call as a tuple, got "
                 f"{short_text(args)}. Example: explain(step, (x,), (y,))."
-            )
-        if not (kwargs is None or isinstance(kwargs, Mapping)):
-            raise TypeError(
-                f"explain needs the keyword arguments of each call as a dict, got {short_text(kwargs)}. Example: "
-                f"explain(step, (x,), (x,), old_kwargs={{'n': 1}}, new_kwargs={{'n': 2}})."
             )
         signatures.append(signature_of(jit_call(function, args, kwargs or {}, options or {})))
     differences = call_differences(*signatures)
@@ -98,13 +92,15 @@ class _BlockOrDecorator:
         if not (only is None or isinstance(only, str) or callable(only)):
             raise TypeError(f"{type(self).__name__}(only=...) needs a function or its name, got {short_text(only)}.")
         self._only, self._options = only, options
-        self._others: tuple[Only, ...] = ()  # `only` of the blocks that take precedence
         self._open: list[RetraceTracker] = []  # one for each open block, innermost last
         frame = frames_up_to_user()[-1]
         self._created_at = frame.f_code.co_filename, frame.f_lineno
 
     def __call__(self, function: F) -> F:
-        """The function itself. It, or if it is not jitted, the jitted functions that it calls, are tracked."""
+        """The function itself, or for a method or a partial, a function that calls it: its calls are tracked.
+
+        If it is not jitted, the jitted functions that it calls are tracked too.
+        """
         self._created_at, decorator = None, type(self).__name__
         decorated: Any = function
         if not callable(decorated) or isinstance(decorated, type):
@@ -118,32 +114,22 @@ class _BlockOrDecorator:
                 f"{decorator}(only=...) decorates {name}, but a decorator tracks only its own function. Remove only=, "
                 f"or write `with {decorator}(...):` around the calls."
             )
-        self._track(function)
-        return function
-
-    def _track(self, function: Any) -> None:
-        """Track the calls through a jitted function, or of a function that is not jitted, as long as it exists."""
-        tracked, inner = outermost_jitted(function), unwrap(function)
-        reference = weakref.ref(tracked)
-        if tracked is inner:
-            give_own_code(inner)
-            tracker = self._start(lambda call: unwrap(call.function) is reference() or is_running(reference()))
-        else:
-            tracker = self._start(lambda call: goes_through(call, reference()))
-        tracker.decorated = reference
-        weakref.finalize(tracked, tracker.stop, stacklevel=1).atexit = False
+        limited: F = _function_that_calls(function) if is_bound(function) else function
+        use = use_in(limited)
+        reference, key = weakref.ref(use), (type(self), id(use))
+        tracker = RetraceTracker(concerns=lambda call: goes_through(call, reference()), **self._options)
+        # In place of an earlier tracker of this object: the same line run again begins a new count.
+        if tracker.start(stacklevel=2, key=key):
+            weakref.finalize(use, OBSERVER.remove, key).atexit = False
+        return limited
 
     def __enter__(self) -> None:
         self._created_at = None
-        self._open.append(self._start(self._concerns if self._only is not None or self._others else None))
-
-    def _concerns(self, call: Call) -> bool:
-        return _matches(self._only, call) and not any(_matches(other, call) for other in self._others)
-
-    def _start(self, concerns: Callable[[Call], bool] | None) -> RetraceTracker:
+        only = self._only
+        concerns = None if only is None else lambda call: _matches(only, call)
         tracker = RetraceTracker(concerns=concerns, **self._options)
-        tracker.start(stacklevel=3)
-        return tracker
+        tracker.start(stacklevel=2)
+        self._open.append(tracker)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         tracker, only, limit = self._open.pop(), self._only, self._options.get("limit")
@@ -175,6 +161,16 @@ class _BlockOrDecorator:
             warnings.warn_explicit(text, RetraceWarning, *self._created_at)
 
 
+def _function_that_calls(method: Any) -> Any:
+    """A function in place of a method or a partial, whose own calls the stack does not show."""
+
+    @functools.wraps(method, updated=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    return call
+
+
 def _fix_for_untracked(function: Any, decorator: str) -> str:
     """The fix if a decorator would not see the calls of this object; else empty."""
     of_step = f"{decorator}(1)" if decorator == max_traces.__name__ else f"{decorator}()"
@@ -185,18 +181,9 @@ def _fix_for_untracked(function: Any, decorator: str) -> str:
     return ""
 
 
-def _matches(only: Only, call: Call) -> bool:
+def _matches(only: Callable[..., Any] | str, call: Call) -> bool:
     definition = definition_of(call.function)
-    return only is None or (definition == definition_of(only) if callable(only) else definition[0] == only)
-
-
-def nested(blocks: Sequence[_BlockOrDecorator]) -> contextlib.ExitStack:
-    """One block for several; for each function, only the first that matches it applies."""
-    stack = contextlib.ExitStack()
-    for index, block in enumerate(blocks):
-        block._others = tuple(other._only for other in blocks[:index])
-        stack.enter_context(block)
-    return stack
+    return definition == definition_of(only) if callable(only) else definition[0] == only
 
 
 def _write_to_log(report: RetraceReport) -> None:
@@ -256,11 +243,13 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
     was compiled before the block needs no trace in it, so `max_traces(0)` allows no new one. If an error is caught
     within the block, or raised in a different thread, it is raised again at the end of the block.
 
-    As a decorator above `jit`, it counts the traces of calls through that jitted function as long as it exists: jitting
-    and limiting the function again, for each trial of a sweep, begins a new count. Below `jit`, or on a function that
-    is not jitted, such as a test, it counts the traces of that function and of each jitted function that it calls. Each
-    `loop` of the function counts apart. On a callable object, it counts the traces of the object itself, not of what
-    its methods call. Of several limits on one object, each applies.
+    As a decorator, it counts the calls through the object that it decorates, as long as this exists. Above `jit`, this
+    is the jitted function: jitting and limiting a function again, for each trial of a sweep, begins a new count. Below
+    `jit`, or on a function that is not jitted, such as a test, it counts the traces of that function, by each `jit` or
+    `loop` of it, and of each jitted function that it calls, but not in threads that it starts. On a callable object, it
+    counts the traces of the object itself, not of what its methods call. A new limit on the same object, as from a
+    notebook cell that runs again, replaces the old one and begins a new count. Equinox takes a `filter_jit` inside
+    another one apart, so the limit of the inner one belongs below it.
 
     Args:
         limit: The maximum number of traces of each function.

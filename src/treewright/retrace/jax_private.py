@@ -10,16 +10,16 @@ import functools
 import inspect
 import sys
 import threading
-import traceback
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
+from traceback import walk_stack
 from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.monitoring
 import numpy as np
 
-from treewright._base.functions import STANDARD_FOLDER
+from treewright._base.functions import METHOD_TYPES, STANDARD_FOLDER
 from treewright._base.jax_private import (
     is_jitted,
     mesh_of_old_context,
@@ -56,6 +56,7 @@ PMAP_SETTINGS = ("axis_name", "in_axes", "out_axes", "devices", "axis_size")
 # The modules in which equinox and flax call `jit` for the user. Without them, or their local variables, reports show
 # the arguments that these libraries pass to `jit` instead of the user's.
 EQUINOX_JIT = "equinox._jit"
+EQUINOX_BOUND = "equinox._module"  # bound methods and partials
 EQUINOX_PMAP = "equinox._vmap_pmap"  # it has one inner function for all that it maps
 FLAX_NNX = "flax.nnx"
 FLAX_NODES = "._pytree__nodes"  # the static in which nnx lists its attributes; without it, reports have one more line
@@ -111,19 +112,33 @@ def jit_call(function: Any, args: Any, kwargs: Any, options: Mapping[str, Any], 
     return Call(function, tuple(args), kwargs, compared, frozenset(statics))
 
 
-def outermost_jitted(function: Any) -> Any:
-    """The outermost jitted function that a wrapper or method calls; without one, the innermost function."""
-    each = function
-    for each in wrapper_chain(function):
-        if is_jitted(each) or type(each).__module__.startswith((EQUINOX_JIT, FLAX_NNX)):
-            break
-    return each
+def is_bound(function: Any) -> bool:
+    """Whether this is a method or a partial: a new object, beside others for the same function."""
+    is_of_equinox = type(function).__module__.startswith(EQUINOX_BOUND)
+    return is_of_equinox or isinstance(function, (functools.partial, *METHOD_TYPES))
 
 
-def goes_through(call: Call, function: Any) -> bool:
-    """Whether a call goes through this jitted function, not only to the function that it jits."""
-    entry = getattr(function, "_jit_info", function)
-    return any(each is entry for each in call.entries) or any(each is function for each in wrapper_chain(call.function))
+def use_in(function: Any) -> Any:
+    """The function or jitted function that is limited by a decorator; a different object is limited itself.
+
+    The function gets a copy of its code, so the stack shows whether it runs, or another closure of the same `def`.
+    """
+    kinds = (EQUINOX_JIT, FLAX_NNX)
+    for use in wrapper_chain(function):
+        if isinstance(use, types.FunctionType):
+            use.__code__ = use.__code__.replace()
+            return use
+        if is_jitted(use) or type(use).__module__.startswith(kinds):
+            return use
+    return function
+
+
+def goes_through(call: Call, use: Any) -> bool:
+    """Whether a call is one of this function, or of a jitted function that it calls while it runs."""
+    if isinstance(use, types.FunctionType) and any(frame.f_code is use.__code__ for frame, _ in walk_stack(None)):
+        return True
+    entry = getattr(use, "_jit_info", use)
+    return any(each is entry for each in call.entries) or any(each is use for each in wrapper_chain(call.function))
 
 
 def definition_of(function: Any) -> tuple[str, Any]:
@@ -239,7 +254,7 @@ def _cached(jit: Any, function: Any, info: Any) -> int:
         entries = sum(int(jit(each, info)._cache_size()) for each in functions.values())
     except (AttributeError, TypeError):
         return 0
-    stacks = [traceback.walk_stack(frame) for frame in sys._current_frames().values()] if entries else []
+    stacks = [walk_stack(frame) for frame in sys._current_frames().values()] if entries else []
     called = {*CALL_FRAMES - {TRACE_FRAME}, TRACE_ONLY_FRAME, LOWER_FRAME}
     frames = [frame for stack in stacks for frame, _ in stack if _is_of_jax(frame, called)]
     running = [frame for frame in frames if frame.f_code.co_name not in {TRACE_ONLY_FRAME, LOWER_FRAME}]
@@ -252,18 +267,6 @@ def _equal_functions(function: Any) -> dict[int, Any]:
     cache = None if isinstance(function, types.FunctionType) else private("interpreters.partial_eval.trace_to_jaxpr")
     functions = [function, *(key[0]() for key in getattr(cache, "cache_keys", list[Any])())]
     return {id(each): each for each in functions if type(each) is type(function) and each == function}
-
-
-def give_own_code(function: Any) -> None:
-    """Give a function a copy of its code, so the stack shows whether it runs, or another closure of the same `def`."""
-    if isinstance(function, types.FunctionType):
-        function.__code__ = function.__code__.replace()
-
-
-def is_running(function: Any) -> bool:
-    """Whether a function with its own code is running in this thread."""
-    code = getattr(function, "__code__", None)
-    return any(frame.f_code is code for frame, _ in traceback.walk_stack(None))
 
 
 def _outcome(function: Any, names: Mapping[str, Any]) -> Outcome:
@@ -362,13 +365,13 @@ class Observer:
     """The only listener registered with JAX. It passes events on to its own listeners.
 
     JAX iterates over a plain list of listeners: unregistering one meanwhile, in any thread, makes JAX skip the next. So
-    this one stays registered, and its own listeners are in a tuple.
+    this one stays registered, and its own listeners are in a dict that never changes.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: the garbage collector may end a tracker inside
-        self._listeners: tuple[Callable[[Event], object], ...] = ()
-        self._probes: dict[int, tuple[Callable[[Event], object], ...]] = {}  # per thread
+        self._listeners: dict[Hashable, Callable[[Event], object]] = {}
+        self._probes: dict[int, dict[Hashable, Callable[[Event], object]]] = {}  # per thread
 
     def __call__(self, event: str, duration_secs: float, **details: str | int) -> None:
         """Called by JAX at each event."""
@@ -388,11 +391,18 @@ class Observer:
             package = str(getattr(unwrap(call.function), "__module__", "")).partition(".")[0]
             is_operation = package in {"jax", "jaxlib", "treewright"}
         observed = Event(kind, duration_secs, definition, call, is_operation, caller)
-        for listener in listeners:
+        for listener in listeners.values():
             listener(observed)
 
-    def add(self, listener: Callable[[Event], object] | None = None) -> None:
-        """Call a function at every event in the process."""
+    def add(self, key: Hashable, listener: Callable[[Event], object]) -> bool:
+        """Call a function at every event in the process, in place of an earlier one with this key; True without one."""
+        self._register()
+        with self._lock:
+            is_new = key not in self._listeners
+            self._listeners = {**self._listeners, key: listener}
+        return is_new
+
+    def _register(self) -> None:
         with self._lock:
             # Again after `jax.monitoring.clear_event_listeners()`, which removes it.
             registered: Any = private("monitoring.get_event_duration_listeners")
@@ -401,24 +411,23 @@ class Observer:
                     jax.monitoring.unregister_event_duration_listener(self)
             if registered is None or self not in registered():
                 jax.monitoring.register_event_duration_secs_listener(self)
-            self._listeners += () if listener is None else (listener,)
 
-    def remove(self, listener: Callable[[Event], object]) -> None:
+    def remove(self, key: Hashable) -> None:
         """Undo `add`."""
         with self._lock:
-            self._listeners = tuple(other for other in self._listeners if other != listener)
+            self._listeners = {other: listener for other, listener in self._listeners.items() if other != key}
 
     def events_of(self, work: Callable[[], object]) -> list[Event]:
         """The events of some work, run in a new thread, outside the caller's traces and settings."""
         events: list[Event] = []
 
         def run() -> None:
-            self._probes[threading.get_ident()] = (events.append,)
+            self._probes[threading.get_ident()] = {None: events.append}
             with contextlib.suppress(Exception):  # an error means that nothing was observed
                 work()
             del self._probes[threading.get_ident()]
 
-        self.add()
+        self._register()
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
@@ -440,10 +449,6 @@ _SETTINGS_IN_WORDS: Mapping[str, str] = types.MappingProxyType(
         "axis_env_state": "the named axes in scope",
         "trace_state": "the trace around the call",
         "eager_constant_folding": "jax.ensure_compile_time_eval",
-        "compute_on_context_manager": "compute_on",
-        "xla_metadata_context_manager": "set_xla_metadata",
-        "user_context": "the user context",
-        "pallas_tpu_interpret_mode_context_manager": "the interpret mode of Pallas for TPU",
     }
 )
 # Long-standing settings, which all versions of JAX have.

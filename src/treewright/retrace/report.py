@@ -21,7 +21,7 @@ _KINDS: Mapping[str, str] = types.MappingProxyType(
     | {"value": "static", "passing": "passed", "option": "option of jit"}
 )
 
-ReportedEvent = Literal["trace", "recompile", "count", "would trace", "would recompile", "none"]
+ReportedEvent = Literal["trace", "recompile", "would trace", "would recompile", "none"]
 
 
 @public
@@ -31,8 +31,8 @@ class RetraceReport:
 
     Args:
         function: The name of the function.
-        event: `"trace"`; `"recompile"`, a compilation without a trace; `"count"`, a trace whose arguments could not
-            be compared, because an `__eq__` raised. From `explain`: `"would trace"`, `"would recompile"`, `"none"`.
+        event: `"trace"`, or `"recompile"`, a compilation without a trace. From `explain`: `"would trace"`,
+            `"would recompile"`, `"none"`.
         number: The number of this trace among those of the function's definition; of this compilation, if `event` is
             `"recompile"`.
         differences: The differences from the most similar earlier signature. Their paths begin with an argument's name;
@@ -43,8 +43,6 @@ class RetraceReport:
         unseen: What could not be observed, so the report may lack it; else empty.
         before: For the first observed trace or recompile of a function: the entries it had in JAX's cache before. A
             program can have two, for numpy arrays and for JAX's, and a call that failed has one too.
-        programs: The number of programs that were compiled for the function's definition so far.
-        total_seconds: The time for all of them.
 
     Examples:
         >>> step = jax.jit(lambda batch: batch["x"].sum())
@@ -63,13 +61,11 @@ class RetraceReport:
     caller: str = ""
     unseen: str = ""
     before: int = 0
-    programs: int = 0
-    total_seconds: float | None = None
 
     @property
     def is_retrace(self) -> bool:
         """Whether the function had been traced before."""
-        return self.compared_with is not None or self.before > 0 or (self.event == "count" and self.number > 1)
+        return self.compared_with is not None or self.before > 0
 
     def __str__(self) -> str:
         lines = [self._headline(), *first_lines(difference_lines(self.differences), _MAX_LINES, more="more lines")]
@@ -79,8 +75,6 @@ class RetraceReport:
         if self.before:
             programs = "program" if self.before == 1 else "programs"
             lines.append(f"not its first call: it had up to {self.before} {programs}, whose arguments were not seen")
-        if self.event == "count":
-            lines.append("the arguments could not be compared, so traces are only counted")
         return "\n    ".join([*lines, self.unseen] if self.unseen else lines)
 
     def __repr__(self) -> str:
@@ -90,8 +84,6 @@ class RetraceReport:
         last = self.number % 10 if self.number % 100 not in {11, 12, 13} else 0
         ordinal = f"{self.number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(last, 'th') }{' observed' if self.before else ''}"
         seconds = "" if self.seconds is None else f", {_seconds(self.seconds)}"
-        if self.programs > 1 and self.total_seconds is not None:
-            seconds += f"; {self.programs} programs so far, {_seconds(self.total_seconds)}"
         caller = f", called from {self.caller}" if self.caller else ""
         match self.event:
             case "none":

@@ -22,7 +22,7 @@ import operator
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, Literal
 
 import jax
@@ -33,7 +33,7 @@ from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.comparison import call_differences, without_placement
 from treewright.retrace.jax_private import OBSERVER, Call, Event, can_observe_compilations, can_read_calls
 from treewright.retrace.report import RetraceReport, too_many
-from treewright.retrace.signature import Signature, is_of_loop, signature_of
+from treewright.retrace.signature import Signature, signature_of
 
 _MAX_CALLS = 32  # remembered calls per definition
 _JAX = f"JAX {jax.__version__}"
@@ -71,7 +71,6 @@ class CallHistory:
         self.name = name
         self.counts: collections.Counter[str] = collections.Counter()  # traces, recompiles, compilations
         self.numbers: Iterator[int] = itertools.count(1)  # numbers of traces, inside other traces too
-        self.seconds: float = 0.0  # of all traces and compilations
         self.calls: collections.deque[PastCall] = collections.deque(maxlen=_MAX_CALLS)
         # The functions and signatures of traces for no program, as in `eval_shape`, until a call uses them.
         self.unused: collections.deque[tuple[weakref.ref[Any], Signature]] = collections.deque(maxlen=_MAX_CALLS)
@@ -154,11 +153,6 @@ class _CurrentCall:
         """The call whose trace is compiled: this one, or the earlier one that shares it."""
         return self.recorded or self.closest
 
-    def add(self, event: Event) -> None:
-        """Add the time of an event."""
-        self.seconds += event.seconds
-        self.history.seconds += event.seconds
-
     def record(self, number: int | None = None) -> PastCall:
         """Add the call to the history, so later events are compared with it; without a number, as a new trace."""
         function, history = self.reference(), self.history
@@ -191,24 +185,26 @@ class RetraceTracker:
         self.violations: list[str] = []
         self.traced: set[str] = set()  # the names of all traced functions, tracked or not
         self._on_report, self._concerns = on_report, concerns
-        self.decorated: weakref.ref[Any] | None = None  # the function that it tracks as a decorator
-        self._limits: Mapping[str, int | None] = {"trace": limit, "count": limit, "recompile": recompiles}
+        self._limits: Mapping[str, int | None] = {"trace": limit, "recompile": recompiles}
         self._lock = threading.RLock()
         self._histories: dict[Any, CallHistory] = {}
         self._pending: dict[int, _CurrentCall] = {}  # per thread, the call that is not compiled yet
         self._events: set[str] = set()  # the kinds of events so far, "transformation" and "unread"
 
-    def start(self, *, stacklevel: int) -> None:
-        """Begin tracking; warn, or raise if there is a limit, if calls can't be observed in this version of JAX."""
+    def start(self, *, stacklevel: int, key: Hashable = None) -> bool:
+        """Begin tracking, in place of another tracker with this key; True without one.
+
+        Warn, or raise if there is a limit, if calls can't be observed in this version of JAX.
+        """
         if not can_read_calls():
             if self._limits["trace"] is not None:
                 raise RuntimeError(_CANT_COUNT)
             warnings.warn(_NO_CALLS, RetraceWarning, stacklevel=stacklevel + 1)
-        OBSERVER.add(self.on_event)
+        return OBSERVER.add(self if key is None else key, self.on_event)
 
     def stop(self, *, stacklevel: int) -> None:
         """End tracking, and warn about events that were not observed."""
-        OBSERVER.remove(self.on_event)
+        OBSERVER.remove(self)
         self.flush()
         is_complete = "compile" in self._events and not {"transformation", "unread"} & self._events
         if self._events and not (is_complete or can_observe_compilations()):
@@ -227,12 +223,12 @@ class RetraceTracker:
         if event.kind != "trace" and self._limits["recompile"] is not None and not can_observe_compilations():
             raise RuntimeError(_CANT_COUNT)
         if event.kind == "lower" and event.thread in self._pending:
-            self._pending[event.thread].add(event)
+            self._pending[event.thread].seconds += event.seconds
         if call is None or event.is_operation or not can_read_calls():
             return
         if call.outcome == "failed":  # JAX keeps an entry in its cache for a failed call too
             with contextlib.suppress(Exception):  # a user's __eq__ or __hash__
-                self._history(event, call).programs_before(call)
+                self._history(event).programs_before(call)
             return
         if event.kind == "trace" and call.outcome != "shared":
             self.traced.add(event.definition[0])
@@ -249,13 +245,13 @@ class RetraceTracker:
         current = self._compare(event, call, sharing=is_shared)
         if current is None:
             if not is_shared and call.is_for_program:
-                self._report_uncompared(event, call)
+                self._report_uncompared(event)
             return
         if not call.is_for_program:
             if not is_shared:
                 current.history.unused.append((current.reference, current.signature))
             return
-        current.add(event)
+        current.seconds += event.seconds
         current.may_be_new = call.outcome == "unknown" and current.closest is not None and not current.of_trace
         if current.is_new and not current.may_be_new:
             self._report(event, "trace", current)
@@ -272,7 +268,7 @@ class RetraceTracker:
             current = self._compare(event, call, sharing=not call.in_transformation)
         if current is None:
             return
-        current.add(event)
+        current.seconds += event.seconds
         if call.in_transformation:
             self._events.add("transformation")
         current.history.counts["compile"] += 1
@@ -290,7 +286,7 @@ class RetraceTracker:
         """Compare a call with earlier ones; None if that fails, because the program must go on."""
         function, is_new = call.function, not sharing
         try:
-            history = self._history(event, call)
+            history = self._history(event)
             if event.signature is None:
                 event.signature = signature_of(call, history.calls[-1].signature if history.calls else None)
             reference = weakref.ref(function)
@@ -305,26 +301,25 @@ class RetraceTracker:
             closest, differences = None, []
         return _CurrentCall(reference, history, event.signature, closest, differences, is_new, programs_before=before)
 
-    def _history(self, event: Event, call: Call) -> CallHistory:
-        """The history of the function's definition.
-
-        A limited step has one for each loop, whose programs are its own. A block counts all loops of a step together,
-        so it finds a loop that is created again for each epoch.
-        """
+    def _history(self, event: Event) -> CallHistory:
+        """The history of the function's definition."""
         name, definition = event.definition
-        key: Any = definition or name
-        is_limited = self.decorated is not None and self._limits["trace"] is not None
         with self._lock:
-            if is_limited and is_of_loop(getattr(call.function, "__code__", None)):
-                key = weakref.ref(call.function, lambda loop: self._histories.pop(loop, None))
-            return self._histories.setdefault(key, CallHistory(name))
+            return self._histories.setdefault(definition or name, CallHistory(name))
 
-    def _report_uncompared(self, event: Event, call: Call) -> None:
+    def _report_uncompared(self, event: Event) -> None:
         """Count and report a trace whose call can't be compared with earlier ones."""
-        history = self._history(event, call)
-        history.seconds += event.seconds
-        number = history.counts["count"] + 1
-        report = RetraceReport(history.name, "count", number, seconds=event.seconds, caller=event.caller)
+        history = self._history(event)
+        number = next(history.numbers)
+        report = RetraceReport(
+            history.name,
+            "trace",
+            number,
+            compared_with=number - 1 or None,
+            seconds=event.seconds,
+            caller=event.caller,
+            unseen="the arguments could not be compared, because an __eq__ or __hash__ failed",
+        )
         self._count(history, report)
         if report.is_retrace:
             self._on_report(report)
@@ -368,12 +363,7 @@ class RetraceTracker:
     def _send(self, current: _CurrentCall | None) -> None:
         """Send the report of a finished call, unless it was the first of its function."""
         if current is not None and current.report is not None and current.report.is_retrace:
-            programs = current.history.counts["compile"]
-            self._on_report(
-                dataclasses.replace(
-                    current.report, seconds=current.seconds, programs=programs, total_seconds=current.history.seconds
-                )
-            )
+            self._on_report(dataclasses.replace(current.report, seconds=current.seconds))
 
 
 def _kind_of_compilation(current: _CurrentCall, call: Call) -> Literal["trace", "recompile", "first program"] | None:

@@ -1,33 +1,21 @@
-"""The pytest plugin: the marker `max_traces`, the fixture `retraces` and the option `--retraces`.
+"""The pytest plugin: the marker `max_traces` and the fixture `retraces`.
 
 pytest loads it in every run in the environment, so it imports only pytest until a test needs more.
 """
 
+import contextlib
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from treewright.retrace.command import ProgramRecorder
     from treewright.retrace.explain import max_traces as limit_class
     from treewright.retrace.report import RetraceReport
 
-_RECORDER: "pytest.StashKey[ProgramRecorder]" = pytest.StashKey()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option."""
-    text = "report at the end what JAX traced and compiled in this process, and why functions were retraced"
-    parser.getgroup("treewright").addoption("--retraces", action="store_true", help=text)
-
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and begin to record with `--retraces`."""
-    if config.getoption("--retraces"):
-        from treewright.retrace.command import ProgramRecorder
-
-        config.stash[_RECORDER] = ProgramRecorder(["pytest", *config.invocation_params.args])
+    """Register the marker."""
     config.addinivalue_line(
         "markers",
         "max_traces(limit, *, only=None, recompiles=None): fail if jit traces a function more than `limit` times "
@@ -36,29 +24,20 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the report."""
-    recorder = config.stash.get(_RECORDER, None)
-    if recorder is not None:
-        terminalreporter.write_line(f"\n{recorder.text()}")
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Run the test under the limits of its markers.
-
-    For each function, the closest marker applies; on the same test or class, a marker with `only` comes first.
-    """
+    """Run the test under the limits of its own markers, or else of those of its class or module."""
     marks = list(item.iter_markers_with_node("max_traces"))
     if not marks:
         return (yield)
     from treewright.errors import TooManyTracesError
-    from treewright.retrace.explain import max_traces, nested
+    from treewright.retrace.explain import max_traces
 
-    nodes = [node for node, _ in marks]
-    marks.sort(key=lambda pair: (nodes.index(pair[0]), pair[1].kwargs.get("only") is None))
     try:
-        with nested([_as_limit(max_traces, mark) for _, mark in marks]) as blocks:
+        with contextlib.ExitStack() as blocks:
+            for node, mark in marks:
+                if node is marks[0][0]:
+                    blocks.enter_context(_as_limit(max_traces, mark))
             result = yield
             passed = blocks.pop_all()
     except TooManyTracesError as error:

@@ -9,7 +9,7 @@ the reason. `tests/slips` has its wrong and right programs, and the site prints 
     fields      a class is read, its fields (DECLARATIONS: the first text is the error)
     children    a node is made: children that are unlikely (CHILD: the first text is the warning)
     statics     a node is made: statics that were rejected (the error), or that can change (CHANGING: warnings); a node
-                is written or read, as a pickle or in an exported program
+                is pickled
     instances   an attribute is rejected, a copy is made, or an error passes through (CONSTRUCTOR, METHOD: notes)
 """
 

@@ -9,7 +9,6 @@ from jax.core import Tracer
 from treewright._base.functions import earlier_class_hint, is_cached_property
 from treewright._base.text import (
     annotation_text,
-    array_text,
     class_name,
     did_you_mean,
     short_text,
@@ -64,17 +63,17 @@ def no_init_has_run(cls: Any) -> str:
     return f"no __init__ has finished it. Assign the fields in __init__, and call {cls.__qualname__}(...) again"
 
 
-def frozen(info: NodeInfo, name: str, verb: str) -> str:
+def frozen(info: NodeInfo, name: str) -> str:
     """A node does not change after its constructor."""
     cls = info.cls.__qualname__
     if name not in info.by_name:
         return (
-            f"cannot {verb} {name!r}: {cls} has no field of this name{did_you_mean(name, info.by_name)}, and nodes are "
-            f"frozen after __init__."
+            f"cannot assign to {name!r}: {cls} has no field of this name{did_you_mean(name, info.by_name)}, and nodes "
+            f"are frozen after __init__."
         )
     return (
-        f"cannot {verb} field {name!r} of {with_article(cls)}, it is frozen: use treewright.replace(node, {name}=...) "
-        f"for a changed copy, or assign in `with treewright.edit(node) as draft:`."
+        f"cannot assign to field {name!r} of {with_article(cls)}, it is frozen: use treewright.replace(node, "
+        f"{name}=...) for a changed copy, or assign in `with treewright.edit(node) as draft:`."
     )
 
 
@@ -269,16 +268,14 @@ def traced_comparison(place: str) -> str:
     )
 
 
-def unhashable_child(node: Any, place: str, leaf: Any) -> str:
-    """Python's own error names neither the field nor the reason that JAX hashes the node."""
-    array = array_text(leaf)
-    kind = with_article(type(leaf).__name__) if array is None else f"an array, {array}"
+def unhashable_child(node: Any) -> str:
+    """Python's own error names neither the node nor the reason that JAX hashes it."""
     as_function = (
         " If it was passed as a function, to jit, checkpoint, scan, fori_loop, while_loop, cond, switch or a callback, "
         "pass its method: node.__call__."
     )
     return (
-        f"unhashable type {type(node).__qualname__!r}: {place} is {kind}. A traced argument of a jitted function needs "
-        f"no hash; a static argument or dict key does, and then every child must be hashable."
+        f"unhashable type {type(node).__qualname__!r}: a child of {short_text(node)} has no hash. A traced argument of "
+        f"a jitted function needs no hash; a static argument or dict key does, and then every child must be hashable."
         f"{as_function if callable(node) else ''}"
     )

@@ -3,17 +3,26 @@
 import argparse
 import dataclasses
 import types
-from collections.abc import Callable, Iterable, Mapping, MutableSequence, MutableSet
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, MutableSet
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
-from treewright._base.functions import METHOD_TYPES, PLAIN_ARRAYS, foreign_library, has_author
+from treewright._base.functions import (
+    METHOD_TYPES,
+    PLAIN_ARRAYS,
+    foreign_library,
+    has_author,
+    instance_attributes,
+    is_installed,
+    is_standard_class,
+    slots_of,
+)
 from treewright._base.text import short_text, text, text_with_class, with_article
 from treewright._core.fields import reject_field_on_class
-from treewright._core.mutable import GENERATORS, MUTABLE, is_assignable
+from treewright._core.mutable import GENERATORS, MUTABLE
 from treewright.errors import StaticFieldError
 
 _AS_CONSTANTS = "Its arrays would be constants of the compiled program, without gradients or updates."
@@ -221,9 +230,11 @@ def _instead_of_reaching(value: Any, rejection: Rejection) -> str:
 # Values that can change
 
 
-def captured_container(owner: type[Any], name: str, value: Any, changing: Any) -> str | None:
-    """A list that a function captured is compared by identity, so its changes cause no retrace."""
-    if not isinstance(changing, MUTABLE) or isinstance(changing, jax.Array):
+def captured_container(owner: type[Any], name: str, value: Any, changing: Any, holder: str) -> str | None:
+    """A list that a user's function captured is compared by identity, so its changes cause no retrace."""
+    if holder != "user" or not isinstance(changing, MUTABLE) or isinstance(changing, jax.Array | jax.Ref):
+        return None
+    if isinstance(changing, np.ndarray) and not changing.flags.writeable:
         return None
     advice = _advice(rule_of(changing)(changing), "\nIf it is constant, use")
     return (
@@ -232,9 +243,9 @@ def captured_container(owner: type[Any], name: str, value: Any, changing: Any) -
     )
 
 
-def captured_array(owner: type[Any], name: str, value: Any, changing: Any) -> str | None:
-    """An array that a function captured looks like a parameter, but `jit` compiles it into the program."""
-    if not isinstance(changing, jax.Array):
+def captured_array(owner: type[Any], name: str, value: Any, changing: Any, holder: str) -> str | None:
+    """An array that a user's function captured looks like a parameter, but `jit` compiles it into the program."""
+    if holder != "user" or not isinstance(changing, jax.Array) or isinstance(changing, jax.Ref):
         return None
     inside = "" if changing is value else f", inside {text_with_class(value)}"
     found = rule_of(changing)(changing).description
@@ -245,9 +256,9 @@ def captured_array(owner: type[Any], name: str, value: Any, changing: Any) -> st
     )
 
 
-def assignable_object(owner: type[Any], name: str, value: Any, changing: Any) -> str | None:
+def assignable_object(owner: type[Any], name: str, value: Any, changing: Any, _holder: str) -> str | None:
     """An object is compared by identity, so an assignment to its attributes causes no retrace."""
-    if isinstance(changing, MUTABLE):
+    if isinstance(changing, MUTABLE) or not _is_assignable(changing):
         return None
     cls = type(changing).__name__
     return (
@@ -267,12 +278,30 @@ def can_change(value: Any) -> str | None:
     if isinstance(value, MUTABLE) or cls.__hash__ is None or foreign_library(cls) == "nnx":
         rejection = rule_of(value)(value)
         return f"{rejection.description}.{_advice(rejection, ' Use')}"
-    if has_author(cls) or not is_assignable(value):
+    if has_author(cls) or not _is_assignable(value):
         return None
     return (
         f"{text_with_class(value)}, whose attributes can be assigned. Decorate its class with "
         f"@dataclasses.dataclass(frozen=True), or freeze its attributes: treewright.freeze(vars(...))."
     )
+
+
+def _is_assignable(value: Any) -> bool:
+    """Whether public attributes of an object can be assigned, and users can edit its class."""
+    cls: Any = type(value)
+    if cls.__setattr__ is not object.__setattr__ or is_standard_class(cls) or is_installed(cls.__module__):
+        return False
+    return any(not name.startswith("_") for name in (*instance_attributes(value), *_settable_names(cls)))
+
+
+def _settable_names(cls: type[Any]) -> Iterator[str]:
+    """The slots and properties of a class that can be assigned, and its values that an instance can replace."""
+    yield from slots_of(cls)
+    for base in cls.__mro__:
+        for name, member in () if is_standard_class(base) else vars(base).items():
+            is_value = cls.__dictoffset__ != 0 and not callable(member) and not hasattr(type(member), "__get__")
+            if is_value or getattr(member, "fset", None) is not None:
+                yield name
 
 
 def _holds(owner: type[Any], name: str, value: Any, changing: Any) -> str:
@@ -293,7 +322,7 @@ def _advice(rejection: Rejection, use: str) -> str:
     return f"{use} {rejection.instead}." if rejection.instead else ""
 
 
-# Pickles and exported programs that do not fit
+# Pickles that do not fit
 
 
 def function_without_name(full_name: str, value: Any) -> str:
@@ -309,29 +338,6 @@ def pickle_of_other_fields(cls: type[Any], written: Iterable[str], names: Iterab
     return (
         f"The pickle contains the fields {_listed(written)} of {cls.__qualname__}, which now has {_listed(names)}. It "
         f"was written by a different version of the class. Load it with that version, or recreate the object."
-    )
-
-
-def export_of_other_statics(cls: type[Any], written: Iterable[str], names: Iterable[str]) -> str:
-    """The class has changed since, so the program was compiled for another one."""
-    return (
-        f"The exported program has the static fields {_listed(written)} of {cls.__qualname__}, which now has "
-        f"{_listed(names)}. Export it again with this version of the class."
-    )
-
-
-def static_without_json(full_name: str, value: Any) -> str:
-    """Another process could not make the value from its text."""
-    return (
-        f"{full_name}: {short_text(value)} can't be saved in an exported program. Use numbers, strings, enums, "
-        f"functions and classes at the top level of a module, or tuples and frozen dataclasses of them."
-    )
-
-
-def unknown_name(module: str, name: str) -> str:
-    """Reading a program imports nothing, because the file may come from anywhere."""
-    return (
-        f"{module}.{name} was not found, but the exported program needs it. Import {module} before reading the program."
     )
 
 

@@ -10,21 +10,19 @@ from typing import Any
 import jax.export
 
 from treewright._base.functions import import_path, lookup_imported
-from treewright._core.info import info_of
-from treewright._core.instance import from_flat_form
-from treewright._core.kinds import JSON_TYPES, kind_of
-from treewright._core.rules import statics as rules
-from treewright._core.statics import Statics
+from treewright._base.text import short_text
+from treewright._core import JSON_TYPES, Recipe, Statics, from_flat_form, info_of, kind_of
 from treewright.errors import StaticSerializationError
 
 _register: Any = jax.export.register_pytree_node_serialization
 _REDEFINED = itertools.count(2)  # One counter for all names: trying each name's numbers took 10 ms for the 1,600th.
 
 
-def register_for_export(cls: type[Any]) -> None:
+def register_for_export(cls: Any) -> Recipe:
     """Register the class for `jax.export` under a stable name, `module.Class`, so that other processes find it.
 
-    If a class is redefined, for example by running a notebook cell again, a number follows the name.
+    If a class is redefined, for example by running a notebook cell again, a number follows the name. The result is an
+    attribute of the class, so that unpickling a class with `cloudpickle` registers it.
     """
     register = functools.partial(
         _register,
@@ -39,6 +37,8 @@ def register_for_export(cls: type[Any]) -> None:
     except ValueError:  # The name is taken, or the class: then its own registration is kept.
         with contextlib.suppress(ValueError):
             register(serialized_name=f"{name}#{next(_REDEFINED)}")
+    cls.__node_exported__ = recipe = Recipe(register_for_export, cls)
+    return recipe
 
 
 # Statics in exported programs: plain values, names of functions and classes, and containers of them
@@ -52,7 +52,11 @@ def _statics_to_json(statics: Statics) -> bytes:
 def _statics_from_json(cls: type[Any], data: bytes) -> Statics:
     encoded, table = json.loads(bytes(data)), info_of(cls).table
     if {*encoded} != {*table.names}:
-        raise StaticSerializationError(rules.export_of_other_statics(cls, encoded, table.names))
+        written, names = (", ".join(each) or "none" for each in (encoded, table.names))
+        raise StaticSerializationError(
+            f"The exported program has the static fields {written} of {cls.__qualname__}, which now has {names}. "
+            f"Export it again with this version of the class."
+        )
     return table.intern_by_key(tuple([_decode(encoded[name]) for name in table.names]))
 
 
@@ -67,7 +71,10 @@ def _encode(value: Any, full_name: str) -> Any:
     kind, class_path = kind_of(cls), import_path(cls)
     parts = None if kind is None or kind.make is None or class_path is None else kind.parts(value)
     if parts is None:
-        raise StaticSerializationError(rules.static_without_json(full_name, value))
+        raise StaticSerializationError(
+            f"{full_name}: {short_text(value)} can't be saved in an exported program. Use numbers, strings, enums, "
+            f"functions and classes at the top level of a module, or tuples and frozen dataclasses of them."
+        )
     return {"class": class_path, "parts": [_encode(part, full_name) for part in parts]}
 
 
@@ -78,7 +85,10 @@ def _decode(encoded: Any) -> Any:
     module, name = encoded.get("name") or encoded["class"]
     value = lookup_imported(module, name)
     if value is None:
-        raise StaticSerializationError(rules.unknown_name(module, name))
+        raise StaticSerializationError(
+            f"{module}.{name} was not found, but the exported program needs it. Import {module} before reading the "
+            f"program."
+        )
     if "name" in encoded:
         return value
     kind: Any = kind_of(value)
