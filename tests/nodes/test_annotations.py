@@ -46,8 +46,8 @@ SOURCES = {
     "InitVar": "@node\nclass C:\n    total: ClassVar[Later] = 3\n    x: InitVar[Later]\n    y: InitVar[int] = 3\n",
     "kw_only": "@node\nclass C:\n    x: int\n    _: KW_ONLY\n    y: 'C'\n    z: int = field(default=3, init=False)\n",
     "generic": "T = TypeVar('T')\n@node\nclass C(Generic[T]):\n    x: T\n    y: 'C[T] | None' = None\n",
-    "PEP 695": "@node\nclass C[T]:\n    x: T\n    y: list[T] | None = None\n    z: C[T] | None = None\n    w: Later = 3\n",
-    "bounds": "type Pair[T] = tuple[T, Later]\n@node\nclass C[S: Later, *Ts]:\n    x: Pair[S]\n    y: tuple[*Ts] = ()\n",
+    "PEP 695": "@node\nclass C[T]:\n    x: T\n    y: list[T] = None\n    z: C[T] | None = None\n    w: Later = 3\n",
+    "bounds": "type Pair[T] = tuple[T, Later]\n@node\nclass C[S: Later, *Ts]:\n    x: Pair[S]\n    y: tuple[*Ts]\n",
     "bases": "@node\nclass A:\n    x: Later\n    y: int\n@node\nclass C(A):\n    z: 'C'\n    y: float\n",
     "decorated": "@node\nclass A:\n    x: Later\nclass C(A):\n    y: list[C | Later] | None = None\nC = node(C)\n",
     "explicit __annotate__": (
