@@ -74,6 +74,15 @@ BODY = '''
     def double(self) -> float:
         return 2 * self.x
 '''
+EXAMPLE = '''
+        """An example.
+
+        >>> float(Net(2.0).scaled(2.0))
+        4.0
+        """
+        return self.x
+
+'''
 CONVERTERS = """
     sizes: tuple[int, ...] = static(converter=tuple)
     w: jax.Array = field(converter=jnp.asarray)
@@ -255,9 +264,11 @@ def test_sphinx_shows_the_types_of_fields_and_warns_of_nothing(tmp_path: pathlib
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_doctest_runs_the_examples_of_methods(folder: pathlib.Path, kind: str) -> None:
-    net_class(folder, kind)
+    wrappers = ["property"] if kind == "dataclass" else ["property", "jax.jit"]
+    methods = [f"    @{wrapper}\n    def f{number}(self):\n{EXAMPLE}" for number, wrapper in enumerate(wrappers)]
+    net_class(folder, kind, body="".join([BODY, *methods]))
 
-    assert doctest.testmod(sys.modules["nets"]) == (0, 1)
+    assert doctest.testmod(sys.modules["nets"]) == (0, 1 + len(methods))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -355,16 +366,27 @@ if kind != "dataclass":
     }
 
 
-def test_autoreload_of_a_field_keeps_the_values_of_old_instances(tmp_path: pathlib.Path) -> None:
+def test_autoreload_of_fields_keeps_the_values_of_old_instances(tmp_path: pathlib.Path) -> None:
+    before = "    x: float\n    y: float = 1.0\n    act: str = static(default='relu')\n"
+    after = "    added: float\n    y: float = 3.0\n    x: float = 5.0\n    mode: str = static(default='a')\n"
     lines = reloaded(
         tmp_path,
-        """
-write("n: int = 3", "n: int = 3\\n    added: float = 5.0")
-print(run("(net.x, net.n, Net(4.0).added, Net(4.0).scaled(2.0))"))
+        f"""
+write({before!r}, {after!r})
+print(run("(net.x, net.y, Net(4.0).added, Net(4.0).x, Net(4.0).mode)"))
+for missing in ("added", "mode"):
+    print("an older definition of the class" in str(cell(f"net.{{missing}}").error_in_exec))
+if kind != "dataclass":
+    print(run("(jax.tree.leaves(net), jax.tree.leaves(Net(4.0)))"))
 """,
+        body=before,
     )
 
-    assert lines == {kind: ["(2.0, 3, 5.0, 8.0)"] for kind in KINDS}
+    values, leaves = "(2.0, 1.0, 4.0, 5.0, 'a')", "([2.0, 1.0], [4.0, 3.0, 5.0])"
+    assert lines == {
+        **{kind: [values, "True", "True", leaves] for kind in NODES},
+        "dataclass": [values, "False", "False"],
+    }
 
 
 def test_autoreload_of_an_init_needs_one_more_call(tmp_path: pathlib.Path) -> None:

@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-import doctest
 import itertools
 import types
 import typing
@@ -192,21 +191,6 @@ def test_module_keywords_reach_other_bases() -> None:
     assert jax.tree.leaves(Net(w=1.0)) == [1.0]
 
 
-def cell() -> Any:
-    @pytree_dataclass
-    class Cell:
-        x: Any
-        name: str = static(default="cell")
-
-    return Cell(1.0)
-
-
-def test_two_classes_of_the_same_name_are_distinct() -> None:
-    first, second = cell(), cell()
-    assert first != second
-    assert jax.tree.structure(first) != jax.tree.structure(second)
-
-
 # Which __init__ runs
 
 
@@ -385,53 +369,3 @@ def test_super_repr_and_a_wrapped_repr_show_the_fields() -> None:
     cyclic: list[Any] = []
     cyclic.append(Net(cyclic))
     assert repr(cyclic[0]) == "<Net(kernel=[...], inner=None)>"
-
-
-# Doctests
-
-
-class Documented(Module):
-    """A class.
-
-    >>> Documented(1.0).x
-    1.0
-    """
-
-    x: float
-
-    def method(self) -> float:
-        """A method.
-
-        >>> Documented(1.0).method()
-        2.0
-        """
-        return self.x + 1.0
-
-    @jax.jit
-    def jitted(self) -> Any:
-        """A jitted one.
-
-        >>> float(Documented(1.0).jitted())
-        3.0
-        """
-        return self.x + 2.0
-
-    @property
-    def half(self) -> float:
-        """A property.
-
-        >>> Documented(1.0).half
-        0.5
-        """
-        return self.x / 2
-
-
-def test_doctest_finds_examples_in_methods() -> None:
-    tests = list(doctest.DocTestFinder(exclude_empty=True).find(Documented, "Documented", module=False))
-    runner = doctest.DocTestRunner()
-    for test in tests:
-        test.globs["Documented"] = Documented
-        runner.run(test)
-
-    assert {test.name.removeprefix("Documented") for test in tests} == {"", ".method", ".jitted", ".half"}
-    assert (runner.summarize(verbose=False).failed, runner.tries) == (0, 4)

@@ -282,13 +282,6 @@ def test_undeclared_names_assigned_in_post_init_are_reported() -> None:
         Net(1.0)
 
 
-def test_a_node_created_without_init_rejects_assignment() -> None:
-    empty: Any = object.__new__(Built)
-
-    with pytest.raises(AttributeError, match=r"no __init__ has finished it\. .* call Built\(\.\.\.\)"):
-        object.__setattr__(empty, "w", 1.0)
-
-
 def fails(value: Any = None) -> Any:
     raise OverflowError("too large")
 
@@ -317,22 +310,3 @@ def test_errors_of_converters_and_default_factories_name_the_field() -> None:
             build()
         (text,) = caught.value.__notes__
         assert note in text
-
-
-def test_valid_method_names_raise_no_typo_error() -> None:
-    class Net(Module):
-        x: float
-
-        def __int__(self) -> int:
-            return int(self.x)
-
-        def _init(self) -> float:
-            return self.x
-
-        def __init(self) -> float:
-            return self._init()
-
-        def init(self) -> float:
-            return self.__init()
-
-    assert (int(Net(2.0)), Net(3.0).init()) == (2, 3.0)

@@ -1,6 +1,5 @@
 """Laws of nodes, over generated classes: random fields, kinds, defaults, keyword-only fields, bases and nesting."""
 
-import copy
 import dataclasses
 import inspect
 import itertools
@@ -160,14 +159,6 @@ def test_replace_changes_only_the_named_fields(
         for other in values.keys() - {declared.name}:
             assert are_identical(getattr(changed, other), values[other])
         assert are_identical(getattr(node, declared.name), values[declared.name])
-
-
-@given(nodes())
-def test_copies_are_equal_and_share_their_statics(node_and_values: tuple[Any, dict[str, Any]]) -> None:
-    node, _ = node_and_values
-    for copied in (copy.copy(node), copy.deepcopy(node), replace(node)):
-        assert copied == node
-        assert copied.tree_flatten()[1] is node.tree_flatten()[1]
 
 
 @given(declarations())

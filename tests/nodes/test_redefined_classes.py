@@ -1,8 +1,7 @@
-"""Interactive use: classes whose statement runs again, in a cell, a reloaded module, or by IPython's autoreload."""
+"""Interactive use: classes whose statement runs again, in a cell or a reloaded module."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import sys
@@ -57,14 +56,6 @@ def reload(module: Any, **values: Any) -> Any:
     return importlib.reload(module)
 
 
-def test_class_access_returns_a_field_view() -> None:
-    class Net(treewright.Module):
-        x: Any
-        y: Any = 2.0
-
-    assert [repr(view).rpartition(".")[2] for view in (Net.x, Net.y)] == ["x>", "y>"]
-
-
 @pytest.mark.parametrize("options", [{}, {"frozen": True}])
 def test_dataclass_on_a_node_class_is_rejected(options: dict[str, bool]) -> None:
     class Net(treewright.Module):
@@ -86,63 +77,6 @@ def test_dataclass_on_a_node_class_is_rejected(options: dict[str, bool]) -> None
             "or replace it with @pytree_dataclass if this is a subclass of a decorated class."
         )
     assert jax.tree.leaves([Net(1.0), Data(3.0)]) == [1.0, 2.0, 3.0]
-
-
-def update_class(old: type[Any], new: type[Any]) -> None:
-    """Reload like IPython's autoreload: write the attributes of the new class into the old one."""
-    for name in list(vars(old)):
-        value = getattr(old, name)
-        if not hasattr(new, name):
-            delattr(old, name)
-        elif (value == getattr(new, name)) is not True:
-            try:
-                setattr(old, name, getattr(new, name))
-            except (AttributeError, TypeError):
-                continue
-    for name in vars(new).keys() - vars(old).keys():
-        with contextlib.suppress(AttributeError, TypeError):
-            setattr(old, name, getattr(new, name))
-
-
-@pytest.mark.parametrize(("rate", "times"), [(0.1, 2), (0.2, 1)])
-def test_autoreload_updates_the_old_class(module: Any, rate: float, times: int) -> None:
-    old_net, old_data = module.Net, module.Data
-    reload(module, rate=rate, times=times)
-
-    update_class(old_net, module.Net)
-    update_class(old_data, module.Data)
-
-    for net, data in ((old_net, old_data), (module.Net, module.Data)):
-        assert (net(jnp.ones(2), 0.5).rate, net(jnp.ones(2)).rate) == (0.5, rate)
-        assert net(jnp.ones(2)).times() == times
-        assert (data(1.0, 3.0).y, data(1.0).y) == (3.0, rate)
-        assert jax.jit(lambda net: net)(net(jnp.ones(2), 0.5)).rate == 0.5
-
-
-@pytest.mark.parametrize("becomes_new", [False, True], ids=["old class", "assigned the new class"])
-def test_old_instances_keep_their_values_after_autoreload(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, becomes_new: bool
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    path, source = tmp_path / "reordered.py", "import treewright\nclass Net(treewright.Module):\n"
-    path.write_text(source + "    mean: float\n    std: float\n    act: str = treewright.static(default='relu')\n")
-    monkeypatch.delitem(sys.modules, "reordered", raising=False)
-    module: Any = importlib.import_module("reordered")
-    old, net = module.Net, module.Net(mean=1.0, std=2.0)
-    path.write_text(source + "    bias: float\n    std: float\n    mean: float\n    mode: str = treewright.static()\n")
-    importlib.invalidate_caches()
-    importlib.reload(module)
-    update_class(old, module.Net)
-    if becomes_new:
-        object.__setattr__(net, "__class__", module.Net)
-
-    assert (net.mean, net.std, jax.tree.leaves(net)) == (1.0, 2.0, [1.0, 2.0])
-    for missing in ("bias", "mode"):
-        with pytest.raises(
-            AttributeError, match=rf"has no field {missing}: it belongs to an older definition of the class"
-        ):
-            getattr(net, missing)
 
 
 EARLIER = (

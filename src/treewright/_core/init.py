@@ -12,7 +12,9 @@ the text is, inside a function whose parameters are the helpers:
 
     def __init__(self, kernel, activation=__default_activation__, steps=__factory__):
       if steps is __factory__: steps = __make_steps__()
-      if __type__(self) is not __table__.owner: return __build__(self, __assign__, {'kernel': kernel, ...}, None)
+      try: __own__ = __type__(self) is __table__.owner_a3df0c31
+      except __Exception__: __own__ = False
+      if not __own__: return __build__(self, __assign__, {'kernel': kernel, ...}, None)
       kernel = __convert_kernel__(kernel)
       try: __statics__ = __table__.by_value[__type__(activation), activation]()
       except __Exception__: __statics__ = None
@@ -117,9 +119,17 @@ def _body(info: NodeInfo, me: str, helpers: dict[str, Any]) -> list[str]:
 
 
 def _storing(info: NodeInfo, me: str, assigning: str, helpers: dict[str, Any]) -> list[str]:
-    """The lines that store the flat form directly. If a subclass's `__init__` called this one, they assign instead."""
+    """The lines that store the flat form directly. If a subclass's `__init__` called this one, they assign instead.
+
+    IPython's autoreload writes new code into the old function, which keeps its old table: only a table of the same
+    fields has an attribute of this name.
+    """
     # Not a variable with the class: `attrs.define` copies the class and would replace it.
-    lines = [f"if __type__({me}) is not __table__.owner: return {assigning}"]
+    lines = [
+        f"try: __own__ = __type__({me}) is __table__.{info.table.owner_name}",
+        "except __Exception__: __own__ = False",
+        f"if not __own__: return {assigning}",
+    ]
     helpers.update(__type__=type, __check__=check, __table__=info.table, __Exception__=Exception)
     for field in info.fields:
         if field.converter is not None:
