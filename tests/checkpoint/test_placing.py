@@ -95,12 +95,10 @@ ALL = (SHAPES, DTYPES, KEYS, (AxisType.Auto, AxisType.Explicit), (0, 1, 7, 20))
 
 
 @pytest.mark.parametrize(
-    ("shapes", "dtypes", "keys", "axis_types", "distances"),
-    [pytest.param(*FEW, id="few"), pytest.param(*ALL, id="all", marks=pytest.mark.exhaustive)],
+    "cases", [pytest.param(FEW, id="few"), pytest.param(ALL, id="all", marks=pytest.mark.exhaustive)]
 )
-def test_each_leaf_is_restored_with_the_sharding_of_the_template(
-    shapes: Any, dtypes: Any, keys: Any, axis_types: Any, distances: Any, engine: Any
-) -> None:
+def test_each_leaf_is_restored_with_the_sharding_of_the_template(cases: Any, engine: Any) -> None:
+    shapes, dtypes, keys, axis_types, distances = cases
     for distance in distances:
         saved, like = trees(values(shapes, dtypes, keys), tuple(shardings(axis_types)), distance)
         engine.save_again(saved)
