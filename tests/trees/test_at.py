@@ -274,7 +274,9 @@ def test_a_dict_by_path_sets_each_place_and_any_other_dict_is_a_value() -> None:
     for value in ({"a": 1}, {0: 1}, {}):
         assert biases.set(value).layers[0].bias == value
     assert at(net, ".layers[0].bias").set({".layers[0].bias": 1}).layers[0].bias == {".layers[0].bias": 1}
-    with pytest.raises(ValueError, match=r"^set\(\) needs a value for each selected place .*layers\[1\]\.bias' is mis"):
+    with pytest.raises(
+        ValueError, match=r"but '\.layers\[1\]\.bias' is missing, '\.layers\[2\]\.bias' is not selected\.$"
+    ):
         biases.set({".layers[0].bias": 1.0, ".layers[2].bias": 2.0})
 
 

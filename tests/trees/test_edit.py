@@ -215,15 +215,23 @@ def test_the_last_entry_of_a_dict_can_be_deleted() -> None:
     assert (draft.entries, table.entries) == ({"a": 1.0}, {"a": 1.0, "b": 2.0})
 
 
-def test_a_draft_shares_numpy_arrays_that_can_not_change() -> None:
+def test_a_draft_copies_numpy_arrays_that_can_change_and_shares_what_is_no_container() -> None:
     class Statistics(Module):
         mean: Any
+        rate: Any = np.float32(0.5)
+        layer: Any = static(default=Layer(1.0))
 
-    fixed, free = np.ones(2), np.ones(2)
+    fixed, free, unchanged = np.ones(2), np.ones(2), np.ones(2)
     fixed.flags.writeable = False
-    with edit(Statistics([fixed, free])) as draft:
+    node = Statistics([fixed, free, unchanged])
+    with edit(node) as draft:
         assert draft.mean[0] is fixed
-        assert draft.mean[1] is not free
+        draft.mean[1] += 1.0
+        assert draft.mean[2] is not unchanged
+    assert draft.mean[2] is unchanged
+    assert (draft.mean[1].tolist(), free.tolist()) == ([2.0, 2.0], [1.0, 1.0])
+    assert draft.rate is node.rate
+    assert draft.layer is node.layer
 
 
 def test_reading_a_cached_property_of_a_draft_assigns_nothing() -> None:

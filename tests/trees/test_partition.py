@@ -40,6 +40,11 @@ class Norm:
     inner: Any = buffer(default=None)
 
 
+class Statistics(Module):
+    mean: Any = buffer()
+    counts: Any = buffer()
+
+
 class Net(Module):
     layers: tuple[Layer, ...]
     norm: Norm
@@ -90,7 +95,9 @@ def test_a_later_rule_wins() -> None:
 
 @pytest.mark.parametrize("where", ["bias", ["bias"], lambda _path, _leaf: True])
 def test_spec_like_rejects_leaves_without_a_setting(where: Any) -> None:
-    with pytest.raises(TypeError, match=r"must be a mapping from places to settings, got .* Write spec_like\("):
+    with pytest.raises(
+        TypeError, match=r"^where= of spec_like must be a mapping from places to settings, got .* Write spec_like\("
+    ):
         spec_like(small_net(), True, where)
 
 
@@ -101,6 +108,7 @@ def test_leaves_in_buffers_are_not_trainable() -> None:
     assert jax.tree.structure(mask) == jax.tree.structure(net)
     assert [place for place, is_trained in settings_of(mask).items() if is_trained is False] == ALL[4:6]
     assert jax.tree.leaves(trainable({"a": [1, PARTIAL(len, net.norm)], "b": None})) == [*(True, True, False, False)]
+    assert jax.tree.leaves(trainable(Statistics(jnp.ones(2), [1, 2]))) == [False] * 3
 
 
 def test_optax_accepts_masks_and_predicates() -> None:

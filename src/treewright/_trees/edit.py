@@ -1,7 +1,6 @@
 """`edit`: several assignments, on a draft that becomes a node when the block ends."""
 
 import contextlib
-import copy
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Never, TypeVar, overload
@@ -114,7 +113,7 @@ class _Editing:
 
 
 class _OpenDraft(Unfinished):
-    """The state of a class's drafts inside the block."""
+    """The state of a draft inside the block."""
 
     __slots__ = ("fill",)
 
@@ -142,7 +141,6 @@ class _Drafts:
         # By id of a draft or copy: the object, its original, and the original's flat form (None if it is not a node).
         self._originals: dict[int, tuple[Any, Any, Any]] = {}
         self._filled: set[int] = set()  # drafts with an access to their fields
-        self._states: dict[type[Any], _OpenDraft] = {}
         self._results: dict[int, Any] = {}
         self._forms: dict[int, Any] = {}  # the new flat forms of changed drafts, inner ones first
 
@@ -151,20 +149,16 @@ class _Drafts:
         cls = type(value)
         if is_node_class(cls):
             draft = object.__new__(cls)
-            if cls not in self._states:
-                self._states[cls] = _OpenDraft(cls, self._fill)
-            _store(draft, FLAT_FORM_NAME, self._states[cls])
+            _store(draft, FLAT_FORM_NAME, _OpenDraft(cls, self._fill))
             self._originals[id(draft)] = (draft, value, flat_form(value))
             return draft
         if isinstance(value, np.ndarray) and value.flags.writeable:  # `draft.mean += 1` changes the array in place
             draft = value.copy()
-        elif isinstance(value, LEAVES):
-            return value
         else:
             changes = {key: new for key, old in children_of(value) or () if (new := self.draft_of(old)) is not old}
             if not changes and cls is not list and not isinstance(value, dict):
                 return value
-            draft = with_changes(value, changes) if changes else copy.copy(value)
+            draft = with_changes(value, changes)
         self._originals[id(draft)] = (draft, value, None)
         return draft
 
@@ -232,13 +226,11 @@ class _Drafts:
         if isinstance(original, np.ndarray):
             forms = ((array.dtype, array.shape, array.tobytes()) for array in (value, original))
             return original if len({*forms}) == 1 else value
-        entries = children_of(value) or ()
-        results = {key: self._result(entry) for key, entry in entries}
+        results = {key: self._result(entry) for key, entry in children_of(value) or ()}
         old = dict(children_of(original) or ())
         if list(old) == list(results) and _all_same(results.values(), old.values()):
             return original
-        changes = {key: results[key] for key, entry in entries if results[key] is not entry}
-        return with_changes(value, changes) if changes else value
+        return with_changes(value, results)
 
 
 def _all_same(left: Iterable[Any], right: Iterable[Any]) -> bool:
