@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import threading
+import unittest.mock
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -166,10 +167,19 @@ def test_a_shared_trace_counts_for_no_second_use() -> None:
 
 
 def test_below_jit_all_that_jit_the_function_count() -> None:
-    function = new_function()
-    first, second = (jax.jit(max_traces(1)(function)) for _ in range(2))
+    function = max_traces(1)(new_function())
+    first, second = jax.jit(function), jax.jit(function)
+    step = max_traces(1)(lambda state, x: (state + x.sum(), None))
+    loops = [loop(step, jnp.zeros(())) for _ in range(2)]
 
     assert [is_allowed(first, 1), is_allowed(second, 1), is_allowed(second, 2)] == [True, True, False]
+    assert [is_allowed(run, 1) for run in loops] == [True, False]
+
+
+def test_an_object_that_has_every_attribute_is_returned() -> None:
+    mock = unittest.mock.MagicMock()
+
+    assert max_traces(1)(mock) is mock
 
 
 @pytest.mark.parametrize("kind", ["jitted", "function", "below jit"])
