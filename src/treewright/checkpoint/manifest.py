@@ -197,11 +197,15 @@ def _manifest(document: Any) -> Manifest:
     manifest = Manifest(
         nodes=tuple([_node_record(**record) for record in document["nodes"]]),
         leaves=_leaves(document["leaves"]),
-        metrics=_metrics(document["metrics"]),
-        processes=_processes(document["processes"]),
+        metrics=dict(document["metrics"]),
+        processes=document["processes"],
         layouts=tuple([_layout(tuple(grid), tuple(map(tuple, writers))) for grid, writers in document["layouts"]]),
     )
     nodes, leaves = manifest.nodes, manifest.leaves
+    if type(manifest.processes) is not int or manifest.processes < 1:
+        raise ValueError(f"its number of processes is {manifest.processes!r}")
+    if any(type(value) not in {int, float} for value in manifest.metrics.values()):
+        raise ValueError("its metrics are not numbers")
     names = [*(node.name for node in nodes), *(leaf.name for leaf in leaves)]
     expected = ["" if nodes else ROOT_LEAF, *(join_name(x.name, step) for x in nodes for step in x.children)]
     if len({*names}) != len(names) or sorted(names) != sorted(expected):
@@ -224,18 +228,6 @@ def _leaves(records: Any) -> tuple[LeafRecord, ...]:
         return LeafRecord(name, path, form_of(kind, tuple(shape), *rest), digest, layout)
 
     return tuple([leaf_record(**record) for record in records])
-
-
-def _metrics(numbers: Any) -> dict[str, float]:
-    if any(type(value) not in {int, float} for value in numbers.values()):
-        raise ValueError("its metrics are not numbers")
-    return dict(numbers)
-
-
-def _processes(count: Any) -> int:
-    if type(count) is not int or count < 1:
-        raise ValueError(f"its number of processes is {count!r}")
-    return count
 
 
 def _layout(grid: tuple[Any, ...], writers: tuple[Any, ...]) -> Layout:
