@@ -340,16 +340,17 @@ class CheckpointManager:
         if not self._retention.rules:
             return
         try:
-            own = {step: rank for step, (rules, rank) in self._records().items() if rules == self._retention.rules}
+            records = self._records(OSError)  # a step that can't be read is kept
+            own = {step: rank for step, (rules, rank) in records.items() if rules == self._retention.rules}
             throw_out(self.directory, sorted({*own} - self._retention.kept(own)))
         except OSError as error:
             warn_user(f"An old step of {self.directory} could not be deleted: {error}", CheckpointWarning)
 
-    def _records(self) -> dict[int, tuple[Mapping[str, Any], float | None]]:
-        """The retention rules and the rank of each step that can be read."""
+    def _records(self, *ignored: type[Exception]) -> dict[int, tuple[Mapping[str, Any], float | None]]:
+        """The retention rules and the rank of each step that can be read; these errors mean that one can't."""
         records: dict[int, tuple[Mapping[str, Any], float | None]] = {}
         for step in self._listed():
-            with contextlib.suppress(CheckpointError):  # damaged, deleted, or saved by a different program
+            with contextlib.suppress(CheckpointError, *ignored):  # damaged, deleted, or saved by a different program
                 rules, metrics = listed_of_step(self.directory / str(step))
                 records[step] = rules, self._retention.rank(metrics)
         return records
