@@ -21,9 +21,6 @@ VERSION = 7  # earlier versions were never released
 MAX_BYTES = 100_000_000  # limit of a header, as in safetensors; parsed JSON needs about 20 times the memory
 TEXT, DIGEST = "treewright", "treewright.digest"  # keys in a file's metadata
 ROOT_LEAF = "value"  # the name of the only leaf of a tree that is a leaf
-NODE_KINDS = frozenset(
-    {"NoneType", "list", "tuple", "dict", "OrderedDict", "defaultdict", "namedtuple", "node", "other"}
-)
 
 
 def join_name(name: str, step: str) -> str:
@@ -241,7 +238,7 @@ def _layout(grid: tuple[Any, ...], writers: tuple[Any, ...]) -> Layout:
 def _node_record(*, children: Any, keys: Any, statics: Any, **texts: Any) -> NodeRecord:
     node = NodeRecord(**texts, children=tuple(map(str, children)), keys=tuple(keys), statics=dict(statics))
     is_text = all(isinstance(text, str) or (text is None and name == "cls") for name, text in texts.items())
-    if node.kind not in NODE_KINDS or not is_text or len(node.keys) not in {0, len(node.children)}:
+    if not is_text or len(node.keys) not in {0, len(node.children)}:
         raise ValueError(f"its record {node} is invalid")
     return node
 

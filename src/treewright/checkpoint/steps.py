@@ -169,7 +169,7 @@ class CheckpointManager:
             ProcessMismatchError: If the processes do not save the same.
         """
         number = step_number(step, f"The step comes first: save({state}, state)." if type(state) is int else "")
-        if self._is_in_fork():
+        if os.getpid() != self._process:
             raise CheckpointError(
                 f"Step {number} can't be saved: this manager of {self.directory} belongs to process {self._process}, "
                 f"and this is a fork of it. Save there, or create a CheckpointManager of another folder here."
@@ -212,9 +212,6 @@ class CheckpointManager:
                 yield
             finally:
                 self._is_saving = False
-
-    def _is_in_fork(self) -> bool:
-        return os.getpid() != self._process
 
     def _check_number(self, number: int) -> None:
         folder = self.directory / str(number)
@@ -282,7 +279,7 @@ class CheckpointManager:
 
         In a signal handler, it waits only for steps whose `save` has returned; in a fork, it does nothing.
         """
-        if self._is_in_fork():
+        if os.getpid() != self._process:
             return
         with self._lock:
             if self._is_saving:  # in a signal handler: the interrupted `save` goes on after it
