@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import sys
 import threading
 import types
 from collections.abc import Callable, Collection, Hashable, Mapping
