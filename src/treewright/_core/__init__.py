@@ -13,7 +13,7 @@ from treewright._core.instance import (
     from_flat_form,
     is_node,
 )
-from treewright._core.keys import exact_key, how_compared
+from treewright._core.keys import equal_keys, exact_key, how_compared
 from treewright._core.kinds import JSON_TYPES, Kind, kind_of, with_parts
 from treewright._core.methods import NODE_METHODS, leaves_equal, replace_method
 from treewright._core.pickles import Recipe
