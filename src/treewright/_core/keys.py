@@ -21,9 +21,8 @@ from treewright._base.text import is_node_class
 from treewright._core.comparison import Comparison, Holder, IdentityKey, Unchanged, comparison_of
 
 _FUNCTIONS = frozenset({types.FunctionType, functools.partial, types.MethodType})  # can't change by assignments
-Entered = dict[int, tuple[int, Any]]  # the callables entered so far, by `id`, each with its number
-Known = dict[tuple[int, Holder], tuple[Hashable, Any]]  # the keys of other values, which are opened once
-Opened = tuple[Entered | None, Known]
+Entered = dict[int, tuple[int, Any]]  # in a function or the like: the callables entered so far, by `id`, by number
+Opened = tuple[Entered, dict[tuple[int, Holder], tuple[Hashable, Any]]]  # and the keys of all other values
 Doubts = list[tuple[Any, Holder]]  # values that are not compared by value, and their holders
 
 
@@ -36,7 +35,7 @@ def exact_key(value: object, doubts: Doubts | None = None) -> Hashable:
         NoExactKeyError: If the value, or one inside it, is mutable, an array, a tracer, or not hashable; or if it
             reaches a node with arrays, also inside a function.
     """
-    return _key(value, "field", (None, {}), [] if doubts is None else doubts)
+    return _key(value, "field", ({}, {}), [] if doubts is None else doubts)
 
 
 def equal_keys(left: Any, right: Any) -> bool:
@@ -70,46 +69,37 @@ def _key(value: Any, holder: Holder, opened: Opened, doubts: Doubts) -> Hashable
         partial(f, [1])         -> ("identity", IdentityKey(...)), because the key of [1] is None
         def g(): return g       -> (..., "captured", "g", 0): g is the callable that was entered first
 
-    A shared value, such as the inner tuple of `(v, v)`, is opened once. But a value around a callable that is entered
-    for the first time gets another key the second time, with the number of the callable.
+    A shared value, such as the inner tuple of `(v, v)`, is opened once, unless it has such numbers the second time.
     """
     cls = type(value)
     if cls in BY_VALUE or (cls is float and value and value == value):  # noqa: PLR0124
         return (cls, value)
     entered, known = opened
-    if entered is not None and id(value) in entered:
-        return entered[id(value)][0]
-    if (id(value), holder) in known:
-        return known[id(value), holder][0]
+    before = entered.get(id(value)) or known.get((id(value), holder))
+    if before is not None:
+        return before[0]
     how = comparison_of(value, holder)
     if how.problem is not None:
         raise how.problem()
     if (how.can_change or how.by == "author") and cls not in _FUNCTIONS:
         doubts.append((value, holder))
-    callables = len(entered or ())
-    key = _key_opened(value, holder, how, opened, doubts)
-    if entered is None or len(entered) == callables:
-        known[id(value), holder] = key, value  # with the value, so that its id stays in use
-    return key
-
-
-def _key_opened(value: Any, holder: Holder, how: Comparison, opened: Opened, doubts: Doubts) -> Hashable:
-    entered, known = opened
-    is_inside = entered is not None
+    callables = len(entered)
     if how.may_recur:
-        entered, known = ({}, {}) if entered is None else (entered, known)
-        entered[id(value)] = len(entered), value
-        opened = entered, known
+        around = entered or {}
+        around[id(value)] = callables, value
+        opened = around, known if callables else {}
     try:
         key = _key_of_parts(how, opened, doubts) if how.parts else how.own
     except RecursionError:  # nested deeper than Python's own stack
-        if is_inside or not how.may_recur:
+        if callables or not how.may_recur:
             raise
         _reject_arrays(value, holder)
         key = None
-    if how.by != "identity" and (key is not None or is_inside):
-        return key
-    return None if how.can_change and is_inside else identity_key(value)
+    if how.by == "identity" or (key is None and not callables):
+        key = None if how.can_change and callables else identity_key(value)
+    if len(entered) == callables:
+        known[id(value), holder] = key, value  # with the value, so that its id stays in use
+    return key
 
 
 def _key_of_parts(how: Comparison, opened: Opened, doubts: Doubts) -> Hashable:
@@ -122,12 +112,12 @@ def _key_of_parts(how: Comparison, opened: Opened, doubts: Doubts) -> Hashable:
     can_change = False
     for role, holder, parts in how.parts:
         if role == "member":  # in any order, so without common numbers
-            members = frozenset([_key(part, holder, (None if entered is None else {}, {}), doubts) for part in parts])
+            members = frozenset([_key(part, holder, ({0: (0, None)} if entered else {}, {}), doubts) for part in parts])
             can_change = can_change or None in members
             keys.append(members)
             continue
         if role == "uncompared":  # A function that is in a part too must have its key there, not a number.
-            apart: Opened = dict(entered or {}), {}
+            apart: Opened = dict(entered), {}
             for part in parts.values():
                 _key(part, holder, apart, doubts)
             continue
@@ -178,17 +168,6 @@ def within(
             queue.extend((part, inner) for part in values if type(part) not in BY_VALUE)
 
 
-def how_compared(value: Any) -> Comparison:
-    """How nodes compare a static: by identity if a part of a function, partial or method can change."""
-    decisions = within(value, "field", only_compared=True)
-    _, how, _ = next(decisions)
-    if how.may_recur and how.by == "parts":
-        for _, each, _ in decisions:
-            if each.can_change:
-                return dataclasses.replace(how, by="identity", can_change=each.can_change)
-    return how
-
-
 def watched_below(value: Any, key: Hashable) -> list[Unchanged] | None:
     """The containers and dataclasses that must be unchanged for an object to have the same key again.
 
@@ -209,8 +188,5 @@ def watched_below(value: Any, key: Hashable) -> list[Unchanged] | None:
 
 def reaches(function: Any, node: Any) -> bool:
     """Whether a function, partial or method reaches this node, which is being built."""
-
-    def is_other_node(value: Any) -> bool:
-        return is_node_class(type(value)) and value is not node
-
-    return any(value is node for value, _, _ in within(function, "user", skip=is_other_node))
+    walk = within(function, "user", skip=lambda value: is_node_class(type(value)) and value is not node)
+    return any(value is node for value, _, _ in walk)

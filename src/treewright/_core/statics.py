@@ -188,8 +188,7 @@ class StaticTable:
             except RecursionError:
                 problems[name] = NoExactKeyError(value, nested_too_deeply)
             except Exception as error:  # a user's `__getattribute__` or property
-                text = f"{self.owner.__qualname__}.{name} can't be read: {type(error).__name__}: {error}"
-                raise StaticFieldError(text) from error
+                raise StaticFieldError(f"{self.owner.__qualname__}.{name} can't be read: {error!r}") from error
             while doubts and not problems:
                 self._doubt(name, value, *doubts.pop())
         if problems:
@@ -233,8 +232,6 @@ def _is_constant(value: Any) -> bool:
     cls = type(value)
     if cls is str or cls is bytes:
         return len(value) <= _MAX_LENGTH
-    if cls is int:
-        return bool(value.bit_length() <= _MAX_LENGTH)
     if cls is tuple:  # not nested, which could be any number of parts
         return len(value) <= _MAX_LENGTH and all(type(part) is not tuple and _is_constant(part) for part in value)
     if cls is types.FunctionType and "<" in value.__qualname__:

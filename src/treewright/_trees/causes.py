@@ -22,7 +22,7 @@ from treewright._base.functions import (
 from treewright._base.jax_private import Path, path_text
 from treewright._base.text import short_text
 from treewright._contents import Part, contents, unwrap_api_boundary
-from treewright._core import By, equal_keys, exact_key, how_compared, is_node, kind_of
+from treewright._core import By, Comparison, equal_keys, exact_key, is_node, kind_of, within
 from treewright._freeze import FrozenArray
 from treewright._reports import first_names
 from treewright._trees.difference import ABSENT, Difference, DifferenceKind, describe_apart
@@ -171,6 +171,17 @@ def class_of(value: Any) -> type[Any]:
     return value.cls if isinstance(value, Snapshot) else type(value)
 
 
+def _how_compared(value: Any) -> Comparison:
+    """How nodes compare a static: by identity if a part of a function, partial or method can change."""
+    decisions = within(value, "field", only_compared=True)
+    _, how, _ = next(decisions)
+    if how.may_recur and how.by == "parts":
+        for _, each, _ in decisions:
+            if each.can_change:
+                return dataclasses.replace(how, by="identity", can_change=each.can_change)
+    return how
+
+
 def _snapshot_without_parts(value: Any) -> Snapshot:
     cls: Any = type(value)
     is_tuple = isinstance(value, tuple) and cls.__eq__ is tuple.__eq__
@@ -191,7 +202,7 @@ def _snapshot_without_parts(value: Any) -> Snapshot:
     kind = kind_of(cls)
     is_plain = kind is not None and kind.make is None and cls is not functools.partial  # it refers to no arrays
     kept = value if is_plain or (foreign == "value" and reference is None) else None
-    how = how_compared(value)
+    how = _how_compared(value)
     exact = foreign if how.problem is not None else how.by
     return Snapshot(cls, short_text(value), {}, foreign, exact, how.can_change, kept, code, id(value), reference)
 
