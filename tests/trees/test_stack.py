@@ -40,6 +40,8 @@ def test_stack_adds_a_leading_axis_and_runs_no_class_code() -> None:
     assert stacked.bias["b"].shape == (3, 2)
     assert stacked.count.tolist() == [0, 1, 2]
     assert stacked.activation == "relu"
+    assert stack([1.0, jnp.ones(())]).tolist() == [1, 1]
+    assert stack([[1]])[0].tolist() == [1]
 
 
 def test_unstack_and_node_at_return_the_nodes() -> None:
@@ -90,6 +92,7 @@ LENGTHS = "All leaves of a stacked tree must have the same first-axis length, bu
             lambda: stack([{"f": len}, {"f": len}]),
             f"dict['f'] is len, {NO_ARRAY}",
         ),
+        (lambda: unstack(jax.new_ref(jnp.ones(2))), f"Ref is f32[2](ref), {NO_ARRAY}"),
         (
             lambda: unstack({"a": jnp.ones((2, 1)), "b": jnp.ones(3), "c": jnp.ones(2)}),
             f"{LENGTHS}dict['a'] is f32[2,1], dict['b'] is f32[3].",
