@@ -68,8 +68,7 @@ def _key(value: Any, holder: Holder, opened: Opened, doubts: Doubts) -> Hashable
         partial(f, 1)           -> (partial, Unchanged(...), "function", "func", key of f, "argument", (int, 1))
         partial(f, [1])         -> ("identity", IdentityKey(...)), because the key of [1] is None
         def g(): return g       -> (..., "captured", "g", 0): g is the callable that was entered first
-
-    A shared value, such as the inner tuple of `(v, v)`, is opened once, unless it has such numbers the second time.
+        (v, v)                  -> (tuple, "item", key of v, key of v): v is opened once, however often it is in there
     """
     cls = type(value)
     if cls in BY_VALUE or (cls is float and value and value == value):  # noqa: PLR0124
