@@ -215,9 +215,7 @@ def main(folder: Path, port: str, count: int, index: int, names: list[str]) -> N
         heartbeat_timeout_seconds=10,
         shutdown_timeout_seconds=20,
     )
-    from treewright import _processes
-
-    _processes._LINGER_S = 0.1  # no process ends after an error
+    mock.patch("treewright._processes._LINGER_S", 0.1).start()  # no process ends after an error
     for name in names:
         job = Job(folder / name, index)
         scenario = SCENARIOS.get(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import subprocess
@@ -72,29 +71,6 @@ def test_a_damaged_step_is_quarantined_and_its_number_is_free(same_manager: bool
     assert len(list((tmp_path / "steps").glob("30.damaged-*/process_0.safetensors"))) == 1
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.EMFILE])
-@pytest.mark.parametrize("place", [(Path, "open"), (os, "preadv")], ids=["open", "read"])
-def test_file_system_errors_are_not_damage(
-    number: int, place: tuple[Any, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manager = saved(tmp_path, 1, 2)
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError(number, os.strerror(number))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(*place, fail)
-        with pytest.raises(OSError, match=os.strerror(number)) as caught:
-            manager.restore_latest_valid(like=LIKE)
-        assert caught.value.errno == number
-    with pytest.raises(CheckpointError, match="already has the step 2"):
-        manager.save(2, LIKE)
-    found = manager.restore_latest_valid(like=LIKE)
-    assert found is not None
-    assert found.step == 2
-    manager.close()
-
-
 @pytest.mark.devices(2)
 def test_an_intact_step_that_does_not_match_is_not_skipped(
     tmp_path: Path,
@@ -107,29 +83,6 @@ def test_an_intact_step_that_does_not_match_is_not_skipped(
         with pytest.raises(ValueError, match=r"divisible|device") as caught:
             manager.restore_latest_valid(like={"x": struct((2,), jnp.int32, sharding=sharding)})
         assert not isinstance(caught.value, CheckpointError)
-
-
-def test_a_step_deleted_during_a_read_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, evaluator = saved(tmp_path, 1, keep=1), CheckpointManager(tmp_path / "steps")
-    plain = Path.open
-
-    def saves_meanwhile(path: Path, *args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(Path, "open", plain)
-        latest = max(trainer.all_steps())
-        trainer.save(latest + 1, {"x": jnp.full(2, latest + 1)})
-        trainer.wait()
-        return plain(path, *args, **options)
-
-    monkeypatch.setattr(Path, "open", saves_meanwhile)
-    found = evaluator.restore_latest_valid(like=LIKE)
-    assert found is not None
-    assert found.step == 2
-    for call in (evaluator.restore, evaluator.manifest):
-        monkeypatch.setattr(Path, "open", saves_meanwhile)
-        with pytest.raises(CheckpointError, match=r"Step [23] in .*steps was deleted while it was read\.$") as caught:
-            call()
-        assert not isinstance(caught.value, CheckpointDamagedError)
-    trainer.close()
 
 
 # Every change to every file of a step

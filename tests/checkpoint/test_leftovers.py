@@ -125,7 +125,7 @@ def test_a_step_whose_manifest_is_gone_is_not_reported_as_saved(tmp_path: Path) 
 
 
 def test_a_folder_of_the_user_is_no_step(tmp_path: Path) -> None:
-    (tmp_path / "2024").mkdir()
+    (tmp_path / "2024" / "state").mkdir(parents=True)
     (tmp_path / "2024" / "photo").touch()
     with CheckpointManager(tmp_path) as manager:
         assert (manager.all_steps(), manager.restore_latest_valid(like=LIKE)) == ((), None)
@@ -143,7 +143,7 @@ def test_a_folder_of_the_user_is_no_step(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"All steps in .* are damaged:\n  4: "):
             manager.restore_latest_valid(like=LIKE)
     assert names_in(tmp_path) == {"4", "2024"}
-    assert names_in(tmp_path / "2024") == {"photo"}
+    assert names_in(tmp_path / "2024") == {"photo", "state"}
 
 
 # Program exit

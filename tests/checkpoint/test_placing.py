@@ -42,8 +42,8 @@ def shardings(axis_types: tuple[AxisType, ...]) -> Iterator[Any]:
     yield None
 
 
-def values(dtypes: tuple[str, ...], keys: tuple[str, ...]) -> Iterator[Any]:
-    for shape in SHAPES:
+def values(shapes: Any, dtypes: tuple[str, ...], keys: tuple[str, ...]) -> Iterator[Any]:
+    for shape in shapes:
         count = np.arange(np.prod(shape, dtype=int)).reshape(shape)
         yield from (jnp.asarray(count % 2, dtype) for dtype in dtypes)
         yield jnp.full(shape, 0.5)  # weakly typed
@@ -90,19 +90,17 @@ def memory_of(*arrays: Any) -> set[str]:
     return {array.sharding.memory_kind for array in arrays}
 
 
-FEW = (("float32", "int4"), ("threefry2x32",), (AxisType.Explicit,), (11,))
-ALL = (DTYPES, KEYS, (AxisType.Auto, AxisType.Explicit), (0, 1, 7, 20))
+FEW = (((4, 8), (0, 4)), ("float32", "int4"), ("threefry2x32",), (AxisType.Explicit,), (11,))
+ALL = (SHAPES, DTYPES, KEYS, (AxisType.Auto, AxisType.Explicit), (0, 1, 7, 20))
 
 
 @pytest.mark.parametrize(
-    ("dtypes", "keys", "axis_types", "distances"),
-    [pytest.param(*FEW, id="few"), pytest.param(*ALL, id="all", marks=pytest.mark.exhaustive)],
+    "cases", [pytest.param(FEW, id="few"), pytest.param(ALL, id="all", marks=pytest.mark.exhaustive)]
 )
-def test_each_leaf_is_restored_with_the_sharding_of_the_template(
-    dtypes: Any, keys: Any, axis_types: Any, distances: Any, engine: Any
-) -> None:
+def test_each_leaf_is_restored_with_the_sharding_of_the_template(cases: Any, engine: Any) -> None:
+    shapes, dtypes, keys, axis_types, distances = cases
     for distance in distances:
-        saved, like = trees(values(dtypes, keys), tuple(shardings(axis_types)), distance)
+        saved, like = trees(values(shapes, dtypes, keys), tuple(shardings(axis_types)), distance)
         engine.save_again(saved)
 
         for template in (like, {name: abstract(leaf) for name, leaf in like.items()}):

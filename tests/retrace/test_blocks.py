@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import gc
 import itertools
 import threading
@@ -100,16 +99,6 @@ def test_an_uncompiled_trace_is_reported_at_the_end() -> None:
         assert not reports
 
     assert [details(report)[0] for report in reports] == ["x: float32[2] -> float32[3]"]
-
-
-def test_only_watches_one_function() -> None:
-    jitted, other = jitted_copy(), jitted_copy(lambda y: y)
-
-    for only in ("double", jitted):
-        jitted.clear_cache()
-        calls = [functools.partial(call_with_lengths, each, 1, 2) for each in (jitted, other)]
-        reports = explained(*calls, only=only)
-        assert [report.function for report in reports] == ["double"]
 
 
 def test_cleared_listeners_are_registered_again() -> None:

@@ -251,9 +251,8 @@ def test_the_command_reports_a_pytest_run(tmp_path: Path) -> None:
     assert "x: float32[2] -> float32[3]" in output
 
 
-@pytest.mark.parametrize("search", ["importlib.util.find_spec('jax')", "None"])
-def test_the_command_sees_jax_after_a_search_for_it(search: str, tmp_path: Path) -> None:
-    searching = f"import importlib.util\nfor _ in range(2):\n    {search}\n{COMPILING}"
+def test_the_command_sees_jax_after_a_search_for_it(tmp_path: Path) -> None:
+    searching = f"import importlib.util\nfor _ in range(2):\n    importlib.util.find_spec('jax')\n{COMPILING}"
 
     ended = run(*RETRACES, "--max-retraces", "0", program(tmp_path, searching), folder=tmp_path)
 

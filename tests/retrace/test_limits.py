@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import threading
+import unittest.mock
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -156,6 +157,13 @@ def test_calls_that_do_not_go_through_the_use_do_not_count(make: Callable[[Any],
     assert [is_allowed(limited, length) for length in (4, 5)] == [True, False]
 
 
+def test_calls_around_a_limited_decorator_do_not_count() -> None:
+    logged = through_a_decorator(new_function())
+
+    assert all(is_allowed(logged.__wrapped__, length) for length in (1, 2, 3))
+    assert [is_allowed(logged, length) for length in (4, 5)] == [True, False]
+
+
 def test_a_shared_trace_counts_for_no_second_use() -> None:
     function = new_function()
     first, second = (max_traces(1)(jax.jit(function)) for _ in range(2))
@@ -166,10 +174,19 @@ def test_a_shared_trace_counts_for_no_second_use() -> None:
 
 
 def test_below_jit_all_that_jit_the_function_count() -> None:
-    function = new_function()
-    first, second = (jax.jit(max_traces(1)(function)) for _ in range(2))
+    function = max_traces(1)(new_function())
+    first, second = jax.jit(function), jax.jit(function)
+    step = max_traces(1)(lambda state, x: (state + x.sum(), None))
+    loops = [loop(step, jnp.zeros(())) for _ in range(2)]
 
     assert [is_allowed(first, 1), is_allowed(second, 1), is_allowed(second, 2)] == [True, True, False]
+    assert [is_allowed(run, 1) for run in loops] == [True, False]
+
+
+def test_an_object_that_has_every_attribute_is_returned() -> None:
+    mock = unittest.mock.MagicMock()
+
+    assert max_traces(1)(mock) is mock
 
 
 @pytest.mark.parametrize("kind", ["jitted", "function", "below jit"])

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import treewright
-from tests.retrace.support import details, explained
+from tests.retrace.support import explained
 from treewright import Module, TrainState, loop, static
 from treewright.errors import TooManyTracesError
 
@@ -71,22 +71,6 @@ def test_max_traces_counts_the_step_of_a_loop() -> None:
         train()
 
     assert run.state == 1.0
-
-
-def test_a_recreated_loop_is_reported_as_a_loop() -> None:
-    def update(state: Any) -> tuple[Any, Any]:
-        return state + 1, None
-
-    def train() -> None:
-        for _ in range(2):
-            loop(update, jnp.zeros(()))()
-
-    [report] = explained(train)
-
-    name, fix, *_ = details(report)
-    assert name == f"the function itself: a new loop of {update.__qualname__}"
-    assert fix.startswith("    each loop compiles its own program: create it once, ")
-    assert fix.endswith(" and assign run.state to begin again")
 
 
 def test_jax_errors_name_the_path_in_the_state() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -86,29 +85,11 @@ def test_reports_go_to_standard_error_by_default(logger: logging.Logger, capsys:
     assert written.err.count("x: float32[2] -> float32[3]") == 1
 
 
-def test_reports_follow_the_logging_configuration(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
-    file = io.StringIO()
-    logger.addHandler(logging.StreamHandler(file))
-
-    retrace()
-
-    assert file.getvalue().startswith("double retraced (2nd trace, ")
-    assert capsys.readouterr().err == ""
-
-
 def test_reports_reach_handlers_of_parent_loggers(caplog: pytest.LogCaptureFixture) -> None:
     retrace()
 
     [record] = [one for one in caplog.records if one.name == "treewright.retrace"]
     assert (record.levelno, record.getMessage().startswith("double retraced")) == (logging.WARNING, True)
-
-
-def test_a_disabled_logger_prints_no_report(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
-    logger.setLevel(logging.ERROR)
-
-    retrace()
-
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from tests.conftest import count_traces, importorskip
@@ -156,6 +157,7 @@ def test_at_changes_values_inside_statics() -> None:
     assert at(node, lambda node: node.config.double).set(5).config.width == 3
     assert at(node, lambda node: node.table["x"][0]).set(9).table == freeze({"x": [9]})
     assert at(node, ".inner.kernel").set(2.0).inner == Linear(2.0)
+    assert at(STRUCT(np.float32(1.0), "a"), "**.*").get() == {".child": 1.0, ".note": "a"}
     with pytest.raises(
         MissingPlaceError, match=r"Configured\.config \(.*Config\) has no \.wide \(did you mean \.width\?"
     ):

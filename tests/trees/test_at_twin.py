@@ -342,6 +342,11 @@ def test_an_error_of_the_function_itself_keeps_its_class_text_and_traceback(erro
         (lambda m: m.table["z"], KeyError, r"Net\.table \(dict\) has no \['z'\]"),
         (lambda m: m.head.b.x, AttributeError, r"Net\.head\.b \(None\) has no \.x\. It has nothing\."),
         (lambda m: m.head.w.kernel, AttributeError, r"Net\.head\.w is a leaf, f32\[2\], without a place \.kernel"),
+        (
+            lambda m: m.w,
+            AttributeError,
+            r"Net has no \.w\. It has \.layers, \.head, \.table\. To select it at any depth, write \"\*\*\.w\"\.",
+        ),
         (lambda m: m.layers["a"], TypeError, r"Net\.layers \(tuple\) has no \['a'\]"),
     ],
 )

@@ -172,6 +172,52 @@ def test_unnamed_aux_data_is_one_difference() -> None:
     assert lines(Hiding(1, "a", 2), Hiding(1, "b", 2)) == [".name (static): 'a' -> 'b'"]
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    name: str
+
+
+class Foreign:
+    """An instance of a class that is registered with these children by key and this `aux_data`."""
+
+    __slots__ = ("__dict__", "parts")
+
+    def __init__(self, children: dict[Any, Any], aux: Any, **attributes: Any) -> None:
+        self.parts = children, aux
+        vars(self).update(attributes)
+
+
+def keyed(tree: Foreign) -> Any:
+    keys = [jax.tree_util.GetAttrKey(key[1:]) if key[0] == "." else jax.tree_util.DictKey(key) for key in tree.parts[0]]
+    return list(zip(keys, tree.parts[0].values(), strict=True)), tree.parts[1]
+
+
+jax.tree_util.register_pytree_with_keys(Foreign, keyed, lambda aux, children: Foreign(dict(enumerate(children)), aux))
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        (Foreign({}, "a", mode="a"), Foreign({}, "b", mode="b"), ".mode (static): 'a' -> 'b'"),
+        (Foreign({}, (("a", 5),), mode="a"), Foreign({}, (("b", 5),), mode="b"), ".mode (static): 'a' -> 'b'"),
+        (Foreign({".x": 1}, (1,), x=1, n=1), Foreign({".x": 1}, (2,), x=1, n=2), ".n (static): 1 -> 2"),
+        (
+            Foreign({"k": 1}, ("k", "a"), mode="a"),
+            Foreign({"k": 1}, ("k", "b"), mode="b"),
+            ".mode (static): 'a' -> 'b'",
+        ),
+        (Foreign({"k": 1}, ("k",)), [], "the whole tree (class): Foreign('k') -> list of 0"),
+        (Foreign({"k": 1}, None, cache=None), [], "the whole tree (class): Foreign('k') -> list of 0"),
+        (Foreign({"k": 1}, (9, ["k"])), [], "the whole tree (class): Foreign('k', <aux_data>=(9,)) -> list of 0"),
+        (Foreign({"k": 1}, (9, 8)), [], "the whole tree (class): Foreign('k', <aux_data>=(9, 8)) -> list of 0"),
+        ([Flag("a")], [Flag("b")], "[0].name (static): 'a' -> 'b'"),
+    ],
+)
+def test_aux_data_of_a_foreign_class_has_the_names_of_its_attributes(left: Any, right: Any, expected: str) -> None:
+    assert lines(left, right) == [expected]
+
+
 def test_foreign_containers_are_matched_by_key() -> None:
     assert lines(FrozenDict(a=1, b=2), FrozenDict(a=1, c=2)) == ["['b'] (removed): 2", "['c'] (added): 2"]
     assert lines(collections.defaultdict(list, a=1), collections.defaultdict(int, a=1)) == [

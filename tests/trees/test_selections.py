@@ -59,8 +59,11 @@ class Picker(Module):
     def pick(self, tree: Any) -> Any:
         return tree.layers[1]
 
-    def any(self, *trees: Any, last: bool = True) -> Any:
+    def any(self, *trees: Any, last: bool = True, **options: Any) -> Any:
         return trees[0].layers[1]
+
+    def one(self, tree: Any, *trees: Any) -> Any:
+        return tree.layers[1]
 
 
 class IsNet:
@@ -124,6 +127,7 @@ FORMS: list[tuple[Any, list[str]]] = [
     (operator.attrgetter("table"), [".table"]),
     (Picker().pick, [".layers[1]"]),
     (Picker().any, [".layers[1]"]),
+    (Picker().one, [".layers[1]"]),
     # A predicate
     (lambda path, value: isinstance(value, Linear), [".layers[0]", ".layers[1]"]),
     (lambda path, value: path.endswith("kernel"), KERNELS),
@@ -176,7 +180,7 @@ def settings(half: Any) -> list[Any]:
 
 
 FIELDS = ".layers, .table, .name, .rest, .note"
-STEPS = "A step is .name, [0], ['name'], .*, [*] or **"
+STEPS = 'A step is .name, [0], [\'name\'], .*, [*] or **, as in ".layers[*].kernel" or "**.bias".'
 FORM = "TypeError: where= must be a path, a function, a predicate, a class or a mask (a tree of bools), but got "
 HOW = "A function of one argument is called with the whole tree"
 NO_PLACE = (
@@ -192,15 +196,21 @@ MISTAKES: list[tuple[Any, str]] = [
     (".layers[-3]", "MissingPlaceError: Net.layers (tuple) has no [-3]. It has [0] to [1]."),
     (".table['c']", "MissingPlaceError: Net.table (dict) has no ['c']. It has ['*'], ['a'], ['b']."),
     (".table['a'].x", "MissingPlaceError: Net.table['a'] is a leaf, f32[2,6], without a place .x below it."),
+    (".table['b'][0][2]", "MissingPlaceError: Net.table['b'][0] (Pair) has no [2]. It has .left, .right."),
+    (".rest[0]", "MissingPlaceError: Net.rest (tuple) has no [0]. It has nothing."),
     (".layers[1].bias.x", "MissingPlaceError: Net.layers[1].bias (None) has no .x. It has nothing."),
     ("['table']", f"MissingPlaceError: Net has no ['table'] (did you mean .table?). It has {FIELDS}."),
     (
         "kernel",
         f'MissingPlaceError: Net has no .kernel. It has {FIELDS}. To select it at any depth, write "**.kernel".',
     ),
-    ("layers.0.bias", f"ValueError: 'layers.0.bias' is not a path: '.0.bias' is not a step. {STEPS}"),
+    (
+        "layers.0.bias",
+        f"ValueError: 'layers.0.bias' is not a path: '.0.bias' is not a step. {STEPS} Did you mean 'layers[0].bias'?",
+    ),
     (".layers[", f"ValueError: '.layers[' is not a path: '[' is not a step. {STEPS}"),
     (".layers[0]bias", "ValueError: '.layers[0]bias' is not a path: 'bias' is not a step"),
+    ("(0]", f"ValueError: '(0]' is not a path: '(0]' is not a step. {STEPS}"),
     ("a b", "ValueError: 'a b' is not a path: ' b' is not a step"),
     (".table..b", "ValueError: '.table..b' is not a path: '..b' is not a step"),
     (".table[b]", "ValueError: '.table[b]' is not a path: '[b]' is not a step"),
@@ -258,6 +268,7 @@ MISTAKES: list[tuple[Any, str]] = [
     (None, f"{FORM}None."),
     (3, f"{FORM}3."),
     (Point(1.0), f"{FORM}Point(x=1.0)."),
+    (Net((1,), 2), f"{FORM}Net(layers=(1,), table=2, "),
     (("layers", 0), f"{FORM}('layers', 0)."),
     (Net((True, 2), True), "TypeError: A mask needs True or False for each leaf, got 2."),
     ((True, True), "ValueError: where= is not a prefix of the tree. "),
@@ -309,6 +320,11 @@ def test_a_place_without_a_leaf_is_selected_only_by_at(where: Any, text: str) ->
     of_at, *others = errors(where)
     assert of_at == ""
     assert all(message.startswith(f"ValueError: {text}") for message in others)
+
+
+def test_a_mask_may_have_a_class_that_can_be_called() -> None:
+    partial: Any = jax.tree_util.Partial
+    assert jax.tree.leaves(partition(partial(len, 1.0), partial(len, True))[0]) == [1.0]
 
 
 def test_a_mask_may_select_nothing_but_in_at() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from treewright import Module, buffer, count, find_aliases, nbytes, partition, static, trainable
+from treewright import Module, buffer, count, find_aliases, freeze, nbytes, partition, static, trainable
 
 # jax's own constructors of these have no types.
 PARTITION: Any = jax.P
@@ -39,6 +40,8 @@ def test_count_includes_all_numbers() -> None:
     assert (count(None), nbytes([])) == (0, 0)
     assert (count([True, 1, 1.0, 1j, np.float32(1)]), nbytes([True, 1, 1.0, 1j])) == (5, 1 + 4 + 4 + 8)
     assert (count(jax.random.key(0)), nbytes(jax.random.key(0))) == (1, 8)
+    shaped = [SimpleNamespace(shape=(3,)), SimpleNamespace(shape=3, dtype=np.dtype(int))]  # no arrays
+    assert (count(shaped), nbytes(shaped)) == (0, 0)
 
 
 def test_abstract_arrays_and_tracers_have_sizes() -> None:
@@ -68,7 +71,8 @@ def test_find_aliases_finds_shared_arrays() -> None:
         (".layers[0].kernel", ".layers[1].kernel", ".rate"),
         (".layers[0].mean", ".layers[1].mean"),
     ]
-    assert find_aliases(Net([Layer(array), Layer(array.copy())])) == []
+    frozen = freeze(other)
+    assert find_aliases(Net([Layer(array, table=frozen), Layer(array.copy(), table=frozen)])) == []
 
 
 @pytest.mark.devices(4)
@@ -83,11 +87,14 @@ def test_two_objects_with_one_buffer_are_one_array() -> None:
     assert find_aliases([sharded, sharded, array]) == [("[0]", "[1]")]
 
 
+@pytest.mark.devices(4)
 def test_deleted_and_traced_arrays_are_distinguished() -> None:
-    deleted, other = jnp.ones(3), jnp.ones(3)
-    deleted.delete()
-    other.delete()
-    assert find_aliases([deleted, other, deleted]) == [("[0]", "[2]")]
+    mesh = jax.make_mesh((4,), ("x",))
+    for sharding in (None, jax.NamedSharding(mesh, PARTITION("x"))):
+        deleted, other = jax.device_put(np.ones(4), sharding), jax.device_put(np.ones(4), sharding)
+        deleted.delete()
+        other.delete()
+        assert find_aliases([deleted, other, deleted]) == [("[0]", "[2]")]
 
     aliases: list[Any] = []
     jax.jit(lambda a, b: aliases.append(find_aliases([a, b, a])))(1.0, 2.0)

@@ -14,7 +14,7 @@ from treewright._base.jax_private import DictKey, GetAttrKey, Key, SequenceKey
 from treewright._base.text import class_name, did_you_mean, short_text
 from treewright._reports import first_lines
 from treewright._trees.level import is_leaf_class
-from treewright._trees.places import Place, all_entries
+from treewright._trees.places import Place, all_entries, walk
 from treewright.errors import MissingPlaceError
 
 _STEP = re.compile(
@@ -44,7 +44,7 @@ class Step:
     @property
     def is_literal(self) -> bool:
         """Whether the step matches at most one place."""
-        return self.kind == "item" or (self.kind == "field" and "*" not in str(self.name))
+        return self.kind == "item" or "*" not in str(self.name)
 
     def matches(self, field: str | None) -> bool:
         """Whether the step may be a field of this name, or for None any item."""
@@ -62,11 +62,12 @@ def parse(text: str) -> tuple[Step, ...]:
     steps: list[Step] = []
     end = 0
     while end < len(text):
-        match = _STEP.match(text, end)
-        if match is None and (item := _item(text, end)):
+        item = _item(text, end)
+        if item:
             steps.append(item[0])
             end = item[1]
             continue
+        match = _STEP.match(text, end)
         if match is None or (match["field"] and end and text[end] != "."):
             raise ValueError(
                 f"{text!r} is not a path: {text[end:]!r} is not a step. A step is .name, [0], ['name'], .*, [*] or **, "
@@ -80,12 +81,9 @@ def parse(text: str) -> tuple[Step, ...]:
 
 def _item(text: str, start: int) -> tuple[Step, int] | None:
     """The step `[key]` at this position, and its end. The key is a literal: `0`, `'a]'`, `('a', 1)`."""
-    ends = (bracket.end() for bracket in re.finditer(r"\]", text) if bracket.start() > start)
-    for end in ends if text.startswith("[", start) else ():
+    for bracket in re.finditer(r"\]", text) if text.startswith("[", start) else ():
         with contextlib.suppress(ValueError, SyntaxError, TypeError):
-            key = ast.literal_eval(text[start + 1 : end - 1])
-            hash(key)
-            return Step("item", key), end
+            return Step("item", ast.literal_eval(text[start + 1 : bracket.start()])), bracket.end()
     return None
 
 
@@ -148,7 +146,7 @@ def item_key(value: Any, item: Any) -> Key:
     return GetAttrKey(names[index]) if names and 0 <= index < len(names) else SequenceKey(index)
 
 
-def missing_place(place: Place, key: Key, anywhere: str = "") -> MissingPlaceError:
+def missing_place(place: Place, key: Key) -> MissingPlaceError:
     value: Any = place.value
     kind = "None" if value is None else class_name(value)
     where = place.name if place.name == kind else f"{place.name} ({kind})"
@@ -164,11 +162,11 @@ def missing_place(place: Place, key: Key, anywhere: str = "") -> MissingPlaceErr
         return MissingPlaceError(f"{place.name} is a leaf, {short_text(value)}, without a place {key} below it.{hint}")
     by_name = {str(name_in(entry)): str(entry) for entry, _ in entries}
     meant = did_you_mean(str(name_in(key)), by_name, show=by_name.__getitem__)
-    inner = next((f" Or did you mean {place.key}{key}?" for place in place.entries() if place.child(key)), "")
+    deeper = (each for each in walk(place, Place.entries) if each is not place and each.parent is not place)
+    patterns = dict.fromkeys(f'"**{each.key}"' for each in deeper if name_in(each.key) == name_in(key))
+    hint = f" To select it at any depth, write {' or '.join(patterns)}." if patterns else ""
     names = listed([str(entry) for entry, _ in entries])
-    return MissingPlaceError(
-        f"{where} has no {key}{meant}. It has {names}.{anywhere or inner}{earlier_class_hint(type(value))}"
-    )
+    return MissingPlaceError(f"{where} has no {key}{meant}. It has {names}.{hint}{earlier_class_hint(type(value))}")
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:

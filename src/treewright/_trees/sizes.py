@@ -81,7 +81,7 @@ def memory_of(leaf: Any) -> object:
     """A key that is equal for two leaves if they share their memory; None for a leaf that is not an array."""
     if not isinstance(leaf, jax.Array | np.ndarray):
         return None
-    if isinstance(leaf, Tracer | np.ndarray) or leaf.is_deleted():
+    if isinstance(leaf, Tracer | np.ndarray):
         return id(leaf)
     # Two objects may share one buffer, as jax.device_put(x) and x[:] do.
     array: Any = leaf
@@ -89,7 +89,7 @@ def memory_of(leaf: Any) -> object:
         if len(array.sharding.device_set) == 1:  # the array is its only shard; creating one takes 20 times as long
             return (array.unsafe_buffer_pointer(),)
         return tuple(shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards)
-    except jax.errors.JaxRuntimeError:  # some platforms have no pointers
+    except RuntimeError:  # it was deleted, or the platform has no pointers
         return id(leaf)
 
 

@@ -53,12 +53,9 @@ def spec_like(tree: Any, default: Any = None, where: Mapping[Any, Any] | None = 
         [Layer(kernel='large', bias='small'), Layer(kernel=None, bias=None)]
     """
     reject_classes("spec_like", tree)
-    places: Any = where
-    is_swapped = where is None and isinstance(default, Mapping) and not isinstance(tree, Mapping)
-    if is_swapped or not isinstance(places, Mapping | None):
-        wrong = f"default={short_text(default)}" if is_swapped else f"where={short_text(where)}"
+    if not isinstance(where, Mapping | None):
         raise TypeError(
-            f"The third argument of spec_like must be a mapping from places to settings, got {wrong}. Write "
+            f"where= of spec_like must be a mapping from places to settings, got {short_text(where)}. Write "
             f"spec_like(tree, default, {{place: setting}})."
         )
     treedef = jax_trees.tree_structure(tree)

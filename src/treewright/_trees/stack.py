@@ -17,8 +17,6 @@ from treewright._trees.level import leaf_type_of, reject_class, reject_classes
 
 T = TypeVar("T")
 
-_STACKED = frozenset({"weak_type", "sharding", "placement"})  # differences of leaves that can be stacked
-
 
 def stack(trees: Sequence[T]) -> T:
     """One tree with the same treedef, whose leaves have a new first axis: an ensemble, or layers for `scan`.
@@ -46,7 +44,7 @@ def stack(trees: Sequence[T]) -> T:
     _types_of(trees[0])
     for index, tree in enumerate(trees[1:], 1):
         for difference in differences(trees[0], tree, values=False):
-            if difference.kind not in _STACKED:
+            if difference.kind != "weak_type":
                 raise ValueError(f"Tree {index} differs from tree 0: {difference}.{_fix_for(difference.left)}")
     stacked: T = jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
     return stacked

@@ -18,7 +18,7 @@ from treewright._base.text import short_text, with_article
 from treewright._core import is_node, note
 from treewright._reports import counted
 from treewright._trees.level import is_none
-from treewright._trees.pattern import Step, key_of, listed, matching, missing_place, name_in, parse, with_items
+from treewright._trees.pattern import key_of, listed, matching, missing_place, parse, with_items
 from treewright._trees.places import Place, note_redefined_classes, walk
 from treewright._trees.selection import HOW_CALLED, Selection, select_by_function
 from treewright.errors import MissingPlaceError
@@ -187,20 +187,9 @@ def _by_path(root: Place, where: str) -> Selection:
         key = key_of(place, step)
         entry = place.child(key)
         if entry is None:
-            raise missing_place(place, key, _anywhere(root, steps))
+            raise missing_place(place, key)
         place = entry
     return Selection([place])
-
-
-def _anywhere(root: Place, steps: Sequence[Step]) -> str:
-    """A hint if a path of one name exists deeper in the tree."""
-    name = steps[0].name
-    if len(steps) > 1 or not isinstance(name, str):
-        return ""
-    deeper = (place for place in walk(root, Place.entries) if place.parent not in {None, root})
-    keys = [place.key for place in deeper if name_in(place.key) == name]
-    patterns = dict.fromkeys(f'"**{key}"' for key in keys)
-    return f" To select it at any depth, write {' or '.join(patterns)}." if patterns else ""
 
 
 def _no_match(root: Place, where: str) -> str:
@@ -243,7 +232,7 @@ def _is_true(result: Any, place: Place) -> bool:
     """The result of a predicate, which must be a bool: `path.find("bias")` is -1, and true, where it finds nothing."""
     if result is True or result is False:
         return result
-    if result is not None and getattr(result, "dtype", None) == np.dtype(bool) and np.ndim(result) == 0:
+    if getattr(result, "dtype", None) == np.dtype(bool) and np.ndim(result) == 0:
         return bool(result)
     lacks = "Does it lack a return?" if result is None else "Write a comparison, or bool(...)."
     raise TypeError(

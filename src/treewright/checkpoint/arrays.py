@@ -165,8 +165,9 @@ def check_fits(array: Any, dtype: str, path: str) -> None:
     is_exact = is_int and jnp.issubdtype(wanted, jnp.inexact)
     if wanted.itemsize > 1 and np.can_cast(array.dtype, wanted) and not is_exact:  # NumPy knows no small floats
         return
-    for block in [shard.data for shard in array.addressable_shards] if isinstance(array, jax.Array) else [array]:
-        values = np.asarray(block)
+    blocks: list[Any] = [shard.data for shard in array.addressable_shards] if isinstance(array, jax.Array) else [array]
+    for block in blocks:
+        values: Any = np.asarray(block)
         for part in (values.real, values.imag) if np.iscomplexobj(values) else (values,):
             with np.errstate(all="ignore"):
                 lost = _changed_ints(part, wanted) if is_int else _changed_floats(part, wanted)

@@ -11,7 +11,7 @@ from treewright._contents import Part
 from treewright._reports import mesh_text
 from treewright._trees.causes import Cause, Snapshot, cause_of, class_of, is_same_object, one_static, snapshot
 from treewright._trees.diff import Comparator, differences, static_difference
-from treewright._trees.difference import ABSENT, Difference, DifferenceKind, shown
+from treewright._trees.difference import ABSENT, Difference, DifferenceKind
 from treewright.retrace.jax_private import FLAX_NODES, OF_PMAP
 from treewright.retrace.signature import Signature
 
@@ -51,20 +51,19 @@ def _argument_differences(old: Signature, new: Signature, compare: Comparator) -
 
     Of `def f(x, k=1)`, in two calls:
 
-    f(x), f(x, 2)        k is not passed, and then not its default: 1 (default) -> 2
-    f(x), f(x, 1)        its default is passed: one more argument
+    f(x), f(x, 2)        k is not passed, and then passed: 1 (default) -> 2
     f(x, 2), f(x, k=2)   by position, and then by keyword
     f(x, 2), f(x, 3)     static: two values; traced: a leaf in both, so no difference
     """
     for name in dict.fromkeys((*old.passed, *new.passed)):
         a, b = old.arguments.get(name, ABSENT), new.arguments.get(name, ABSENT)
-        default, default_tree = new.defaults.get(name, (ABSENT, ABSENT))
-        passed, is_static = b if a is ABSENT else a, name in old.statics | new.statics
-        if (a is ABSENT or b is ABSENT) and is_static and default is not ABSENT and not one_static(default, passed):
-            both = (default, b) if a is ABSENT else (a, default)
-            yield static_difference((name,), *both, compare)
-        elif a is ABSENT or b is ABSENT:
-            yield _presence_difference(name, (a, b), (default, default_tree))
+        default, is_static = new.defaults.get(name, ABSENT), name in old.statics | new.statics
+        if a is ABSENT or b is ABSENT:
+            left, right = default if a is ABSENT else a, default if b is ABSENT else b
+            if is_static and default is not ABSENT and not one_static(left, right):
+                yield static_difference((name,), left, right, compare)
+            else:
+                yield _presence_difference(name, a, b, default)
         elif (name in old.statics) is not (name in new.statics):
             reasons = ("traced before, and static now", "static before, and traced now")
             yield Difference((name,), a, b, "class", Cause("other statics", reasons[name in old.statics]))
@@ -77,19 +76,14 @@ def _argument_differences(old: Signature, new: Signature, compare: Comparator) -
                 yield from differences(a, b, values=False, path=(name,), compare=compare)
 
 
-def _presence_difference(name: str, both: Any, defaults: tuple[Any, Any]) -> Difference:
+def _presence_difference(name: str, a: Any, b: Any, default: Any) -> Difference:
     """The difference between a call with an argument and one without it."""
-    (a, b), (value, default) = both, defaults
-    passed = b if a is ABSENT else a
-    kind: DifferenceKind = "added" if a is ABSENT else "removed"
     if default is ABSENT:
-        return Difference((name,), a, b, kind, Cause("argument", ""))
-    if not any(differences(default, passed, values=False, compare=_WITHOUT_REASONS)):
-        return Difference((name,), a, b, kind, Cause("default replaced", ""))
-    text = short_text(value) if getattr(default, "python", None) else shown(default)
-    by_default = Verbatim(f"{text} (default)")
-    cause = Cause("None replaced" if getattr(default, "cls", None) is type(None) else "default replaced", "")
-    return Difference((name,), by_default if a is ABSENT else a, by_default if b is ABSENT else b, "class", cause)
+        return Difference((name,), a, b, "added" if a is ABSENT else "removed", Cause("argument", ""))
+    text = Verbatim(f"{short_text(default)} (default)")
+    is_none_replaced = default is None and getattr(b if a is ABSENT else a, "cls", None) is not type(None)
+    cause = Cause("None replaced" if is_none_replaced else "default replaced", "")
+    return Difference((name,), text if a is ABSENT else a, text if b is ABSENT else b, "class", cause)
 
 
 def _by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:

@@ -61,7 +61,7 @@ def explain(
         ...     return x * scale
         >>> print(explain(step, (jnp.ones(3),), (jnp.ones(3), 2.0)))
         step would retrace
-            scale (added): Python float
+            scale: 1.0 (default) -> Python float
                 pass it in every call
     """
     if not callable(function):
@@ -118,7 +118,6 @@ class _BlockOrDecorator:
         use = use_in(limited)
         reference, key = weakref.ref(use), (type(self), id(use))
         tracker = RetraceTracker(concerns=lambda call: goes_through(call, reference()), **self._options)
-        tracker.is_decorator = True
         # In place of an earlier tracker of this object: the same line run again begins a new count.
         if tracker.start(stacklevel=2, key=key):
             weakref.finalize(use, OBSERVER.remove, key).atexit = False
@@ -246,11 +245,11 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
 
     As a decorator, it counts the calls through the object that it decorates, as long as this exists. Above `jit`, this
     is the jitted function: jitting and limiting a function again, for each trial of a sweep, begins a new count. Below
-    `jit`, or on a function that is not jitted, such as a test, it counts the traces of that function and of each jitted
-    function that it calls, but not in threads that it starts. Each `loop` of the function counts apart. On a callable
-    object, it counts the traces of the object itself, not of what its methods call. A new limit on the same object, as
-    from a notebook cell that runs again, replaces the old one and begins a new count. Equinox takes a `filter_jit`
-    inside another one apart, so the limit of the inner one belongs below it.
+    `jit`, or on a function that is not jitted, such as a test, it counts the traces of that function, by each `jit` or
+    `loop` of it, and of each jitted function that it calls, but not in threads that it starts. On a callable object, it
+    counts the traces of the object itself, not of what its methods call. A new limit on the same object, as from a
+    notebook cell that runs again, replaces the old one and begins a new count. Equinox takes a `filter_jit` inside
+    another one apart, so the limit of the inner one belongs below it.
 
     Args:
         limit: The maximum number of traces of each function.

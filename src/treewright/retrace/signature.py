@@ -32,8 +32,7 @@ class Signature:
     passed: Mapping[str, str]  # "by position" or "by keyword"
     settings: Mapping[str, Any]  # JAX settings
     options: Mapping[str, Any]  # `jit` options
-    # Of each parameter with one: its snapshot, and its levels and leaf types.
-    defaults: Mapping[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict[str, tuple[Any, Any]])
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])  # snapshots, by parameter
     batch: tuple[int, ...] = ()  # the sizes of the axes that `vmap` maps the call over
 
 
@@ -59,11 +58,7 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
     settings: Mapping[str, Any] = {**trace_settings(), **call.settings}
     if like is not None and like.settings == settings:
         settings = like.settings
-    defaults = {
-        par.name: (snapshot(par.default), _tree_snapshot(par.default, None, call))
-        for par in parameters
-        if par.default is not par.empty
-    }
+    defaults = {par.name: snapshot(par.default) for par in parameters if par.default is not par.empty}
     options = {**options, **compiled_mesh()}
     return Signature(arguments, frozenset(statics), passed, settings, options, defaults, call.batch)
 

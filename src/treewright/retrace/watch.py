@@ -33,7 +33,7 @@ from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.comparison import call_differences, without_placement
 from treewright.retrace.jax_private import OBSERVER, Call, Event, can_observe_compilations, can_read_calls
 from treewright.retrace.report import RetraceReport, too_many
-from treewright.retrace.signature import Signature, is_of_loop, signature_of
+from treewright.retrace.signature import Signature, signature_of
 
 _MAX_CALLS = 32  # remembered calls per definition
 _JAX = f"JAX {jax.__version__}"
@@ -185,7 +185,6 @@ class RetraceTracker:
         self.violations: list[str] = []
         self.traced: set[str] = set()  # the names of all traced functions, tracked or not
         self._on_report, self._concerns = on_report, concerns
-        self.is_decorator = False
         self._limits: Mapping[str, int | None] = {"trace": limit, "recompile": recompiles}
         self._lock = threading.RLock()
         self._histories: dict[Any, CallHistory] = {}
@@ -229,7 +228,7 @@ class RetraceTracker:
             return
         if call.outcome == "failed":  # JAX keeps an entry in its cache for a failed call too
             with contextlib.suppress(Exception):  # a user's __eq__ or __hash__
-                self._history(event, call).programs_before(call)
+                self._history(event).programs_before(call)
             return
         if event.kind == "trace" and call.outcome != "shared":
             self.traced.add(event.definition[0])
@@ -246,7 +245,7 @@ class RetraceTracker:
         current = self._compare(event, call, sharing=is_shared)
         if current is None:
             if not is_shared and call.is_for_program:
-                self._report_uncompared(event, call)
+                self._report_uncompared(event)
             return
         if not call.is_for_program:
             if not is_shared:
@@ -287,7 +286,7 @@ class RetraceTracker:
         """Compare a call with earlier ones; None if that fails, because the program must go on."""
         function, is_new = call.function, not sharing
         try:
-            history = self._history(event, call)
+            history = self._history(event)
             if event.signature is None:
                 event.signature = signature_of(call, history.calls[-1].signature if history.calls else None)
             reference = weakref.ref(function)
@@ -302,23 +301,15 @@ class RetraceTracker:
             closest, differences = None, []
         return _CurrentCall(reference, history, event.signature, closest, differences, is_new, programs_before=before)
 
-    def _history(self, event: Event, call: Call) -> CallHistory:
-        """The history of the function's definition.
-
-        A limited step has one for each loop, whose programs are its own. A block counts all loops of a step together,
-        so it finds a loop that is created again for each epoch.
-        """
+    def _history(self, event: Event) -> CallHistory:
+        """The history of the function's definition."""
         name, definition = event.definition
-        key: Any = definition or name
-        is_limited = self.is_decorator and self._limits["trace"] is not None
         with self._lock:
-            if is_limited and is_of_loop(getattr(call.function, "__code__", None)):
-                key = weakref.ref(call.function, lambda loop: self._histories.pop(loop, None))
-            return self._histories.setdefault(key, CallHistory(name))
+            return self._histories.setdefault(definition or name, CallHistory(name))
 
-    def _report_uncompared(self, event: Event, call: Call) -> None:
+    def _report_uncompared(self, event: Event) -> None:
         """Count and report a trace whose call can't be compared with earlier ones."""
-        history = self._history(event, call)
+        history = self._history(event)
         number = next(history.numbers)
         report = RetraceReport(
             history.name,
