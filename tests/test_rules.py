@@ -185,15 +185,32 @@ class Unfriendly(type):
 
 
 class Odd(metaclass=Unfriendly):
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
     def __call__(self) -> None: ...
 
 
-def test_a_value_whose_class_fails_in_a_rule_is_a_child_like_any_other() -> None:
-    class Net(Module):
-        act: Any
-
+def test_a_value_whose_attributes_fail_is_a_child_and_a_default_like_any_other() -> None:
     odd = Odd()
-    assert Net(odd).act is odd
+
+    class Net(Module):
+        act: Any = odd
+
+    assert Net().act is Net(odd).act is odd
+
+
+def test_a_rule_that_fails_rejects_but_gives_no_advice() -> None:
+    runners: Any = importlib.import_module("treewright._core.rules")
+
+    def failing(value: Any) -> str | None:
+        raise RuntimeError(f"failed for {value}")
+
+    with pytest.raises(RuntimeError, match=r"^failed for 1$"):
+        runners.reject([failing], TypeError, 1)
+    runners.warn([failing], UserWarning, 1)
+    runners.note([failing], TypeError())
+    assert runners.first_text([failing], 1) is None
 
 
 def test_an_error_in_a_method_of_something_else_than_a_node_stays_itself() -> None:

@@ -28,64 +28,50 @@ from typing import Annotated, Any, ClassVar, Generic, Optional, TypeVar
 
 # A class C, and names that are defined only after it. Without quotes around these names, Python up to 3.13 rejects both
 # classes.
-PLAIN = "@node\nclass C:\n    x: int\n    y: Optional[str] = None\n    z: list[float] = field(default_factory=list)\n"
-ITSELF = "@node\nclass C:\n    x: int\n    parent: C | None = None\n"
-LATER = "@node\nclass C:\n    x: Later\n    y: list[Later]\n    z: dict[str, Later | None] | None = None\n"
-UNKNOWN = (
-    "@node\nclass C:\n    x: Unknown\n    y: Unknown.inside[int] = 3\n    z: Annotated[Unknown, 'of nobody'] = 3\n"
-)
-STRINGS = "@node\nclass C:\n    x: 'int'\n    y: 'Later'\n    z: 'Unknown | C' = 3\n    w: 'InitVar[int]' = 4\n"
-FUTURE = "from __future__ import annotations\n" + HEADER + ITSELF + "    later: Later | Unknown = 3\n"
-VARIABLES = (
-    "@node\nclass C:\n    total: ClassVar[int] = 3\n    others: ClassVar['Later | None'] = None\n    x: int\n"
-    "    seed: InitVar[int] = 0\n    later: 'InitVar[Later]' = 0\n    __post_init__ = lambda self, *given: None\n"
-)
-LATER_VARIABLES = "@node\nclass C:\n    total: ClassVar[Later] = 3\n    x: InitVar[Later]\n    y: InitVar[int] = 3\n"
-KEYWORDS = "@node\nclass C:\n    x: int\n    _: KW_ONLY\n    y: 'C'\n    z: int = field(default=3, init=False)\n"
-GENERIC = "T = TypeVar('T')\n@node\nclass C(Generic[T]):\n    x: T\n    y: 'C[T] | None' = None\n"
-PARAMETERS = "@node\nclass C[T]:\n    x: T\n    y: list[T] | None = None\n    z: C[T] | None = None\n    w: Later = 3\n"
-ALIAS = "type Pair[T] = tuple[T, Later]\n@node\nclass C[S: Later, *Ts]:\n    x: Pair[S]\n    y: tuple[*Ts] = ()\n"
-BASES = "@node\nclass A:\n    x: Later\n    y: int\n@node\nclass C(A):\n    z: 'C'\n    y: float\n"
-DECORATED_LATER = "@node\nclass A:\n    x: Later\nclass C(A):\n    y: list[C | Later] | None = None\nC = node(C)\n"
-EXPLICIT = (
-    "class C:\n    def __annotate__(format):\n        if format > 2: raise NotImplementedError(format)\n"
-    "        return {'x': int, 'y': Later}\n    y = 3\nC = node(C)\n"
-)
-GIVEN = "C = node(type('C', (), {'__annotations__': {'x': int, 'y': 'Later'}, 'y': 3}))\n"
-REPLACED = "class C:\n    x: int\nC.__annotations__ = {'x': str, 'y': 'Later'}\nC = node(C)\n"
-MADE = "C = make_dataclass('C', ['x', ('y', int), ('z', 'Later', 3)], decorator=node)\n"
-MADE_BELOW = (
-    "@node\nclass A:\n    w: int\n"
-    "C = make_dataclass('C', ['x', ('z', 'Later', 3)], bases=(A,), namespace={'two': 2}, decorator=node)\n"
-)
-LOCAL = (
-    "def make():\n    class Inside: pass\n    @node\n"
-    "    class C:\n        x: Inside\n        y: Later\n        z: After\n"
-    "    class After: pass\n    return C\nC = make()\n"
-)
-
-CASES = [
-    pytest.param(PLAIN, id="plain"),
-    pytest.param(ITSELF, id="itself"),
-    pytest.param(LATER, id="later"),
-    pytest.param(UNKNOWN, id="unknown"),
-    pytest.param(STRINGS, id="strings"),
-    pytest.param(FUTURE, id="future"),
-    pytest.param(VARIABLES, id="InitVar and ClassVar"),
-    pytest.param(LATER_VARIABLES, id="InitVar and ClassVar of a later name"),
-    pytest.param(KEYWORDS, id="keywords"),
-    pytest.param(GENERIC, id="Generic"),
-    pytest.param(PARAMETERS, id="type parameters", marks=since_3_12),
-    pytest.param(ALIAS, id="bounds and aliases", marks=since_3_12),
-    pytest.param(BASES, id="bases"),
-    pytest.param(DECORATED_LATER, id="decorated later"),
-    pytest.param(EXPLICIT, id="explicit __annotate__", marks=since_3_14),
-    pytest.param(GIVEN, id="in the namespace"),
-    pytest.param(REPLACED, id="replaced"),
-    pytest.param(MADE, id="make_dataclass", marks=since_3_14),
-    pytest.param(MADE_BELOW, id="make_dataclass with a base", marks=since_3_14),
-    pytest.param(LOCAL, id="local"),
-]
+SOURCES = {
+    "plain": "@node\nclass C:\n    x: int\n    y: Optional[str] = None\n    z: Any = field(default_factory=list)\n",
+    "itself": "@node\nclass C:\n    x: int\n    parent: C | None = None\n",
+    "later": "@node\nclass C:\n    x: Later\n    y: list[Later]\n    z: dict[str, Later | None] | None = None\n",
+    "unknown": (
+        "@node\nclass C:\n    x: Unknown\n    y: Unknown.inside[int] = 3\n    z: Annotated[Unknown, 'of nobody'] = 3\n"
+    ),
+    "strings": "@node\nclass C:\n    x: 'int'\n    y: 'Later'\n    z: 'Unknown | C' = 3\n    w: 'InitVar[int]' = 4\n",
+    "future": "from __future__ import annotations\n"
+    + HEADER
+    + "@node\nclass C:\n    parent: C | None = None\n    later: Later | Unknown = 3\n",
+    "InitVar and ClassVar": (
+        "@node\nclass C:\n    total: ClassVar[int] = 3\n    others: ClassVar['Later | None'] = None\n    x: int\n"
+        "    seed: InitVar[int] = 0\n    later: 'InitVar[Later]' = 0\n    __post_init__ = lambda self, *given: None\n"
+    ),
+    "InitVar": "@node\nclass C:\n    total: ClassVar[Later] = 3\n    x: InitVar[Later]\n    y: InitVar[int] = 3\n",
+    "kw_only": "@node\nclass C:\n    x: int\n    _: KW_ONLY\n    y: 'C'\n    z: int = field(default=3, init=False)\n",
+    "generic": "T = TypeVar('T')\n@node\nclass C(Generic[T]):\n    x: T\n    y: 'C[T] | None' = None\n",
+    "PEP 695": "@node\nclass C[T]:\n    x: T\n    y: list[T] = None\n    z: C[T] | None = None\n    w: Later = 3\n",
+    "bounds": "type Pair[T] = tuple[T, Later]\n@node\nclass C[S: Later, *Ts]:\n    x: Pair[S]\n    y: tuple[*Ts]\n",
+    "bases": "@node\nclass A:\n    x: Later\n    y: int\n@node\nclass C(A):\n    z: 'C'\n    y: float\n",
+    "decorated": "@node\nclass A:\n    x: Later\nclass C(A):\n    y: list[C | Later] | None = None\nC = node(C)\n",
+    "explicit __annotate__": (
+        "class C:\n    def __annotate__(format):\n        if format > 2: raise NotImplementedError(format)\n"
+        "        return {'x': int, 'y': Later}\n    y = 3\nC = node(C)\n"
+    ),
+    "in the namespace": "C = node(type('C', (), {'__annotations__': {'x': int, 'y': 'Later'}, 'y': 3}))\n",
+    "replaced": "class C:\n    x: int\nC.__annotations__ = {'x': str, 'y': 'Later'}\nC = node(C)\n",
+    "make_dataclass": "C = make_dataclass('C', ['x', ('y', int), ('z', 'Later', 3)], decorator=node)\n",
+    "make_dataclass with a base": (
+        "@node\nclass A:\n    w: int\n"
+        "C = make_dataclass('C', ['x', ('z', 'Later', 3)], bases=(A,), namespace={'two': 2}, decorator=node)\n"
+    ),
+    "local": (
+        "def make():\n    class Inside: pass\n    @node\n"
+        "    class C:\n        x: Inside\n        y: Later\n        z: After\n"
+        "    class After: pass\n    return C\nC = make()\n"
+    ),
+}
+NEWER = {
+    **dict.fromkeys(("PEP 695", "bounds"), since_3_12),
+    **dict.fromkeys(("explicit __annotate__", "make_dataclass", "make_dataclass with a base"), since_3_14),
+}
+CASES = [pytest.param(source, id=name, marks=NEWER.get(name, ())) for name, source in SOURCES.items()]
 
 
 def outcome(look: Callable[[], object]) -> str:

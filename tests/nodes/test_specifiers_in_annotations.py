@@ -28,6 +28,8 @@ ACCEPTED = (
         "Literal['static']",
         "unknown.static",
         "static[",
+        "a static text",
+        " Literal['field']",
     ),
     *("probe('x')", "Annotated[int, probe('static')]"),
 )

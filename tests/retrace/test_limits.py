@@ -157,6 +157,13 @@ def test_calls_that_do_not_go_through_the_use_do_not_count(make: Callable[[Any],
     assert [is_allowed(limited, length) for length in (4, 5)] == [True, False]
 
 
+def test_calls_around_a_limited_decorator_do_not_count() -> None:
+    logged = through_a_decorator(new_function())
+
+    assert all(is_allowed(logged.__wrapped__, length) for length in (1, 2, 3))
+    assert [is_allowed(logged, length) for length in (4, 5)] == [True, False]
+
+
 def test_a_shared_trace_counts_for_no_second_use() -> None:
     function = new_function()
     first, second = (max_traces(1)(jax.jit(function)) for _ in range(2))

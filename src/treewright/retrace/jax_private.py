@@ -137,7 +137,7 @@ def goes_through(call: Call, use: Any) -> bool:
     """Whether a call is one of this function, or of a jitted function that it calls while it runs."""
     if isinstance(use, types.FunctionType) and any(frame.f_code is use.__code__ for frame, _ in walk_stack(None)):
         return True
-    entry = getattr(use, "_jit_info", use)
+    entry = getattr(use, "_jit_info", use) if is_jitted(use) else use  # a decorator copies the attribute
     return any(each is entry for each in call.entries) or any(each is use for each in wrapper_chain(call.function))
 
 

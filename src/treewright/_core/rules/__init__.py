@@ -39,10 +39,11 @@ def first_text(rules: Iterable[Rule], *context: Any) -> str | None:
 
 
 def reject(rules: Iterable[Rule], error: Callable[[str], Exception], *context: Any) -> None:
-    """Raise an error for the first problem that one of the rules finds."""
-    problem = first_text(rules, *context)
-    if problem is not None:
-        raise error(problem)
+    """Raise an error for the first problem that one of the rules finds. A rule that fails must not accept it."""
+    for rule in rules:
+        problem = rule(*context)
+        if problem is not None:
+            raise error(problem)
 
 
 def warn(rules: Iterable[Rule], category: type[Warning], *context: Any) -> None:

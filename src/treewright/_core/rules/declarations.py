@@ -31,12 +31,18 @@ def _named_in(annotation: str, cls: type[Any]) -> Iterator[Any]:
     if not _SPECIFIER.search(annotation):  # for speed
         return
     names = {**vars(sys.modules[cls.__module__]), **vars(cls)}
-    for node in ast.walk(ast.parse(annotation)):
-        match node:
+    try:
+        parts = [*ast.walk(ast.parse(annotation.strip()))]
+    except SyntaxError:  # Any string can be an annotation.
+        return
+    for part in parts:
+        match part:
             case ast.Name(name):
                 yield names.get(name)
             case ast.Attribute(ast.Name(module), name) if isinstance(names.get(module), types.ModuleType):
                 yield getattr(names[module], name, None)
+            case _:
+                pass
 
 
 def special_form(annotation: Any, cls: type[Any]) -> Any:

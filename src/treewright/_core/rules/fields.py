@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from treewright._base.functions import attribute_of
 from treewright._base.text import short_text
 from treewright._core.field_views import FieldView
 from treewright._core.fields import options_of
@@ -172,13 +173,13 @@ def _is_class_var(draft: Draft, name: str) -> bool:
 def _is_defined_in(cls: type[Any], name: str, value: Any) -> bool:
     """Whether a value is a property, or a method whose `def` is in the class body."""
     function = function_of(value)
-    path = (getattr(function, "__module__", None), getattr(function, "__qualname__", None))
-    is_method = isinstance(function, types.FunctionType) and path == (cls.__module__, f"{cls.__qualname__}.{name}")
-    return is_method or isinstance(value, property)
+    if isinstance(value, property) or not isinstance(function, types.FunctionType):
+        return isinstance(value, property)
+    return (function.__module__, function.__qualname__) == (cls.__module__, f"{cls.__qualname__}.{name}")
 
 
 def function_of(value: Any) -> Any:
     """The function inside a property, method or wrapper; any other value as it is."""
     for attribute in ("fget", "func", "__func__", "__wrapped__"):
-        value = getattr(value, attribute, None) or value
+        value = attribute_of(value, attribute) or value
     return inspect.unwrap(value) if isinstance(value, types.FunctionType) else value
