@@ -375,7 +375,7 @@ FORGED: dict[str, Any] = {
     "an earlier version": lambda d: d.update(version=5),
     "a later version": lambda d: d.update(version=8),
     "no version": lambda d: d.pop("version"),
-    "an unknown container": lambda d: d["nodes"][0].update(kind="set"),
+    "a container without a name": lambda d: d["nodes"][0].update(kind=None),
     "a missing child": lambda d: d["nodes"][0]["children"].append("z"),
     "a loop": lambda d: d["nodes"][1].update(name="", children=["b"]),
     "no leaves": lambda d: d.update(leaves=[]),

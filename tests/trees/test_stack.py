@@ -40,8 +40,9 @@ def test_stack_adds_a_leading_axis_and_runs_no_class_code() -> None:
     assert stacked.bias["b"].shape == (3, 2)
     assert stacked.count.tolist() == [0, 1, 2]
     assert stacked.activation == "relu"
-    assert stack([1.0, jnp.ones(())]).tolist() == [1, 1]
-    assert stack([[1]])[0].tolist() == [1]
+    numbers: list[Any] = [1.0, jnp.ones(())]
+    assert stack(numbers).tolist() == [1, 1]
+    assert np.asarray(stack([[1]])[0]).tolist() == [1]
 
 
 def test_unstack_and_node_at_return_the_nodes() -> None:
@@ -113,6 +114,7 @@ def test_different_trees_and_missing_axes_are_rejected_by_path(call: Any, messag
 def test_node_at_rejects_invalid_indices(index: Any) -> None:
     stacked = stack([A, B])
 
-    for call in (node_at, *([] if isinstance(index, slice) else [jax.jit(node_at)])):
+    calls: list[Any] = [node_at, *([] if isinstance(index, slice) else [jax.jit(node_at)])]
+    for call in calls:
         with pytest.raises(TypeError, match=r"^The index of node_at\(tree, index\) must be an integer, got "):
             call(stacked, index)

@@ -166,7 +166,8 @@ def check_fits(array: Any, dtype: str, path: str) -> None:
     if wanted.itemsize > 1 and np.can_cast(array.dtype, wanted) and not is_exact:  # NumPy knows no small floats
         return
     blocks: list[Any] = [shard.data for shard in array.addressable_shards] if isinstance(array, jax.Array) else [array]
-    for values in map(np.asarray, blocks):
+    for block in blocks:
+        values: Any = np.asarray(block)
         for part in (values.real, values.imag) if np.iscomplexobj(values) else (values,):
             with np.errstate(all="ignore"):
                 lost = _changed_ints(part, wanted) if is_int else _changed_floats(part, wanted)

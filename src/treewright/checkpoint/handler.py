@@ -115,11 +115,7 @@ def step_to_save(
 
 
 def _json_of(items: Mapping[str, Any]) -> str:
-    """Items as JSON.
-
-    Raises:
-        CheckpointError: If JSON can't represent them.
-    """
+    """Items as JSON, if it can represent them."""
     try:
         values = dict(items)
         inexact = {name: value for name, value in values.items() if not _is_json({name: value})}
@@ -292,12 +288,7 @@ def tree_of_step(folder: Any, like: Any, options: Options) -> Any:
 
 
 def items_of_step(folder: Any, process: int) -> dict[str, Any]:
-    """The items of one process in a step.
-
-    Raises:
-        CheckpointDamagedError: If they can't be read.
-        CheckpointError: If fewer processes saved the step.
-    """
+    """The items of one process in a step. Raises as `CheckpointManager.items`."""
     with open_step(folder) as (manifest, reader):
         count = manifest.processes
         if process not in range(count):

@@ -16,10 +16,7 @@ Read = Callable[[Sequence[LeafRequest]], Iterator[Any]]
 def load_tree(manifest: Manifest, read: Read, like: Any, options: Options) -> Any:
     """The tree of a checkpoint, or a part of it, shaped like `like`; without it, in plain lists, tuples and dicts.
 
-    Raises:
-        CheckpointMismatchError: If the checkpoint does not fit `like`. Only what `migrate` used was read.
-        CheckpointDamagedError: If an array differs from the saved one.
-        CheckpointError: If the part does not exist.
+    Raises as `load`. If the checkpoint does not fit, only what `migrate` used was read.
     """
     manifest = part_and_names(manifest, options)
     migrate, migrated = options["migrate"], None

@@ -21,9 +21,6 @@ VERSION = 7  # earlier versions were never released
 MAX_BYTES = 100_000_000  # limit of a header, as in safetensors; parsed JSON needs about 20 times the memory
 TEXT, DIGEST = "treewright", "treewright.digest"  # keys in a file's metadata
 ROOT_LEAF = "value"  # the name of the only leaf of a tree that is a leaf
-NODE_KINDS = frozenset(
-    {"NoneType", "list", "tuple", "dict", "OrderedDict", "defaultdict", "namedtuple", "node", "other"}
-)
 
 
 def join_name(name: str, step: str) -> str:
@@ -197,11 +194,15 @@ def _manifest(document: Any) -> Manifest:
     manifest = Manifest(
         nodes=tuple([_node_record(**record) for record in document["nodes"]]),
         leaves=_leaves(document["leaves"]),
-        metrics=_metrics(document["metrics"]),
-        processes=_processes(document["processes"]),
+        metrics=dict(document["metrics"]),
+        processes=document["processes"],
         layouts=tuple([_layout(tuple(grid), tuple(map(tuple, writers))) for grid, writers in document["layouts"]]),
     )
     nodes, leaves = manifest.nodes, manifest.leaves
+    if type(manifest.processes) is not int or manifest.processes < 1:
+        raise ValueError(f"its number of processes is {manifest.processes!r}")
+    if any(type(value) not in {int, float} for value in manifest.metrics.values()):
+        raise ValueError("its metrics are not numbers")
     names = [*(node.name for node in nodes), *(leaf.name for leaf in leaves)]
     expected = ["" if nodes else ROOT_LEAF, *(join_name(x.name, step) for x in nodes for step in x.children)]
     if len({*names}) != len(names) or sorted(names) != sorted(expected):
@@ -226,18 +227,6 @@ def _leaves(records: Any) -> tuple[LeafRecord, ...]:
     return tuple([leaf_record(**record) for record in records])
 
 
-def _metrics(numbers: Any) -> dict[str, float]:
-    if any(type(value) not in {int, float} for value in numbers.values()):
-        raise ValueError("its metrics are not numbers")
-    return dict(numbers)
-
-
-def _processes(count: Any) -> int:
-    if type(count) is not int or count < 1:
-        raise ValueError(f"its number of processes is {count!r}")
-    return count
-
-
 def _layout(grid: tuple[Any, ...], writers: tuple[Any, ...]) -> Layout:
     numbers = [*grid, *(count for _, count in writers), *(process + 1 for process, _ in writers)]
     is_right = all(type(number) is int and number > 0 for number in numbers)
@@ -249,7 +238,7 @@ def _layout(grid: tuple[Any, ...], writers: tuple[Any, ...]) -> Layout:
 def _node_record(*, children: Any, keys: Any, statics: Any, **texts: Any) -> NodeRecord:
     node = NodeRecord(**texts, children=tuple(map(str, children)), keys=tuple(keys), statics=dict(statics))
     is_text = all(isinstance(text, str) or (text is None and name == "cls") for name, text in texts.items())
-    if node.kind not in NODE_KINDS or not is_text or len(node.keys) not in {0, len(node.children)}:
+    if not is_text or len(node.keys) not in {0, len(node.children)}:
         raise ValueError(f"its record {node} is invalid")
     return node
 

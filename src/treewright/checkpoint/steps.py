@@ -169,7 +169,7 @@ class CheckpointManager:
             ProcessMismatchError: If the processes do not save the same.
         """
         number = step_number(step, f"The step comes first: save({state}, state)." if type(state) is int else "")
-        if self._is_in_fork():
+        if os.getpid() != self._process:
             raise CheckpointError(
                 f"Step {number} can't be saved: this manager of {self.directory} belongs to process {self._process}, "
                 f"and this is a fork of it. Save there, or create a CheckpointManager of another folder here."
@@ -212,9 +212,6 @@ class CheckpointManager:
                 yield
             finally:
                 self._is_saving = False
-
-    def _is_in_fork(self) -> bool:
-        return os.getpid() != self._process
 
     def _check_number(self, number: int) -> None:
         folder = self.directory / str(number)
@@ -282,7 +279,7 @@ class CheckpointManager:
 
         In a signal handler, it waits only for steps whose `save` has returned; in a fork, it does nothing.
         """
-        if self._is_in_fork():
+        if os.getpid() != self._process:
             return
         with self._lock:
             if self._is_saving:  # in a signal handler: the interrupted `save` goes on after it
@@ -340,16 +337,17 @@ class CheckpointManager:
         if not self._retention.rules:
             return
         try:
-            own = {step: rank for step, (rules, rank) in self._records().items() if rules == self._retention.rules}
+            records = self._records(OSError)  # a step that can't be read is kept
+            own = {step: rank for step, (rules, rank) in records.items() if rules == self._retention.rules}
             throw_out(self.directory, sorted({*own} - self._retention.kept(own)))
         except OSError as error:
             warn_user(f"An old step of {self.directory} could not be deleted: {error}", CheckpointWarning)
 
-    def _records(self) -> dict[int, tuple[Mapping[str, Any], float | None]]:
-        """The retention rules and the rank of each step that can be read."""
+    def _records(self, *ignored: type[Exception]) -> dict[int, tuple[Mapping[str, Any], float | None]]:
+        """The retention rules and the rank of each step that can be read; these errors mean that one can't."""
         records: dict[int, tuple[Mapping[str, Any], float | None]] = {}
         for step in self._listed():
-            with contextlib.suppress(CheckpointError):  # damaged, deleted, or saved by a different program
+            with contextlib.suppress(CheckpointError, *ignored):  # damaged, deleted, or saved by a different program
                 rules, metrics = listed_of_step(self.directory / str(step))
                 records[step] = rules, self._retention.rank(metrics)
         return records

@@ -1,7 +1,7 @@
 """Convert a tree to a manifest and leaves, and those to plain lists, tuples and dicts."""
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -77,46 +77,13 @@ def parts_to_save(
         CheckpointError: If something can't be saved; the message lists all problems by path.
     """
     records = _Records(problems_of, abstract=abstract)
-    for part in _parts(tree, (*_ARRAYS, jax.ShapeDtypeStruct) if abstract else _ARRAYS, records.problems):
-        if part.level is None:
-            records.add_leaf(part)
-        else:
-            records.add_node(part, part.level)
+    records.add_tree(tree)
     if records.problems:
         title = (
             "Nothing can be loaded into this tree" if abstract else "The tree can't be saved, and nothing was written"
         )
         raise CheckpointError("\n  ".join([f"{title}:", *first_lines(records.problems)]))
     return Parts(Manifest(tuple(records.nodes), tuple(records.leaves)), records.values, frozenset(records.local))
-
-
-class _Part(NamedTuple):
-    """A node or container with its level, or a leaf without: its name, its path, and the class that contains it."""
-
-    value: Any
-    level: Level | None
-    name: str
-    path: str
-    parent: type[Any]
-
-
-def _parts(tree: Any, known_leaves: tuple[type[Any], ...], problems: list[str]) -> Iterator[_Part]:
-    """The nodes, containers and leaves of a tree, in JAX's order. A name that occurs twice is a problem."""
-    paths: dict[str, str] = {}
-    queue: list[tuple[Any, str, str, type[Any]]] = [(tree, "", "", type(None))]
-    while queue:
-        value, name, path, parent = queue.pop()
-        level = None if isinstance(value, known_leaves) else level_of(value)
-        if level is None and not path:
-            name, path = ROOT_LEAF, "the tree"
-        if paths.setdefault(name, path) is not path:
-            problems.append(f"{path} and {paths[name] or 'the tree'} would both be named {name!r}")
-            continue
-        yield _Part(value, level, name, path, parent)
-        if level is not None:
-            cls = type(value)
-            below = [(child, join_name(name, _step_of(key)), f"{path}{key}", cls) for key, child in level.children]
-            queue.extend(reversed(below))
 
 
 class _Records:
@@ -128,30 +95,48 @@ class _Records:
         self.local, self.problems = set[str](), list[str]()
         self._refs: dict[int, str] = {}  # the first path of each ref, by id
 
-    def add_leaf(self, part: _Part) -> None:
-        value, path = part.value, part.path
+    def add_tree(self, tree: Any) -> None:
+        """Add the nodes, containers and leaves of a tree, in JAX's order. A name that occurs twice is a problem."""
+        known_leaves = (*_ARRAYS, jax.ShapeDtypeStruct) if self._abstract else _ARRAYS
+        paths: dict[str, str] = {}
+        queue: list[tuple[Any, str, str, type[Any]]] = [(tree, "", "", type(None))]
+        while queue:
+            value, name, path, parent = queue.pop()
+            level = None if isinstance(value, known_leaves) else level_of(value)
+            if level is None and not path:
+                name, path = ROOT_LEAF, "the tree"
+            if paths.setdefault(name, path) is not path:
+                self.problems.append(f"{path} and {paths[name] or 'the tree'} would both be named {name!r}")
+            elif level is None:
+                self._add_leaf(value, name, path, parent)
+            else:
+                self._add_node(value, level, name, path)
+                cls = type(value)
+                below = [(child, join_name(name, _step_of(key)), f"{path}{key}", cls) for key, child in level.children]
+                queue.extend(reversed(below))
+
+    def _add_leaf(self, value: Any, name: str, path: str, parent: type[Any]) -> None:
         try:
-            leaf = LeafRecord(part.name, path, form_of(value, abstract=self._abstract))
+            leaf = LeafRecord(name, path, form_of(value, abstract=self._abstract))
         except UnsupportedLeafError as problem:
             rules = NO_TREE if path == "the tree" else NO_LEAF
-            advice = f". {first_text(rules, value, part.parent) or OBJECT}"
+            advice = f". {first_text(rules, value, parent) or OBJECT}"
             self.problems.append(f"{path} {problem}{advice if str(problem).endswith(NOT_A_LEAF) else ''}")
             return
         if leaf.form.ref and not self._abstract and self._refs.setdefault(id(value), path) is not path:
             first = self._refs[id(value)]
             self.problems.append(f"{path} is the same ref as {first}, but would be restored as a second one")
         self.leaves.append(leaf)
-        self.values[part.name] = value
+        self.values[name] = value
         self.problems += [f"{path} {problem}" for problem in self._problems_of(leaf, value)]
 
-    def add_node(self, part: _Part, level: Level) -> None:
-        if is_node(part.value):
-            fields = info_of(part.value).statics
-            self.local |= {join_name(part.name, field.name) for field in fields if field.local}
+    def _add_node(self, value: Any, level: Level, name: str, path: str) -> None:
+        if is_node(value):
+            self.local |= {join_name(name, field.name) for field in info_of(value).statics if field.local}
         try:
-            self.nodes.append(_node_record(part.value, level, part.name, part.path))
+            self.nodes.append(_node_record(value, level, name, path))
         except (StaticSerializationError, RecursionError) as error:
-            self.problems.append(f"{part.path or 'the tree'} has a static that can't be saved: {error}")
+            self.problems.append(f"{path or 'the tree'} has a static that can't be saved: {error}")
 
 
 def to_names(tree: object) -> dict[str, Any]:
