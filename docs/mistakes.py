@@ -26,8 +26,8 @@ def pages() -> Iterator[tuple[str, str]]:
     for table in sorted((TESTS / "slips").glob("*.txt")):
         for number, groups in enumerate(_pages_of(table), 1):
             suffix = "" if number == 1 else f"-{number}"
-            title = f"Mistakes: {table.stem}" + ("" if number == 1 else f" ({number})")
             headings = ", ".join(heading.rstrip(".") for heading, _ in groups)
+            title = f"Mistakes: {table.stem}" + ("" if number == 1 else f" ({headings[0].lower()}{headings[1:]})")
             names = _names([row for _, rows in groups for row in rows])
             entries = [
                 text
