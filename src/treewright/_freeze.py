@@ -3,10 +3,11 @@
 # mypy: always-true=TYPE_CHECKING_WITH_PYREFLY
 import argparse
 import datetime as dt
+import functools
 import sys
 import types
 import zlib
-from collections.abc import Hashable, Iterator, Mapping, MutableSequence, MutableSet
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableSequence, MutableSet
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, SupportsIndex, TypeVar, cast, overload
 
 import jax
@@ -225,25 +226,36 @@ def freeze(value: Any) -> Any:
         >>> freeze({"sizes": [64, 64], "names": {"a"}})
         FrozenMapping({'sizes': (64, 64), 'names': frozenset({'a'})})
     """
-    cls: Any = type(value)
-    if cls in BY_VALUE:
+    return _frozen(value, known={})
+
+
+def _frozen(value: Any, known: dict[int, tuple[Any, Any]]) -> Any:
+    """The frozen form of a value; a shared value is frozen once, and so is shared again."""
+    if type(value) in BY_VALUE:
         return value
+    if id(value) not in known:
+        known[id(value)] = value, _frozen_form(value, functools.partial(_frozen, known=known))
+    return known[id(value)][1]
+
+
+def _frozen_form(value: Any, frozen: Callable[[Any], Any]) -> Any:
+    cls: Any = type(value)
     _reject_part_of_model(value)
     if cls in PLAIN_ARRAYS and not value.dtype.hasobject:
         return frozen_array(value.dtype, value.shape, value.tobytes())
     if isinstance(value, bytearray):
         return bytes(value)
     if isinstance(value, MutableSequence):
-        return tuple(map(freeze, value))
+        return tuple(map(frozen, value))
     if isinstance(value, MutableSet):
-        return frozenset(map(freeze, value))
+        return frozenset(map(frozen, value))
     if isinstance(value, types.SimpleNamespace | argparse.Namespace):
         _reject_hidden(value)
         value = vars(value)
     if kind_of(type(value)) is not None:
-        return with_parts(value, freeze)
+        return with_parts(value, frozen)
     if isinstance(value, Mapping):
-        return FrozenMapping({key: freeze(item) for key, item in value.items()})
+        return FrozenMapping({key: frozen(item) for key, item in value.items()})
     problem = can_change(value)
     if problem is not None:
         raise TypeError(f"freeze can't freeze {problem}")

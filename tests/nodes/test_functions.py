@@ -27,7 +27,7 @@ from tests.conftest import importorskip
 from tests.conftest import trace_counts as trace_counts_of
 from treewright import Module, TrainState, static
 from treewright._base.functions import LIBRARIES, STANDARD
-from treewright._core import how_compared
+from treewright._trees.causes import snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -260,10 +260,10 @@ def test_functions_that_depend_on_mutable_state_compare_by_identity(make: Callab
 @pytest.mark.parametrize("make", [*CLOSED.values(), *OPEN.values()], ids=[*CLOSED, *OPEN])
 def test_the_decision_for_reports_agrees_with_the_key(make: Callable[[], Any]) -> None:
     function = make()
-    how = how_compared(function)
+    snap = snapshot(function)
 
-    assert how.by == ("identity" if make in OPEN.values() else "parts")
-    assert bool(how.can_change) == (make in OPEN.values())
+    assert snap.exact == ("identity" if make in OPEN.values() else "parts")
+    assert bool(snap.can_change) == (make in OPEN.values())
 
 
 @dataclasses.dataclass(unsafe_hash=True)

@@ -19,7 +19,7 @@ import pydantic
 import pytest
 
 from tests.conftest import count_traces, trace_counts
-from treewright import FrozenMapping, Module, field, pytree_dataclass, replace, static
+from treewright import FrozenMapping, Module, diff, explain, field, freeze, pytree_dataclass, replace, static
 from treewright.errors import StaticFieldError
 
 if TYPE_CHECKING:
@@ -276,15 +276,28 @@ class Odd:
 
 
 class Picky:
-    """Can't be compared with any other object."""
+    """Equals itself, and can't be compared with any other object."""
 
-    def __eq__(self, other: object) -> bool:
-        if other is self:
-            return True
-        raise ValueError("not comparable")
+    def __eq__(self, other: object) -> Any:
+        return True if other is self else self.compare()
 
     def __hash__(self) -> int:
         return 1
+
+    def compare(self) -> Any:
+        raise ValueError("not comparable")
+
+
+class Elementwise(Picky):
+    def compare(self) -> Any:
+        return np.array([True, True])
+
+
+class Hidden:
+    """An object whose attributes can't be read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise KeyError(name)
 
 
 @pytest.mark.filterwarnings("ignore::treewright.errors.StaticWarning")  # their attributes can be assigned
@@ -306,13 +319,41 @@ def test_a_static_whose_eq_fails_is_rejected(make: Callable[[], Any], text: str)
     assert trace_counts(Layer, Odd(answer=True), Odd(answer=np.True_)) == [1, 1]
 
 
-def test_a_static_comparison_that_raises_keeps_its_error() -> None:
-    first = Layer(jnp.ones(2), Picky())
+@pytest.mark.filterwarnings("ignore::treewright.errors.StaticWarning")  # their attributes can be assigned
+@pytest.mark.parametrize("make", [Picky, Elementwise])
+def test_objects_that_can_not_be_compared_are_different_statics(make: Callable[[], Any]) -> None:
+    objects = make(), make()
 
-    with pytest.raises(ValueError, match=r"^not comparable$"):
-        Layer(jnp.ones(2), Picky())
+    assert trace_counts(Layer, *objects, objects[0]) == [1, 2, 2]
+    assert "a different" in str(diff(Layer(1.0, objects[0]), Layer(1.0, objects[1])))
 
-    assert Layer(jnp.ones(2), first.setting) == first
+
+@pytest.mark.parametrize("make", [Hidden, lambda: (Hidden(),), lambda: functools.partial(print, Hidden())])
+def test_the_error_of_an_unreadable_static_names_its_field(make: Callable[[], Any]) -> None:
+    with pytest.raises(StaticFieldError, match=r"^Layer\.setting can't be read: KeyError\('__class__'\)$"):
+        Layer(jnp.ones(2), make())
+
+
+def doubled(value: Any, make: Callable[..., Any], times: int = 60) -> Any:
+    """A value with 2**60 parts, of which 60 are different."""
+    for _ in range(times):
+        value = make((value, value))
+    return value
+
+
+def test_a_shared_part_is_opened_once() -> None:
+    def step(x: Any, s: Any) -> Any:
+        return x
+
+    jitted: Any = jax.jit(step, static_argnums=1)
+
+    frozen = freeze(doubled([1], list))
+
+    assert frozen[0] is frozen[1]
+    old, again, new = doubled(1, tuple), doubled(1, tuple), doubled(2, tuple)
+    assert "would not retrace" in str(explain(jitted, (1.0, old), (1.0, again)))
+    assert "would retrace" in str(explain(jitted, (1.0, old), (1.0, new)))
+    assert len(diff(Layer(1.0, doubled(1, tuple, 12)), Layer(1.0, doubled(2, tuple, 12)))) == 1
 
 
 @pytest.mark.filterwarnings("ignore::treewright.errors.StaticWarning")  # their attributes can be assigned

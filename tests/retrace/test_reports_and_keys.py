@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 D = np.array(jax.devices())
+SAFE = uuid.SafeUUID.safe
 
 
 class Holder(Module):
@@ -65,6 +67,7 @@ def test_explain_finds_a_difference_at_any_depth_and_size(old: Any, new: Any, li
         ),
         pytest.param(10**5000, 10**5000 + 1, "...00000000000000 -> ...00000000000001", id="5000 digits"),
         (list[int], list[float], "list[int] -> list[float]"),
+        (uuid.UUID(int=3), uuid.UUID(int=3, is_safe=SAFE), "000003') with <SafeUUID.unknown: None> -> "),
         (Literal[1], Literal[2], "typing.Literal[1] -> typing.Literal[2]"),
     ],
 )
@@ -109,6 +112,7 @@ class ClassFailsOnComparison(type):
     [
         (lambda: FailsOnLookup(), "create it once and reuse it"),
         (lambda: (FailsOnLookup(),), "create it once and reuse it"),
+        (lambda: FailsOnComparison(), "a different FailsOnComparison with the same text"),
         (lambda: ClassFailsOnComparison("Model", (), {}), "two classes are named Model"),
         (lambda: [FailsOnComparison()].append, "list.append -> list.append"),
         (iter([slice(1), slice(True)]).__next__, "slice(None, 1, None) -> slice(None, True, None)"),

@@ -162,6 +162,9 @@ class Limits:
     low: float
 
 
+TIED_NODE = Derived(TIED)
+
+
 class Range(NamedTuple):
     low: Any
     high: Any
@@ -177,6 +180,7 @@ class Range(NamedTuple):
         ([Derived(TIED), Derived(TIED, TIED)], lambda t: t[1].chosen(), ["[1].run"]),
         ([Derived(TIED), Derived(TIED)], lambda t: t[1].chosen(), ["[1].weight"]),
         ([Derived(None), Derived(None)], lambda t: t[1].run, ["[1].run"]),
+        ([TIED_NODE, TIED_NODE], lambda t: [each.weight for each in t], ["[0].weight", "[1].weight"]),
         ([Range(None, None)], lambda t: t[0].end, ["[0].high"]),
         ([Range(None, None)], lambda t: [high for _, high in t], ["[0].high"]),
         ([None, 1.5, None], lambda t: t[t.index(1.5) + 1], ["[2]"]),

@@ -1,7 +1,7 @@
 """Node classes and instances: the interface for the rest of the package."""
 
 from treewright._base.text import is_node_class
-from treewright._core.comparison import By, Parts, comparison_of
+from treewright._core.comparison import By, Comparison, Parts, comparison_of
 from treewright._core.copies import replace, with_fields
 from treewright._core.definition import make_node_class
 from treewright._core.fields import AnyStatic, FieldKind, StaticValue, buffer, field, static
@@ -13,7 +13,7 @@ from treewright._core.instance import (
     from_flat_form,
     is_node,
 )
-from treewright._core.keys import exact_key, how_compared
+from treewright._core.keys import equal_keys, exact_key, within
 from treewright._core.kinds import JSON_TYPES, Kind, kind_of, with_parts
 from treewright._core.methods import NODE_METHODS, leaves_equal, replace_method
 from treewright._core.pickles import Recipe

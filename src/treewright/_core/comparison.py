@@ -173,8 +173,6 @@ def _by_fields(value: Any, holder: Holder) -> Comparison:
 
 
 def _has_hash(value: Any) -> bool:
-    if is_node_class(type(value)):
-        return True
     try:
         hash(value)
     except Exception:  # noqa: BLE001  a user's

@@ -21,7 +21,8 @@ from treewright._base.text import is_node_class
 from treewright._core.comparison import Comparison, Holder, IdentityKey, Unchanged, comparison_of
 
 _FUNCTIONS = frozenset({types.FunctionType, functools.partial, types.MethodType})  # can't change by assignments
-Entered = dict[int, tuple[int, Any]]  # the callables entered so far, by `id`, each with its number
+Entered = dict[int, tuple[int, Any]]  # in a function or the like: the callables entered so far, by `id`, by number
+Opened = tuple[Entered, dict[tuple[int, Holder], tuple[Hashable, Any]]]  # and the keys of all other values
 Doubts = list[tuple[Any, Holder]]  # values that are not compared by value, and their holders
 
 
@@ -34,7 +35,15 @@ def exact_key(value: object, doubts: Doubts | None = None) -> Hashable:
         NoExactKeyError: If the value, or one inside it, is mutable, an array, a tracer, or not hashable; or if it
             reaches a node with arrays, also inside a function.
     """
-    return _key(value, "field", None, [] if doubts is None else doubts)
+    return _key(value, "field", ({}, {}), [] if doubts is None else doubts)
+
+
+def equal_keys(left: Any, right: Any) -> bool:
+    """Whether two keys, or tuples of keys, are equal; False if an author's `==` raises or returns an array."""
+    try:
+        return bool(left == right)
+    except Exception:  # noqa: BLE001  a user's
+        return False
 
 
 def identity_key(value: Any) -> Hashable:
@@ -49,7 +58,7 @@ def compared_by_itself(value: object, key: Any) -> bool:
     return len(key) == 2 and key[0] is type(value) and key[1] is value
 
 
-def _key(value: Any, holder: Holder, entered: Entered | None, doubts: Doubts) -> Hashable:
+def _key(value: Any, holder: Holder, opened: Opened, doubts: Doubts) -> Hashable:
     """The exact key of a value; None if it can change inside a function, which is then compared by identity.
 
     Inside a function, partial or method, `entered` has the callables around it, and what is entered again gets the
@@ -59,48 +68,55 @@ def _key(value: Any, holder: Holder, entered: Entered | None, doubts: Doubts) ->
         partial(f, 1)           -> (partial, Unchanged(...), "function", "func", key of f, "argument", (int, 1))
         partial(f, [1])         -> ("identity", IdentityKey(...)), because the key of [1] is None
         def g(): return g       -> (..., "captured", "g", 0): g is the callable that was entered first
+        (v, v)                  -> (tuple, "item", key of v, key of v): v is opened once, however often it is in there
     """
     cls = type(value)
     if cls in BY_VALUE or (cls is float and value and value == value):  # noqa: PLR0124
         return (cls, value)
-    is_inside = entered is not None
-    if entered is not None and id(value) in entered:
-        return entered[id(value)][0]
+    entered, known = opened
+    before = entered.get(id(value)) or known.get((id(value), holder))
+    if before is not None:
+        return before[0]
     how = comparison_of(value, holder)
     if how.problem is not None:
         raise how.problem()
     if (how.can_change or how.by == "author") and cls not in _FUNCTIONS:
         doubts.append((value, holder))
+    callables = len(entered)
     if how.may_recur:
-        entered = {} if entered is None else entered
-        entered[id(value)] = len(entered), value
+        around = entered or {}
+        around[id(value)] = callables, value
+        opened = around, known if callables else {}
     try:
-        key = _key_of_parts(how, entered, doubts) if how.parts else how.own
+        key = _key_of_parts(how, opened, doubts) if how.parts else how.own
     except RecursionError:  # nested deeper than Python's own stack
-        if is_inside or not how.may_recur:
+        if callables or not how.may_recur:
             raise
         _reject_arrays(value, holder)
         key = None
-    if how.by != "identity" and (key is not None or is_inside):
-        return key
-    return None if how.can_change and is_inside else identity_key(value)
+    if how.by == "identity" or (key is None and not callables):
+        key = None if how.can_change and callables else identity_key(value)
+    if len(entered) == callables:
+        known[id(value), holder] = key, value  # with the value, so that its id stays in use
+    return key
 
 
-def _key_of_parts(how: Comparison, entered: Entered | None, doubts: Doubts) -> Hashable:
+def _key_of_parts(how: Comparison, opened: Opened, doubts: Doubts) -> Hashable:
     """The own part of a comparison, and the keys of the parts with their roles and names; None if a part can change.
 
     It enters all parts in any case, because each may reach a node with arrays.
     """
+    entered, _ = opened
     keys: list[Any] = [*how.own]
     can_change = False
     for role, holder, parts in how.parts:
         if role == "member":  # in any order, so without common numbers
-            members = frozenset([_key(part, holder, None if entered is None else {}, doubts) for part in parts])
+            members = frozenset([_key(part, holder, ({0: (0, None)} if entered else {}, {}), doubts) for part in parts])
             can_change = can_change or None in members
             keys.append(members)
             continue
         if role == "uncompared":  # A function that is in a part too must have its key there, not a number.
-            apart = dict(entered or {})
+            apart: Opened = dict(entered), {}
             for part in parts.values():
                 _key(part, holder, apart, doubts)
             continue
@@ -113,7 +129,7 @@ def _key_of_parts(how: Comparison, entered: Entered | None, doubts: Doubts) -> H
             else:
                 keys += parts
         for part in values:
-            key = (type(part), part) if type(part) in BY_VALUE else _key(part, holder, entered, doubts)
+            key = (type(part), part) if type(part) in BY_VALUE else _key(part, holder, opened, doubts)
             can_change = can_change or key is None
             keys.append(key)
     return None if can_change else tuple(keys)
@@ -151,17 +167,6 @@ def within(
             queue.extend((part, inner) for part in values if type(part) not in BY_VALUE)
 
 
-def how_compared(value: Any) -> Comparison:
-    """How nodes compare a static: by identity if a part of a function, partial or method can change."""
-    decisions = within(value, "field", only_compared=True)
-    _, how, _ = next(decisions)
-    if how.may_recur and how.by == "parts":
-        for _, each, _ in decisions:
-            if each.can_change:
-                return dataclasses.replace(how, by="identity", can_change=each.can_change)
-    return how
-
-
 def watched_below(value: Any, key: Hashable) -> list[Unchanged] | None:
     """The containers and dataclasses that must be unchanged for an object to have the same key again.
 
@@ -182,8 +187,5 @@ def watched_below(value: Any, key: Hashable) -> list[Unchanged] | None:
 
 def reaches(function: Any, node: Any) -> bool:
     """Whether a function, partial or method reaches this node, which is being built."""
-
-    def is_other_node(value: Any) -> bool:
-        return is_node_class(type(value)) and value is not node
-
-    return any(value is node for value, _, _ in within(function, "user", skip=is_other_node))
+    walk = within(function, "user", skip=lambda value: is_node_class(type(value)) and value is not node)
+    return any(value is node for value, _, _ in walk)

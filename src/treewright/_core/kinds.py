@@ -87,7 +87,7 @@ def _is_plain(dtype: Any) -> bool:
 
 
 def _dtype_parts(dtype: Any) -> tuple[str] | None:
-    """The name of a dtype, or its array protocol string if its byte order is not this machine's."""
+    """The name, or the array protocol string for another byte order; one for `l` and `q`, as in a pickle."""
     return (str(dtype.name if dtype.isnative else dtype.str),) if _is_plain(dtype) else None
 
 

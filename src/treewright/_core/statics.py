@@ -22,11 +22,11 @@ from treewright._base.functions import CONSTANTS, import_path, library_of
 from treewright._base.jax_private import GetAttrKey
 from treewright._base.text import text
 from treewright._core.comparison import Holder, Unchanged
-from treewright._core.keys import Doubts, compared_by_itself, exact_key, identity_key, watched_below
+from treewright._core.keys import Doubts, compared_by_itself, equal_keys, exact_key, identity_key, watched_below
 from treewright._core.pickles import portable
 from treewright._core.rules import first_text
 from treewright._core.rules.statics import CHANGING, NoExactKeyError, nested_too_deeply, static_field_error
-from treewright.errors import StaticWarning, warn_user
+from treewright.errors import StaticFieldError, StaticWarning, warn_user
 
 MAX_KEPT = 64  # statics of one class that are kept without a node
 _MAX_LENGTH = 1000  # of a string or tuple in them
@@ -84,7 +84,7 @@ class _Entry(weakref.ref[Statics]):
 
     def __eq__(self, other: object) -> bool:
         ours, theirs = self(), other() if isinstance(other, _Entry) else None
-        return self is other or (ours is not None and theirs is not None and ours.keys == theirs.keys)
+        return self is other or (ours is not None and theirs is not None and equal_keys(ours.keys, theirs.keys))
 
     def __hash__(self) -> int:
         return self.hash
@@ -187,6 +187,8 @@ class StaticTable:
                 problems[name] = problem
             except RecursionError:
                 problems[name] = NoExactKeyError(value, nested_too_deeply)
+            except Exception as error:  # a user's `__getattribute__` or property
+                raise StaticFieldError(f"{self.owner.__qualname__}.{name} can't be read: {error!r}") from error
             while doubts and not problems:
                 self._doubt(name, value, *doubts.pop())
         if problems:
@@ -230,8 +232,6 @@ def _is_constant(value: Any) -> bool:
     cls = type(value)
     if cls is str or cls is bytes:
         return len(value) <= _MAX_LENGTH
-    if cls is int:
-        return bool(value.bit_length() <= _MAX_LENGTH)
     if cls is tuple:  # not nested, which could be any number of parts
         return len(value) <= _MAX_LENGTH and all(type(part) is not tuple and _is_constant(part) for part in value)
     if cls is types.FunctionType and "<" in value.__qualname__:

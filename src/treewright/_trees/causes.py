@@ -22,7 +22,7 @@ from treewright._base.functions import (
 from treewright._base.jax_private import Path, path_text
 from treewright._base.text import short_text
 from treewright._contents import Part, contents, unwrap_api_boundary
-from treewright._core import By, exact_key, how_compared, is_node, kind_of
+from treewright._core import By, Comparison, equal_keys, exact_key, is_node, kind_of, within
 from treewright._freeze import FrozenArray
 from treewright._reports import first_names
 from treewright._trees.difference import ABSENT, Difference, DifferenceKind, describe_apart
@@ -171,6 +171,17 @@ def class_of(value: Any) -> type[Any]:
     return value.cls if isinstance(value, Snapshot) else type(value)
 
 
+def _how_compared(value: Any) -> Comparison:
+    """How nodes compare a static: by identity if a part of a function, partial or method can change."""
+    decisions = within(value, "field", only_compared=True)
+    _, how, _ = next(decisions)
+    if how.may_recur and how.by == "parts":
+        for _, each, _ in decisions:
+            if each.can_change:
+                return dataclasses.replace(how, by="identity", can_change=each.can_change)
+    return how
+
+
 def _snapshot_without_parts(value: Any) -> Snapshot:
     cls: Any = type(value)
     is_tuple = isinstance(value, tuple) and cls.__eq__ is tuple.__eq__
@@ -191,15 +202,17 @@ def _snapshot_without_parts(value: Any) -> Snapshot:
     kind = kind_of(cls)
     is_plain = kind is not None and kind.make is None and cls is not functools.partial  # it refers to no arrays
     kept = value if is_plain or (foreign == "value" and reference is None) else None
-    how = how_compared(value)
+    how = _how_compared(value)
     exact = foreign if how.problem is not None else how.by
     return Snapshot(cls, short_text(value), {}, foreign, exact, how.can_change, kept, code, id(value), reference)
 
 
 # Differences
 
+Known = dict[tuple[int, int, bool], bool]  # whether two snapshots are one static, by their ids and `exactly`
 
-def one_static(left: Any, right: Any, *, exactly: bool = False) -> bool:
+
+def one_static(left: Any, right: Any, *, exactly: bool = False, known: Known | None = None) -> bool:
     """Whether `jit` treats two values, or what two snapshots were taken from, as one static.
 
     By `==`, as statics of foreign classes; or `exactly`, as statics of nodes:
@@ -208,49 +221,52 @@ def one_static(left: Any, right: Any, *, exactly: bool = False) -> bool:
         one_static((1,), (True,), exactly=True)                # False
         one_static(optax.sgd(0.1), optax.sgd(0.1))             # False: a tuple of two new functions
         one_static(optax.sgd(0.1), optax.sgd(0.1), exactly=True)  # True
+
+    `known` has the answers for the pairs of snapshots so far, because a shared part occurs many times.
     """
     if left is right:
         return True
     if isinstance(left, Snapshot) and isinstance(right, Snapshot):
-        return _one_static_then(left, right, exactly=exactly)
+        known, pair = {} if known is None else known, (id(left), id(right), exactly)
+        if pair not in known:
+            known[pair] = _one_static_then(left, right, known, exactly=exactly)
+        return known[pair]
     try:
         if exactly:
-            return bool(exact_key(left) == exact_key(right))
-    except Exception:  # noqa: BLE001  no exact key, nested too deeply, or a user's `__eq__`
+            return equal_keys(exact_key(left), exact_key(right))
+    except Exception:  # noqa: BLE001  no exact key, or nested too deeply
         if type(left) is not type(right):
             return False
-    try:
-        return bool(left == right)
-    except Exception:  # noqa: BLE001  a user's `__eq__`, or an array, which returns an array
-        return False
+    return equal_keys(left, right)  # by their own `==`
 
 
-def _one_static_then(left: Snapshot, right: Snapshot, *, exactly: bool) -> bool:
+def _one_static_then(left: Snapshot, right: Snapshot, known: Known, *, exactly: bool) -> bool:
     """Whether two values were one static when the snapshots were taken."""
     how = left.exact if exactly else left.foreign
     if how == "identity":
-        return is_same_object(left, right)
+        return is_same_object(left, right, known)
     if not exactly and left.cls is right.cls is types.MethodType:
         functions, owners = ([each.parts[key] for each in (left, right)] for key in (_FUNCTION, _SELF))
-        return one_static(*functions) and is_same_object(*owners)
+        return one_static(*functions, known=known) and is_same_object(owners[0], owners[1], known)
     old, new = left.value, right.value
     if not (left.is_whole and right.is_whole):
         return left.cls is right.cls and one_static(old, new, exactly=exactly)
-    if how == "parts" and left.parts:
-        return one_content(left, right, exactly=exactly)
+    if how == "parts" and (left.parts or old is None or new is None):
+        return one_content(left, right, known, exactly=exactly)
     if old is None or new is None:  # One is deleted, and its parts do not show whether they were equal.
-        return how == "parts" and one_content(left, right, exactly=exactly)
-    is_changed = exactly and is_same_object(left, right) and not one_content(left, right)
+        return False
+    is_changed = exactly and is_same_object(left, right, known) and not one_content(left, right, known)
     return one_static(old, new, exactly=exactly) and not is_changed
 
 
-def one_content(left: Any, right: Any, *, exactly: bool = True) -> bool:
+def one_content(left: Any, right: Any, known: Known | None = None, *, exactly: bool = True) -> bool:
     """Whether two snapshots have the same class, code and parts."""
     if not _same_definition(left, right) or left.parts.keys() != right.parts.keys():
         return False
     if exactly and [*left.parts] != [*right.parts]:  # A program can read the order of keywords and items.
         return False
-    return all(one_static(left.parts[key], right.parts[key], exactly=exactly) for key in left.parts)
+    known = {} if known is None else known
+    return all(one_static(left.parts[key], right.parts[key], exactly=exactly, known=known) for key in left.parts)
 
 
 def _same_definition(left: Any, right: Any) -> bool:
@@ -258,7 +274,7 @@ def _same_definition(left: Any, right: Any) -> bool:
     return both and left.cls is right.cls and left.code == right.code
 
 
-def is_same_object(left: Any, right: Any) -> bool:
+def is_same_object(left: Any, right: Any, known: Known | None = None) -> bool:
     """Whether two values, or what two snapshots were taken from, are the same object.
 
     An object without weak references is identified by its `id`, which may be reused. So the contents must be equal
@@ -268,7 +284,7 @@ def is_same_object(left: Any, right: Any) -> bool:
         return left is right
     if left.reference is None or right.reference is None:
         is_same_id = left.cls is right.cls and left.reference is right.reference and left.address == right.address
-        return is_same_id and (left.cls in _CONTAINERS or one_content(left, right))
+        return is_same_id and (left.cls in _CONTAINERS or one_content(left, right, known))
     return left.is_alive and left.reference() is right.reference()
 
 

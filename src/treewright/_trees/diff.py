@@ -1,6 +1,7 @@
 """Compare two trees: `diff` lists the differences by path, `allclose` compares with a tolerance."""
 
 import dataclasses
+import itertools
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from treewright._base.jax_private import (
 )
 from treewright._base.text import short_text
 from treewright._contents import Part, contents
-from treewright._core import flat_form, info_of, is_node_class, leaves_equal
+from treewright._core import equal_keys, flat_form, info_of, is_node_class, leaves_equal
 from treewright._reports import counted, first_lines, mesh_text
 from treewright._trees.causes import cause_of, one_static
 from treewright._trees.difference import (
@@ -33,6 +34,7 @@ _OF_SAME_SHAPE = ("value", "dtype", "weak_type", "sharding", "placement")
 _OF_TYPES = ("shape", "dtype", "weak_type", "memory_space")
 _MAX_DEPTH = 100  # levels of a static that are searched for the changed values
 _WIDTH, _MAX_SHOWN = 100, 20  # characters per line and entries of a printed list of differences
+_MAX_PLACES = 256  # places in one static that are listed; with more, as if a value is shared, the whole static is
 _MAX_PARTS = 16  # changed entries of one container that are listed; with more, the whole container is
 
 
@@ -117,8 +119,8 @@ def static_difference(
 ) -> Difference:
     """The difference between two statics, with the differences inside; `exactly` compares as nodes do."""
     compare = compare._replace(exactly=compare.exactly or exactly)
-    places = list(_changed_places(path, old, new, compare, _MAX_DEPTH))
-    if places[0][0] == path:
+    places = list(itertools.islice(_changed_places(path, old, new, compare, _MAX_DEPTH), _MAX_PLACES + 1))
+    if places[0][0] == path or len(places) > _MAX_PLACES:
         return Difference(path, old, new, kind, compare.reason(old, new))
     parts = [Difference(place, a, b, kind, compare.reason(a, b)) for place, a, b in places]
     # A new function or object with the same contents is reported only if nothing else differs.
@@ -202,7 +204,7 @@ def _static_differences(path: Path, old: Level, new: Level, compare: Comparator)
         changed = [pair for pair in pairs if not compare.same(*pair[1:])]
     else:  # Keys that are equal but have different hashes are two statics.
         keys = zip(old.keys or (), new.keys or (), strict=True)
-        changed = [pair for pair, (a, b) in zip(pairs, keys, strict=True) if a != b or hash(a) != hash(b)]
+        changed = [pair for pair, (a, b) in zip(pairs, keys, strict=True) if not equal_keys(a, b) or hash(a) != hash(b)]
         changed = changed or [
             pair for pair in pairs if not one_static(*pair[1:], exactly=True)
         ]  # an object changed in place

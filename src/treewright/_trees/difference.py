@@ -10,6 +10,7 @@ import jax
 from treewright._base.functions import BY_VALUE, attribute_of, public
 from treewright._base.jax_private import Path, path_text
 from treewright._base.text import LENGTH, cut_text, short_text
+from treewright._core import kind_of
 from treewright._reports import excerpts
 from treewright._trees.level import LeafType, leaf_type_of, level_of
 
@@ -124,7 +125,7 @@ def two_texts(left: Any, right: Any, *, reason: str = "") -> Sequence[str]:
 
 
 def describe_apart(left: Any, right: Any) -> Sequence[str] | None:
-    """What distinguishes two meshes or shardings whose texts are equal; None for other values."""
+    """What distinguishes two meshes, shardings or other plain values whose texts are equal; None if nothing does."""
     sides = [attribute_of(side, "kept") or side for side in (left, right)]  # of snapshots
     meshes = [attribute_of(side, "mesh") or side for side in sides]
     if all(isinstance(mesh, jax.sharding.Mesh) for mesh in meshes):
@@ -132,11 +133,20 @@ def describe_apart(left: Any, right: Any) -> Sequence[str] | None:
     elif all(isinstance(side, jax.sharding.Sharding) for side in sides):
         devices = [", ".join(sorted(str(device) for device in side.device_set)) for side in sides]
     else:
-        return None
+        return _parts_apart(*sides)
     if devices[0] != devices[1]:
         return [f"over devices {text}" for text in excerpts(devices, LENGTH // 2)]
     memories = [f"in the memory {getattr(side, 'memory_kind', None)}" for side in sides]
     return None if memories[0] == memories[1] else memories
+
+
+def _parts_apart(left: Any, right: Any) -> Sequence[str] | None:
+    """The parts of two values of one plain kind that differ, such as the `is_safe` of UUIDs."""
+    kind = kind_of(type(left))
+    if type(left) is not type(right) or kind is None or kind.make is not None:
+        return None
+    pairs = zip(kind.parts(left) or (), kind.parts(right) or (), strict=False)
+    return next(([f"with {short_text(part)}" for part in pair] for pair in pairs if pair[0] != pair[1]), None)
 
 
 def shown(tree: Any) -> str:

@@ -60,8 +60,7 @@ class Run:
         returned, self.structure = flat(result, self.made)
         self.found = [self._places_of(each) for each in returned]  # for each object, where it may have been read
         # The nodes and containers that were read at several places, by their `id`.
-        is_repeated = len(self.read) < len(self.order)
-        self.shared = {key for key in self.copies if len({*self.read.get(key, ())}) > 1} if is_repeated else set()
+        self.shared = {key for key in self.copies if len({*self.read.get(key, ())}) > 1}
         # The copies refer to this run: a cycle would keep the tree alive until Python looks for one.
         self.copies, self.made, self.dicts, self.missing = {}, {}, [], (None, root, None)
 
@@ -76,7 +75,7 @@ class Run:
         key = id(value)
         self.order.append(place)
         self.read.setdefault(key, []).append(place)
-        leaf = not is_node_class(type(value)) and is_leaf(value)
+        leaf = is_leaf(value)
         if key in self.apart:
             key = id(place)
         elif leaf:
@@ -91,9 +90,8 @@ class Run:
         if is_node_class(cls):
             children, statics = flat_form(value)
             values: Any = _Values(place, self, children, statics.table.keys)
-            if statics.values:
-                statics = _Statics(statics, _Values(place, self, statics.values, statics.table.names))
-            return from_flat_form(cls, (values, statics))
+            static_values = _Values(place, self, statics.values, statics.table.names)
+            return from_flat_form(cls, (values, _Statics(statics, static_values)))
         if cls in _LAZY and not (self.whole and value):
             self.is_lazy = True
             lazy = _LAZY[cls]()

@@ -41,6 +41,8 @@ def _named_in(annotation: str, cls: type[Any]) -> Iterator[Any]:
                 yield names.get(name)
             case ast.Attribute(ast.Name(module), name) if isinstance(names.get(module), types.ModuleType):
                 yield getattr(names[module], name, None)
+            case _:
+                pass
 
 
 def special_form(annotation: Any, cls: type[Any]) -> Any:
