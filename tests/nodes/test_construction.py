@@ -333,10 +333,6 @@ class Started(Module):
         self.value = jnp.asarray(start)
 
 
-def notes_of(error: BaseException) -> str:
-    return "\n".join(getattr(error, "__notes__", ()))
-
-
 def test_an_inherited_init_is_named_where_it_does_not_fit_the_fields() -> None:
     class Same(Started): ...
 
@@ -346,9 +342,8 @@ def test_an_inherited_init_is_named_where_it_does_not_fit_the_fields() -> None:
     class Cured(Started, init=False):
         more: int = 3
 
-    with pytest.raises(TypeError, match="unexpected keyword argument 'value'") as caught:
+    with pytest.raises(TypeError, match=r"^Started\.__init__\(\) got an unexpected keyword argument 'value'"):
         Same(value=1.0)
-    assert notes_of(caught.value).endswith("unless you write class Same(..., init=False).")
     with pytest.raises(NodeInitError, match=r"Started\.__init__, which .*Wide inherits, did not set more") as failed:
         Wide(2.0)  # type: ignore[call-arg]
     assert "write class Wide(..., init=False)" in str(failed.value)

@@ -171,7 +171,7 @@ def test_a_call_that_failed_is_no_retrace(where: str) -> None:
         assert not explained(fail, lambda: call_with_lengths(jitted, 3))
 
 
-def test_calls_in_progress_are_not_earlier_programs() -> None:
+def test_calls_that_other_threads_have_begun_are_earlier_calls() -> None:
     inside = threading.Barrier(4)
     seen = set[int]()
 
@@ -192,7 +192,8 @@ def test_calls_in_progress_are_not_earlier_programs() -> None:
 
     reports = explained(in_threads)
 
-    assert [report.before for report in reports] == [0, 0, 0]
+    assert 3 in {report.before for report in reports} <= {0, 3}
+    assert not any(report.differences for report in reports if report.before)
 
 
 def test_limits_count_the_new_traces_of_a_function_with_earlier_programs() -> None:

@@ -19,9 +19,9 @@ from treewright._core.instance import Unfinished, wrap_init
 from treewright._core.methods import NODE_METHODS, replace_method
 from treewright._core.registration import register_once
 from treewright._core.repair import as_view, restore_class, restore_init
-from treewright._core.rules import note, reject, warn
+from treewright._core.rules import reject, warn
 from treewright._core.rules.classes import BODY, FINISHED
-from treewright._core.rules.fields import DECLARATIONS, shared_default
+from treewright._core.rules.fields import DECLARATIONS
 from treewright._core.statics import StaticTable
 from treewright.errors import NodeDefinitionError, NodeDefinitionWarning
 
@@ -98,11 +98,7 @@ def _read_fields(draft: Draft) -> None:
         match_args=options["match_args"],
         kw_only=options["kw_only"],
     )
-    try:
-        decorate(cls)
-    except ValueError as error:
-        note([shared_default], error, draft)
-        raise
+    decorate(cls)
     cls.__dataclass_params__.frozen = False not in are_frozen
 
 

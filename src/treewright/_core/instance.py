@@ -19,7 +19,7 @@ from treewright._base.text import is_node_class
 from treewright._core.fields import MISSING, reject_field_on_class
 from treewright._core.info import FLAT_FORM_NAME, FieldInfo, NodeInfo, info_of
 from treewright._core.keys import reaches
-from treewright._core.rules import first_text, note, reject
+from treewright._core.rules import first_text, reject
 from treewright._core.rules import instances as rules
 from treewright._core.rules.children import CHILD, marker_as_value
 from treewright._core.statics import Statics
@@ -150,9 +150,8 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
         returned = init(node, *args, **kwargs)
         is_referenced = getrefcount(node) > references
         seal(node, info, is_referenced=is_referenced)
-    except BaseException as error:
+    except BaseException:
         mark_failed(node)
-        note(rules.CONSTRUCTOR, error, node)
         raise
     if info.checks or info.table.to_check:
         check(node)

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import sys
 import threading
 import types
 from collections.abc import Callable, Collection, Hashable, Mapping
@@ -245,18 +244,18 @@ def _is_for_program(frames: list[types.FrameType]) -> bool:
 
 
 def _cached(jit: Any, function: Any, info: Any) -> int:
-    """The entries of a function in jit's cache, without those of calls that are still running, in any thread.
+    """The entries of a function in jit's cache, without those of calls that are still running in this thread.
 
-    0 if JAX has renamed the frame of a running call.
+    The stacks of other threads change while they are read, which has crashed CPython 3.11; so a first call that another
+    thread has begun counts as an earlier program. 0 if JAX has renamed the frame of a running call.
     """
     functions = _equal_functions(function)
     try:
         entries = sum(int(jit(each, info)._cache_size()) for each in functions.values())
     except (AttributeError, TypeError):
         return 0
-    stacks = [walk_stack(frame) for frame in sys._current_frames().values()] if entries else []
     called = {*CALL_FRAMES - {TRACE_FRAME}, TRACE_ONLY_FRAME, LOWER_FRAME}
-    frames = [frame for stack in stacks for frame, _ in stack if _is_of_jax(frame, called)]
+    frames = [frame for frame, _ in walk_stack(None) if _is_of_jax(frame, called)] if entries else []
     running = [frame for frame in frames if frame.f_code.co_name not in {TRACE_ONLY_FRAME, LOWER_FRAME}]
     of_function = sum(id(frame.f_locals.get("fun")) in functions for frame in running)
     return max(entries - of_function, 0) if of_function or len(running) < len(frames) else 0

@@ -10,7 +10,7 @@ the reason. `tests/slips` has its wrong and right programs, and the site prints 
     children    a node is made: children that are unlikely (CHILD: the first text is the warning)
     statics     a node is made: statics that were rejected (the error), or that can change (CHANGING: warnings); a node
                 is pickled
-    instances   an attribute is rejected, a copy is made, or an error passes through (CONSTRUCTOR, METHOD: notes)
+    instances   an attribute is rejected, a copy is made, or an error passes through (METHOD: notes)
 """
 
 import contextlib

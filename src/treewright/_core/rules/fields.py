@@ -7,8 +7,6 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-
 from treewright._base.functions import attribute_of
 from treewright._base.text import short_text
 from treewright._core.field_views import FieldView
@@ -144,21 +142,6 @@ def default_before(cls: type[Any], name: str, other: str) -> str:
 def no_identifier(cls: type[Any], name: str) -> str:
     """`make_dataclass` accepts any string, but a parameter needs a name."""
     return f"{cls.__qualname__} has a field named {name!r}, which is not an identifier. Rename it."
-
-
-def shared_default(error: BaseException, draft: Draft) -> str | None:
-    """`dataclasses` rejects a default that all instances would share, but does not know our specifiers."""
-    for name, annotation in draft.annotations.items():
-        default = _default_in(draft.body.get(name))
-        if type(default).__hash__ is None and f" {name} " in str(error):
-            value = draft.body[name]
-            specifier = specifier_name(options_of(value).get("kind", "child") if value is not default else "child")
-            shown = "..." if hasattr(default, "dtype") else short_text(default)
-            constant = "numpy.asarray(...)" if isinstance(default, jax.Array) else shown
-            factory = "" if specifier == "static" else f"{specifier}(default_factory=lambda: {shown}), or "
-            fix = f"{factory}static(default=treewright.freeze({constant}))"
-            return f"Write {declaration(name, annotation, draft.cls, fix)}"
-    return None
 
 
 def _default_in(value: Any) -> Any:

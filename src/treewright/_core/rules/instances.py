@@ -170,22 +170,6 @@ def _setter_of(info: NodeInfo, *, is_complete: bool) -> tuple[str, str]:
     return f"{method}, which {cls} inherits,", fix
 
 
-def call_of_inherited_init(error: BaseException, node: Any) -> str | None:
-    """Type checkers take the fields for parameters, but an inherited `__init__` has its own."""
-    cls, writer = type(node), type(node).__init__.__qualname__
-    trace = error.__traceback__
-    is_from_call = type(error) is TypeError and trace is not None and trace.tb_next is None
-    if not is_from_call or writer == f"{cls.__qualname__}.__init__":
-        return None
-    return (
-        f"{cls.__qualname__} inherits {writer}, so its fields are not parameters. Type checkers expect them to be, "
-        f"unless you write class {cls.__name__}(..., init=False)."
-    )
-
-
-CONSTRUCTOR = (call_of_inherited_init,)
-
-
 # Copies
 
 
