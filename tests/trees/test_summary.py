@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from treewright import Module, Static, buffer, count, field, nbytes, spec_like, stack, static, summary
+from treewright import Module, Static, buffer, count, field, freeze, nbytes, spec_like, stack, static, summary
 
 PARTITION: Any = jax.P  # untyped
 Row: Any = type(summary(1.0).rows[0])
@@ -77,6 +78,15 @@ def test_a_value_that_is_a_static_and_a_child_has_both_rows() -> None:
         ("[1].value = 0.5", "Static", "static", "", ""),
         ("[2] = 0.5", "list", "child", "", "float"),
     ]
+
+
+def test_only_arrays_among_the_leaves_have_a_dtype() -> None:
+    fake = SimpleNamespace(dtype=np.dtype("float32"), shape=(2,))
+    values = [np.ones(2, np.float32), np.ones(2, np.int32), fake, Static(freeze(np.ones(2)))]
+
+    assert [row.dtype for row in summary(values).rows[:2]] == ["f32", "i32"]
+    assert "= namespace(" in summary(values).rows[2].path
+    assert summary(values).rows[3][2:] == ("static", "", "", 0, 0, "")
 
 
 def test_a_field_with_repr_false_has_a_row_only_for_leaves() -> None:

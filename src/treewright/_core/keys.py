@@ -74,7 +74,7 @@ def _key(value: Any, holder: Holder, opened: Opened, doubts: Doubts) -> Hashable
     if cls in BY_VALUE or (cls is float and value and value == value):  # noqa: PLR0124
         return (cls, value)
     entered, known = opened
-    before = entered.get(id(value)) or known.get((id(value), holder))
+    before = (entered.get(id(value)) or known.get((id(value), holder))) if entered or known else None
     if before is not None:
         return before[0]
     how = comparison_of(value, holder)
@@ -96,7 +96,7 @@ def _key(value: Any, holder: Holder, opened: Opened, doubts: Doubts) -> Hashable
         key = None
     if how.by == "identity" or (key is None and not callables):
         key = None if how.can_change and callables else identity_key(value)
-    if len(entered) == callables:
+    if how.parts and len(entered) == callables:
         known[id(value), holder] = key, value  # with the value, so that its id stays in use
     return key
 
