@@ -35,7 +35,7 @@ def pages() -> Iterator[tuple[str, str]]:
                 for text in (f"## {heading.rstrip('.')}\n", *[_entry(names[row], row) for row in rows])
             ]
             yield f"{FOLDER}/{table.stem}{suffix}.md", "\n".join([f"---\nhide: [toc]\n---\n\n# {title}\n", *entries])
-            links.append(f"- [{title}]({table.stem}{suffix}.md): {headings}")
+            links.append(f"- [{title}]({table.stem}{suffix}.md)" + (f": {headings}" if number == 1 else ""))
     prelude = (TESTS / "test_slips.py").read_text(encoding="utf-8").partition('PRELUDE = """')[2].partition('"""')[0]
     yield f"{FOLDER}/index.md", "\n".join([INDEX, *links, "\nAll programs begin with:\n", _fenced(prelude, "python")])
 
