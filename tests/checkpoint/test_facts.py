@@ -277,6 +277,48 @@ with CheckpointManager(sys.argv[1]) as manager:
     assert steps == "(1,)"
 
 
+def test_a_fork_reads_without_waiting_or_pruning(tmp_path: Path) -> None:
+    program = """
+import os, sys, threading, time
+import numpy as np
+from treewright.checkpoint import CheckpointManager
+def in_fork(read):
+    if not os.fork():
+        print(read(), flush=True)
+        os._exit(0)
+    os.wait()
+state = {"x": np.ones(2)}
+first = CheckpointManager(sys.argv[1] + "/first", keep=1)
+for step in (1, 2):
+    first.save(step, state)
+first._pending.wait()
+other = CheckpointManager(sys.argv[1] + "/other")
+other.save(1, state)  # drops the other manager's finished save from those to finish at exit
+other.wait()
+in_fork(lambda: (first.restore(1)["x"].tolist(), sorted(os.listdir(first.directory))))
+first.close()
+begun, go_on = threading.Event(), threading.Event()
+check = other._check_number
+def paused(number):
+    begun.set()
+    go_on.wait(60)
+    check(number)
+other._check_number = paused
+saving = threading.Thread(target=lambda: other.save(2, state))
+saving.start()
+begun.wait(60)
+in_fork(lambda: other.restore(1)["x"].tolist())
+go_on.set()
+saving.join()
+other.close()
+print(other.all_steps())
+"""
+    command = [sys.executable, "-W", "ignore::RuntimeWarning", "-c", program, str(tmp_path)]
+    run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == ["([1.0, 1.0], ['1', '2'])", "[1.0, 1.0]", "(1, 2)"]
+
+
 def save_too(manager: CheckpointManager) -> None:
     """Save the step, before the interrupted `save` has begun; otherwise this is refused."""
     try:

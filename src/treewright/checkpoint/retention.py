@@ -5,6 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
+
 from treewright._base.text import did_you_mean, short_text
 from treewright.errors import CheckpointError
 
@@ -83,7 +85,7 @@ def numbers_of(metrics: object) -> dict[str, float]:
         CheckpointError: If they are not a dict of numbers by name.
     """
     pairs = metrics.items() if isinstance(metrics, Mapping) else ()
-    numbers = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in pairs}
+    numbers = {name: _number(value) for name, value in pairs}
     are_numbers = all(type(name) is str and type(value) in {int, float} for name, value in numbers.items())
     if not (isinstance(metrics, Mapping | None) and are_numbers):
         raise CheckpointError(
@@ -91,3 +93,11 @@ def numbers_of(metrics: object) -> dict[str, float]:
             f"if it was not measured."
         )
     return numbers
+
+
+def _number(value: Any) -> Any:
+    """A scalar of any library as a number of Python."""
+    try:
+        return np.asarray(value).tolist()
+    except ValueError:  # a list of lists of different lengths
+        return value

@@ -293,7 +293,9 @@ class CheckpointManager:
                 clear(self.directory)
 
     def _wait_and_raise(self) -> None:
-        """Wait for the pending save, and raise in all processes if it failed in one."""
+        """Wait for the pending save, and raise in all processes if it failed in one; in a fork, do nothing."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             if self._pending is not None:
                 self._wait_and_run(f"the end of saving step {self._pending.step}", lambda: None)
@@ -548,10 +550,9 @@ def _finish_all() -> None:
 def _forget_in_fork() -> None:
     """Leave the saves to the process that forked."""
     while _SAVING:
-        manager = _SAVING.pop()
-        manager._pending = None
-        if manager._unfinished is not None:
-            manager._unfinished.close_copy()
+        unfinished = _SAVING.pop()._unfinished
+        if unfinished is not None:
+            unfinished.close_copy()
 
 
 getattr(threading, "_register_atexit", atexit.register)(_finish_all)  # before the executors of Orbax end
