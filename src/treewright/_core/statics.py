@@ -25,7 +25,7 @@ from treewright._core.comparison import Holder, Unchanged
 from treewright._core.keys import Doubts, compared_by_itself, equal_keys, exact_key, identity_key, watched_below
 from treewright._core.pickles import portable
 from treewright._core.rules import first_text
-from treewright._core.rules.statics import CHANGING, NoExactKeyError, nested_too_deeply, static_field_error
+from treewright._core.rules.statics import CHANGING, NoExactKeyError, nested_too_deeply, static_field_error, unreadable
 from treewright.errors import StaticFieldError, StaticWarning, warn_user
 
 MAX_KEPT = 64  # statics of one class that are kept without a node
@@ -188,7 +188,7 @@ class StaticTable:
             except RecursionError:
                 problems[name] = NoExactKeyError(value, nested_too_deeply)
             except Exception as error:  # a user's `__getattribute__` or property
-                raise StaticFieldError(f"{self.owner.__qualname__}.{name} can't be read: {error!r}") from error
+                raise StaticFieldError(unreadable(self.owner, name, error)) from error
             while doubts and not problems:
                 self._doubt(name, value, *doubts.pop())
         if problems:

@@ -134,6 +134,14 @@ def nested_too_deeply(value: Any) -> Rejection:
     return Rejection(description, "Its parts are compared one inside the other, up to a few hundred.")
 
 
+def unreadable(owner: type[Any], name: str, error: BaseException) -> str:
+    """A static is compared by its class and attributes; the value's own code raised when they were read."""
+    return (
+        f"{owner.__qualname__}.{name} has a value that nodes can't compare: reading it, or what is in it, raised "
+        f"{error!r}. Use a value whose class and attributes can be read."
+    )
+
+
 _REACHED: tuple[Rule, ...] = (reaches_arrays, reaches_unfinished_node)
 _BY_TYPE: tuple[tuple[Any, Rule], ...] = (
     (Tracer, tracer),
