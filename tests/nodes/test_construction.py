@@ -129,7 +129,7 @@ def test_a_node_that_contains_itself_through_a_reference_from_before_init_is_rej
         Net([])
 
 
-def test_init_can_assign_a_field_twice_and_not_delete_it() -> None:
+def test_init_can_assign_a_field_twice_and_delete_only_what_is_no_field() -> None:
     class Net(Module):
         w: Any
 
@@ -142,6 +142,8 @@ def test_init_can_assign_a_field_twice_and_not_delete_it() -> None:
             ):
                 del self.w
             self.w = 2.0
+            self.helper = 3.0
+            del self.helper
 
     assert Net().w == 2.0
 

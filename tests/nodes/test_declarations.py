@@ -366,7 +366,7 @@ def test_a_specifier_changes_the_kind_by_name() -> None:
 # doc=
 
 
-def test_help_shows_the_docs_of_fields_and_the_docstring_as_written() -> None:
+def test_help_shows_the_docs_of_fields_also_where_a_subclass_declares_them_again() -> None:
     class Layer(Module):
         """A layer.
 
@@ -377,9 +377,15 @@ def test_help_shows_the_docs_of_fields_and_the_docstring_as_written() -> None:
         width: int = static(default=3, doc="How many outputs.")
         mean: float = buffer(default=0.0, doc="Of the last batches.")
 
-    shown = pydoc.plain(pydoc.render_doc(Layer))
-    for name, text in (("kernel", "f32[inputs, outputs]."), ("width", "How many outputs."), ("mean", "Of the last")):
-        assert f"\n |  {name}\n |      {text}" in shown
+    class Wide(Layer):
+        kernel: Any
+        width: int = static(default=30, doc="How many.")
+        mean: float = buffer(default=1.0)
+
+    for cls, width in ((Layer, "How many outputs."), (Wide, "How many.")):
+        shown = pydoc.plain(pydoc.render_doc(cls))
+        for name, text in (("kernel", "f32[inputs, outputs]."), ("width", width), ("mean", "Of the last batches.")):
+            assert f"\n |  {name}\n |      {text}" in shown
     assert inspect.getdoc(Layer) == "A layer.\n\nOf a net."
 
 

@@ -261,8 +261,11 @@ def test_the_hash_is_by_value(other: Layer) -> None:
 def test_hashing_an_unhashable_value_shows_the_node(value: Any) -> None:
     for node in (Layer(1, value), Net(Layer(value)), Layer((1, Layer(2, (3, value))))):
         name = type(node).__name__
-        with pytest.raises(TypeError, match=rf"^unhashable type '{name}': a child of {name}\(.* has no hash\. .* key"):
+        with pytest.raises(
+            TypeError, match=rf"^unhashable type '{name}': a child of {name}\(.* has no hash\. .* key"
+        ) as caught:
             hash(node)
+        assert caught.value.__cause__ is not None
 
 
 def test_a_node_with_a_partial_as_a_child_has_a_hash() -> None:

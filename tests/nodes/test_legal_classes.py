@@ -196,6 +196,10 @@ REJECTED = {
         r"A\.d = .* no ann",
     ),
     "a static in quotes": ("class A(Module):\n n: 'int = static()'", r"A\.n has static in its annotation"),
+    "a generator": (
+        "class A(Module):\n x: float\n def __post_init__(self):\n  yield",
+        r"A\.__post_init__ is a generator",
+    ),
     **{
         f"misspelt {name}": (
             f"class A(Module):\n x: float\n def {name}(self): pass",

@@ -123,12 +123,10 @@ def test_a_hook_that_returns_a_value_is_an_error(hook: str) -> None:
 
 
 @pytest.mark.parametrize("hook", ["__init__", "__check_init__", "__post_init__"])
-def test_a_hook_that_is_a_generator_returns_a_value_in_the_first_instance(hook: str) -> None:
-    for cls in classes(__annotations__={"x": Any}, x=1.0, **{hook: generates}):
-        with pytest.raises(
-            TypeError, match=rf"{hook}\(\) (returned a value, which is ignored|should return None, not)"
-        ):
-            cls()
+def test_a_hook_that_is_a_generator_is_an_error(hook: str) -> None:
+    assert definition_error(__annotations__={"x": Any}, **{hook: generates}) == (
+        f"Net.{hook} is a generator or coroutine, so its body would never run. Remove yield, async and await"
+    )
 
 
 def test_an_init_that_returns_a_value_is_an_error() -> None:

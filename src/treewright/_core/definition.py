@@ -162,6 +162,9 @@ def _field_info(draft: Draft, field_: Any, next_indices: tuple[int, int]) -> Fie
     values: dict[str, Any] = {"doc": getattr(field_, "doc", None), "is_plain": not options, **options}
     copied = ("type", "init", "repr", "compare", "kw_only", "default", "default_factory")
     values |= {attribute: getattr(field_, attribute) for attribute in copied}
+    view = draft.inherited.get(name)
+    if isinstance(view, FieldView) and values["doc"] is None:
+        values["doc"] = view.field.doc
     is_static = values.get("kind") == "static"
     return FieldInfo(
         name=name,

@@ -109,7 +109,11 @@ def set_attribute(node: Any, name: str, value: Any) -> None:
 
 
 def delete_attribute(node: Any, name: str) -> None:
-    """Raise an error, also while the constructor runs: a node has a value for each field."""
+    """Raise an error, but for what is no field while the constructor runs: a node has a value for each field."""
+    form = raw_form(node)
+    if type(form) is Unfinished and not form.why and name not in node.__node_fields__:
+        object.__delattr__(node, name)
+        return
     problem = "a node keeps its fields. Change a value by replace() or, in __init__, by an assignment."
     raise dataclasses.FrozenInstanceError(f"cannot delete {type(node).__qualname__}.{name}: {problem}")
 

@@ -105,8 +105,8 @@ def hash_of(self: Any) -> int:
     keys = [statics.keys[field.index] if field.is_static else None for field in fields]
     try:
         return hash(tuple([_hashed_as(field.value_in(form), key) for field, key in zip(fields, keys, strict=True)]))
-    except TypeError:
-        raise TypeError(rules.unhashable_child(self)) from None
+    except TypeError as error:  # a child's own error, or a user's `__hash__`
+        raise TypeError(rules.unhashable_child(self)) from error
 
 
 def _hashed_as(value: Any, key: Any = None) -> Any:

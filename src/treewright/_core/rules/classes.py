@@ -2,6 +2,7 @@
 
 import builtins
 import difflib
+import inspect
 import types
 import typing
 from collections.abc import Iterator
@@ -112,6 +113,18 @@ def reserved_name(draft: Draft) -> str | None:
     return None
 
 
+def lazy_hook(draft: Draft) -> str | None:
+    """Calling a generator or coroutine function runs nothing, and a subclass that calls it drops what it returns."""
+    for name in _HOOKS:
+        hook = draft.body.get(name)
+        if inspect.isgeneratorfunction(hook) or inspect.iscoroutinefunction(hook):
+            return (
+                f"{draft.cls.__qualname__}.{name} is a generator or coroutine, so its body would never run. Remove "
+                f"yield, async and await"
+            )
+    return None
+
+
 def misspelt_hook(draft: Draft) -> str | None:
     """A hook with a wrong name never runs: neither Python, nor we, nor the class itself call it."""
     for name, method in draft.body.items():
@@ -152,6 +165,7 @@ BODY = (
     decorated_twice,
     method_of_every_node,
     reserved_name,
+    lazy_hook,
     misspelt_hook,
     array_without_annotation,
 )
