@@ -76,9 +76,11 @@ class FrozenMapping(FrozenValue, Mapping[K, V_co], Generic[K, V_co]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Mapping) or self.keys() != other.keys():
             return False
-        # `==` of a frozen array and a number is an array.
+        # As in a dict, a NaN equals itself; `==` of a frozen array and a number is an array.
         pairs = [(value, other[key]) for key, value in self.items()]
-        return all(isinstance(a, FrozenArray) is isinstance(b, FrozenArray) and bool(a == b) for a, b in pairs)
+        return all(
+            a is b or (isinstance(a, FrozenArray) is isinstance(b, FrozenArray) and bool(a == b)) for a, b in pairs
+        )
 
     def __hash__(self) -> int:
         return hash(frozenset(self._items.items()))

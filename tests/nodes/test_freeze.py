@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import datetime as dt
 import functools
+import math
 import operator
 import pickle
 import types
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import omegaconf
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.conftest import count_traces, trace_counts
@@ -168,6 +169,7 @@ def test_frozen_values_are_hashable_and_freeze_to_themselves(value: Any) -> None
     assert repr(freeze(frozen)) == repr(frozen)
 
 
+@example(math.nan, "int8")
 @given(JSON, st.sampled_from(["float32", "int8", "bool"]))
 def test_frozen_values_answer_equality_with_one_bool(value: Any, dtype: str) -> None:
     def make() -> Any:
