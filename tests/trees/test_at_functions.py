@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import abc
 import collections
 import dataclasses
+import enum
+import functools
+import operator
+import pathlib
+import re
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tests.conftest import importorskip
@@ -198,6 +205,36 @@ class Range(NamedTuple):
 )
 def test_methods_and_containers_know_their_places(tree: Any, where: Any, paths: list[str]) -> None:
     assert [name.removeprefix(type(tree).__name__) for name in places_of(tree, where)] == paths
+
+
+class Point(NamedTuple):
+    x: float
+    apply: Any = max
+
+
+class Held(Module):
+    value: Any = static()
+
+
+# One static at two places
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(int, jnp.float32, Point, abc.ABC, enum.Enum, type, list[int], int | str, np.dtype("f4"), Any),
+        *(None, True, 3, 2**80, 1.5, "s", b"x", ..., re.compile("x"), range(3), pathlib.PurePath("a"), enum.Flag),
+        *(print, max, jax.nn.relu, functools.partial(max, 1), operator.itemgetter(1), "x".join),
+        *((), (1, 2), frozenset({1}), Point(1.0), ((1, Point(2.0)), "s"), optax.adam(1e-3)),
+        jax.sharding.PartitionSpec("x"),
+    ],
+)
+def test_a_static_of_any_class_is_selected_at_one_place_or_at_both(value: Any) -> None:
+    tree = Stacked((Weighted(Held(value)),), Held(value))
+
+    assert places_of(tree, lambda t: t.spare.value) == ["Stacked.spare.value"]
+    assert places_of(tree, lambda t: t.layers[0].weight.value) == ["Stacked.layers[0].weight.value"]
+    assert places_of(tree, lambda t: [t.spare.value, t.layers[-1].weight.value]) == [
+        *("Stacked.spare.value", "Stacked.layers[0].weight.value")
+    ]
 
 
 class Flags(Module):

@@ -42,8 +42,8 @@ class Run:
 
     def __init__(self, where: Any, root: Place, apart: Collection[int] = (), *, whole: bool = False) -> None:
         self.apart, self.whole = apart, whole
-        self.order: list[Place] = []  # the places that were read
-        self.read: dict[int, list[Place]] = {}  # the same by the `id` of their value
+        self.order: list[Place] = []  # the places that the function read
+        self.read: dict[int, list[Place]] = {}  # by the `id` of their value, with what was copied in a container
         self.copies: dict[int, Any] = {}  # by the `id` of the object, or of its place if it is apart
         self.made: dict[int, Place] = {}  # the places of copies by their `id`
         self.dicts: list[tuple[Any, Place]] = []  # copies of classes that may add a key when it is read
@@ -73,7 +73,6 @@ class Run:
         """What the function gets at a place: the leaf, the copy of a node or container, or a stand-in."""
         value = place.value
         key = id(value)
-        self.order.append(place)
         self.read.setdefault(key, []).append(place)
         leaf = is_leaf(value)
         if key in self.apart:
@@ -162,6 +161,7 @@ class _Values:
             key = self.keys[index]
             key = GetAttrKey(key) if type(key) is str else key
             self.places[index] = Place(self.entries[index], key, self.place)
+        self.run.order.append(self.places[index])
         return self.run.value_at(self.places[index])
 
 
@@ -203,6 +203,7 @@ class _Lazy:
             name = item_key(owner.value, name).key  # 1 if read by True
         if name not in self.places:
             self.places[name] = Place(value, (DictKey if self.base is dict else SequenceKey)(name), owner)
+        self.run.order.append(self.places[name])
         return self.run.value_at(self.places[name])
 
     def __len__(self) -> int:
@@ -293,5 +294,5 @@ _NOT_FORWARDED = frozenset(dir(_Proxy)) - {*vars(operator), "__repr__", "__str__
 def _proxy_class(cls: type[Any]) -> Any:
     """The class of the proxies for a class of leaves. It has its name, because libraries show it in warnings."""
     names = [name for name in dir(cls) if name.startswith("__") and name not in _NOT_FORWARDED]
-    methods = {name: _forwarding(name) for name in names if callable(getattr(cls, name))}
+    methods = {name: _forwarding(name) for name in names if callable(getattr(cls, name, None))}  # `type` lacks one
     return type(cls.__name__, (_Proxy,), {**methods, "__slots__": (), "__module__": cls.__module__})
