@@ -224,7 +224,7 @@ class Held(Module):
         *(None, True, 3, 2**80, 1.5, "s", b"x", ..., re.compile("x"), range(3), pathlib.PurePath("a"), enum.Flag),
         *(print, max, jax.nn.relu, functools.partial(max, 1), operator.itemgetter(1), "x".join),
         *((), (1, 2), frozenset({1}), Point(1.0), ((1, Point(2.0)), "s"), optax.adam(1e-3)),
-        jax.sharding.PartitionSpec("x"),
+        jax.sharding.AxisType.Auto,
     ],
 )
 def test_a_static_of_any_class_is_selected_at_one_place_or_at_both(value: Any) -> None:
