@@ -80,8 +80,9 @@ def _presence_difference(name: str, a: Any, b: Any, default: Any) -> Difference:
     """The difference between a call with an argument and one without it."""
     if default is ABSENT:
         return Difference((name,), a, b, "added" if a is ABSENT else "removed", Cause("argument", ""))
+    passed = b if a is ABSENT else a
     text = Verbatim(f"{short_text(default)} (default)")
-    is_none_replaced = default is None and getattr(b if a is ABSENT else a, "cls", None) is not type(None)
+    is_none_replaced = default is None and not (passed is None or getattr(passed, "cls", None) is type(None))
     cause = Cause("None replaced" if is_none_replaced else "default replaced", "")
     return Difference((name,), text if a is ABSENT else a, text if b is ABSENT else b, "class", cause)
 
