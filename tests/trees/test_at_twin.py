@@ -7,6 +7,7 @@ Every leaf of the trees below is at many places, so only the way that a function
 # ruff: noqa: RUF005, RUF015, FURB192, B009, PLC3002  the rows are what users write
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import gc
@@ -270,6 +271,25 @@ def test_no_update_keeps_an_earlier_tree_alive_until_the_next_collection() -> No
         assert kept() is None
         with contextlib.suppress(AttributeError):
             at(net, lambda m: m.layers[3].missing)
+    finally:
+        gc.enable()
+
+
+def interrupt(_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("where", [lambda t: t[0]["new"], lambda t: interrupt(t[1].w), lambda t: t[1].missing])
+def test_no_error_keeps_the_tree_alive_until_the_next_collection(where: Any) -> None:
+    tree: Any = [collections.defaultdict(list, a=[1]), Layer(ONE)]
+    kept = weakref.ref(tree[1])
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(MissingPlaceError, KeyboardInterrupt, AttributeError):
+            at(tree, where)
+        del tree
+        assert kept() is None
     finally:
         gc.enable()
 

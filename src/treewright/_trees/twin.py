@@ -49,6 +49,12 @@ class Run:
         self.dicts: list[tuple[Any, Place]] = []  # copies of classes that may add a key when it is read
         # The last error of a list, tuple or dict, with its place and the item.
         self.missing: tuple[Exception | None, Place, Any] = (None, root, None)
+        try:
+            self._call(where, root)
+        finally:  # The copies refer to this run: a cycle would keep the tree alive until Python looks for one.
+            self.copies, self.made, self.dicts, self.missing = {}, {}, [], (None, root, None)
+
+    def _call(self, where: Any, root: Place) -> None:
         result: Any = _NO_RESULT
         try:
             result = where(self.value_at(root))
@@ -61,8 +67,6 @@ class Run:
         self.found = [self._places_of(each) for each in returned]  # for each object, where it may have been read
         # The nodes and containers that were read at several places, by their `id`.
         self.shared = {key for key in self.copies if len({*self.read.get(key, ())}) > 1}
-        # The copies refer to this run: a cycle would keep the tree alive until Python looks for one.
-        self.copies, self.made, self.dicts, self.missing = {}, {}, [], (None, root, None)
 
     @property
     def way(self) -> list[tuple[int, Key]]:
