@@ -158,18 +158,25 @@ def reject_overlaps(places: Sequence[Place]) -> None:
             )
 
 
-def with_values(tree: Any, changes: Sequence[tuple[Path, Any]], depth: int = 0, copied: Any = None) -> Any:
-    """A tree with new values at some paths. The tree itself is at this depth of the paths.
+def with_values(tree: Any, places: Sequence[Place], values: Sequence[Any], copied: Any = None) -> Any:
+    """A tree with new values at some places, of which none may contain another.
 
-    No path may begin with another. Each node on the paths is copied, and checked, once; or `copied` does it.
+    Each node on the paths is copied, and checked, once; or `copied` does it.
     """
+    if len(places) == 1:  # in 3/4 of the time (benchmarks: trees)
+        return places[0].with_value(values[0], copied)
+    return _with_values(tree, [(place.path, value) for place, value in zip(places, values, strict=True)], copied)
+
+
+def _with_values(tree: Any, changes: Sequence[tuple[Path, Any]], copied: Any, depth: int = 0) -> Any:
+    """The tree itself is at this depth of the paths."""
     path, new = changes[0]
     if len(path) == depth:
         return new
     inner: dict[Key, list[tuple[Path, Any]]] = {}
     for change in changes:
         inner.setdefault(change[0][depth], []).append(change)
-    parts = {key: with_values(child_of(tree, key), part, depth + 1, copied) for key, part in inner.items()}
+    parts = {key: _with_values(child_of(tree, key), part, copied, depth + 1) for key, part in inner.items()}
     return (copied or with_changes)(tree, parts)
 
 

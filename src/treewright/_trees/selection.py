@@ -128,11 +128,7 @@ def _returns_others(where: Where, root: Place, structure: Any, places: list[Plac
     """Whether the function returns the objects at the places also from a tree with others where it is changed."""
     others = [stand_in(place.value) for place in changed]
     try:
-        if len(changed) == 1:  # in half the time
-            result = where(changed[0].with_value(others[0], with_parts))
-        else:
-            changes = [(place.path, other) for place, other in zip(changed, others, strict=True)]
-            result = where(with_values(root.value, changes, copied=with_parts))
+        result = where(with_values(root.value, changed, others, with_parts))
         returned = [result] if structure is ONE else structure.flatten_up_to(result)
     except Exception:  # noqa: BLE001  the function computes with the value
         return False

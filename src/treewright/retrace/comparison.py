@@ -82,7 +82,7 @@ def _presence_difference(name: str, a: Any, b: Any, default: Any) -> Difference:
         return Difference((name,), a, b, "added" if a is ABSENT else "removed", Cause("argument", ""))
     passed = b if a is ABSENT else a
     text = Verbatim(f"{short_text(default)} (default)")
-    is_none_replaced = default is None and not (passed is None or getattr(passed, "cls", None) is type(None))
+    is_none_replaced = default is None and getattr(passed, "cls", type(passed)) is not type(None)
     cause = Cause("None replaced" if is_none_replaced else "default replaced", "")
     return Difference((name,), text if a is ABSENT else a, text if b is ABSENT else b, "class", cause)
 
