@@ -46,16 +46,17 @@ def make_node_class(cls: Any, options: Mapping[str, bool], *, is_module: bool) -
     _read_fields(draft)
     init, keeps_init = _init_of(draft)
     info, arguments = _node_info(draft, keeps_init=keeps_init)
+    # Before the rest: where IPython's autoreload can't replace the code of `__init__`, it leaves the class as it was.
+    if options["init"] and not keeps_init:
+        cls.__init__ = make_init(info, arguments)
+    elif cls.__init__ is not init:
+        cls.__init__ = init
     for field in info.fields:
         setattr(cls, field.name, field_view(field, info.table))
     for name, default in info.init_vars.items():
         if name in draft.annotations and not (default is MISSING or hasattr(type(default), "__get__")):
             setattr(cls, name, ArgumentView(f"{cls.__qualname__}.{name}", default))
     cls.__node_info__, cls.__node_fields__ = info, info.by_name
-    if options["init"] and not keeps_init:
-        cls.__init__ = make_init(info, arguments)
-    elif cls.__init__ is not init:
-        cls.__init__ = init
     _install_methods(draft)
     warn(FINISHED, NodeDefinitionWarning, draft, info)
     cls.__doc__ = draft.body.get("__doc__") or Signature()

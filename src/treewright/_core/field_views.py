@@ -152,5 +152,5 @@ def _read_by_name(node: Any, field: FieldInfo) -> Any:
     children, statics = form
     values = dict(zip((*statics.table.children, *statics.table.names), (*children, *statics.values), strict=True))
     if name not in values:
-        raise AttributeError(rules.older_definition(type(node), name, values))
+        raise AttributeError(rules.older_definition(type(node), values, name))
     return values[name]

@@ -7,7 +7,7 @@ An instance stores exactly what `tree_flatten` returns, in one attribute: `_node
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from sys import getrefcount
 from typing import Any
 
@@ -73,6 +73,9 @@ def flat_form(node: Any) -> FlatForm:
     form = raw_form(node)
     if isinstance(form, Unfinished):
         raise UnfinishedNodeError(f"This is {form}.")
+    table, current = form[1].table, type(node).__node_info__.table
+    if table is not current and (table.children, table.names) != (current.children, current.names):
+        raise TypeError(rules.older_definition(type(node), (*table.children, *table.names)))
     return form
 
 
@@ -160,14 +163,6 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
     if info.checks or info.table.to_check:
         check(node)
     return returned
-
-
-def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
-    """Assign the fields from a generated `__init__` that has to do more than store the flat form."""
-    for name, value in values.items():
-        set_attribute(node, name, value)
-    if post_init is not None:
-        run_post_init(node, post_init)
 
 
 def seal(node: Any, info: NodeInfo, *, is_referenced: bool, before: Statics | None = None) -> None:
