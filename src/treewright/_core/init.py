@@ -1,7 +1,7 @@
 """The generated `__init__`: source text that reads like handwritten code, compiled once per class.
 
-This is the only file in `_core` that calls `exec`. Names in the text are parameters, which are the fields' names and
-checked to be identifiers, and helpers like `__table__`, which can't be field names. For this class:
+This is the only file in `_core` that calls `exec`. Names in the text are parameters, which are the fields' names, and
+helpers like `__table__`, which can't be field names. For this class:
 
     class Layer(Module):
         kernel: jax.Array = field(converter=jnp.asarray)
@@ -26,7 +26,6 @@ the text is, inside a function whose parameters are the helpers:
 import contextlib
 import dataclasses
 import inspect
-import keyword
 import linecache
 import sys
 import zlib
@@ -63,9 +62,6 @@ def make_init(info: NodeInfo, arguments: Sequence[FieldInfo]) -> Callable[..., N
     The arguments are the fields and `InitVar`s in the order of their declaration.
     """
     cls, own = info.cls, _Own(info)
-    for argument in arguments:
-        if not argument.name.isidentifier() or keyword.iskeyword(argument.name):
-            raise NodeDefinitionError(rules.no_identifier(cls, argument.name))
     slot: Any = getattr(cls, FLAT_FORM_NAME, None)  # A Module has a slot; setting it directly is 10 % faster.
     helpers = {"__own__": own, "__table__": info.table, "__store__": slot.__set__ if slot else object.__setattr__}
     helpers |= _SHARED

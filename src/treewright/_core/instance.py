@@ -38,7 +38,7 @@ class Unfinished:
     """The value of `_node` until the node is sealed, or forever if `__init__` raised. JAX's errors print it."""
 
     cls: type[Any]
-    why: str = ""  # why it can't be finished; empty while its `__init__` runs
+    is_running: bool = True  # its `__init__`
 
     def values_of(self, node: Any) -> dict[str, Any]:
         """The values assigned to this node so far, which can be read, assigned and deleted.
@@ -46,14 +46,14 @@ class Unfinished:
         Raises:
             UnfinishedNodeError: If the node's `__init__` raised.
         """
-        if self.why:
+        if not self.is_running:
             raise UnfinishedNodeError(f"This is {self}.")
         values: dict[str, Any] = node.__dict__
         return values
 
     def __repr__(self) -> str:
-        why = self.why or "its __init__ has not returned, so it can't be flattened yet"
-        return f"an unfinished {self.cls.__qualname__}: {why}"
+        why = "its __init__ has not returned, so it can't be flattened yet"
+        return f"an unfinished {self.cls.__qualname__}: {why if self.is_running else rules.no_init_has_run(self.cls)}"
 
 
 def raw_form(node: Any) -> FlatForm | Unfinished:
@@ -64,7 +64,7 @@ def raw_form(node: Any) -> FlatForm | Unfinished:
         cls = type(node)
         reject(rules.NOT_A_NODE_CLASS, NodeDefinitionError, cls)
         info_of(cls).restore_init(cls)
-        return Unfinished(cls, rules.no_init_has_run(cls))
+        return Unfinished(cls, is_running=False)
     return form
 
 
@@ -103,7 +103,7 @@ def set_attribute(node: Any, name: str, value: Any) -> None:
     if isinstance(form, tuple):
         raise dataclasses.FrozenInstanceError(rules.frozen(info_of(type(node)), name))
     # Inlined, because a call for each `self.x = x` is measurable (benchmarks: node, own __init__).
-    values = node.__dict__ if type(form) is Unfinished and not form.why else form.values_of(node)
+    values = node.__dict__ if type(form) is Unfinished and form.is_running else form.values_of(node)
     field: FieldInfo | None = node.__node_fields__.get(name)
     if field is None:
         _store(node, name, value)
@@ -114,7 +114,7 @@ def set_attribute(node: Any, name: str, value: Any) -> None:
 def delete_attribute(node: Any, name: str) -> None:
     """Raise an error, but for what is no field while the constructor runs: a node has a value for each field."""
     form = raw_form(node)
-    if type(form) is Unfinished and not form.why and name not in node.__node_fields__:
+    if type(form) is Unfinished and form.is_running and name not in node.__node_fields__:
         object.__delattr__(node, name)
         return
     problem = "a node keeps its fields. Change a value by replace() or, in __init__, by an assignment."
@@ -249,4 +249,4 @@ def run_post_init(node: Any, variables: Sequence[Any]) -> None:
 def mark_failed(node: Any) -> None:
     """Empty a node whose constructor raised, so that no use of it finds values."""
     node.__dict__.clear()
-    _store(node, FLAT_FORM_NAME, Unfinished(type(node), rules.no_init_has_run(type(node))))
+    _store(node, FLAT_FORM_NAME, Unfinished(type(node), is_running=False))
