@@ -23,9 +23,7 @@ the text is, inside a function whose parameters are the helpers:
       if __table__.to_check: __check__(self)
 """
 
-import contextlib
 import dataclasses
-import inspect
 import linecache
 import sys
 import zlib
@@ -39,8 +37,6 @@ from treewright._core.info import FLAT_FORM_NAME, FieldInfo, NodeInfo
 from treewright._core.instance import check, run_init, run_post_init, set_attribute
 from treewright._core.rules import fields as rules
 from treewright.errors import NodeDefinitionError
-
-_NAMES_MAY_BE_UNKNOWN: Any = {"annotation_format": Format.FORWARDREF} if sys.version_info >= (3, 14) else {}
 
 
 class _Own:
@@ -109,42 +105,32 @@ def _parameters(cls: type[Any], arguments: Sequence[FieldInfo], defaults: dict[s
 
 
 def _body(info: NodeInfo, me: str, own: _Own) -> list[str]:
-    lines: list[str] = []
-    values: list[str] = []
-    for field in info.fields:
-        name = field.name
-        if field.default_factory is not MISSING:
-            condition = f"if {name} is __own__.factory: " if field.init else ""
-            lines.append(f"{condition}{name} = __own__.fields[{name!r}].call('default_factory', __own__.cls)")
-        elif not field.init and field.default is not MISSING:
-            lines.append(f"{name} = __own__.fields[{name!r}].default")
-        if field.init:
-            values.append(f"{name!r}: {name}")
-        elif field.default_factory is not MISSING:
-            values.append(f"{name!r}: __own__.factory")
+    given = [field for field in info.fields if field.init or field.default_factory is not MISSING]
+    values = ", ".join([f"{field.name!r}: {field.name if field.init else '__own__.factory'}" for field in given])
     variables = f"({''.join(f'{name}, ' for name in info.init_vars)})" if info.runs_post_init else "None"
-    assigning = f"return __build__({me}, __assign__, __own__, {{{', '.join(values)}}}, {variables})"
-    if info.has_own_new or info.runs_post_init or any(field.set_only_in_post_init for field in info.fields):
+    assigning = f"return __build__({me}, __assign__, __own__, {{{values}}}, {variables})"
+    if info.has_own_new or info.runs_post_init or not all(field.init for field in info.fields):
         return [assigning]
-    lines += _storing(info, me)
+    lines = _storing(info, me)
     name = f"cls_{zlib.crc32(repr(lines).encode()):08x}"
     setattr(own, name, info.cls)
     return [
         f"try: __is_own__ = __type__({me}) is __own__.{name}",
         "except __Exception__: __is_own__ = False",
-        # If a subclass's `__init__` called this one, it assigns.
-        f"if not __is_own__: {assigning}",
+        f"if not __is_own__: {assigning}",  # a subclass's `__init__` called this one
         *lines,
     ]
 
 
 def _storing(info: NodeInfo, me: str) -> list[str]:
     """The lines that store the flat form directly."""
-    lines = [
-        f"{field.name} = __own__.fields[{field.name!r}].call('converter', __own__.cls, {field.name})"
-        for field in info.fields
-        if field.converter is not None
-    ]
+    lines: list[str] = []
+    for field in info.fields:
+        name, call = field.name, f"__own__.fields[{field.name!r}].call"
+        if field.default_factory is not MISSING:
+            lines.append(f"if {name} is __own__.factory: {name} = {call}('default_factory', __own__.cls)")
+        if field.converter is not None:
+            lines.append(f"{name} = {call}('converter', __own__.cls, {name})")
     children = "".join([f"{field.name}, " for field in info.children])
     statics = "__table__.empty"
     if info.statics:
@@ -197,14 +183,3 @@ def _annotate(init: Any, cls: type[Any], arguments: Sequence[FieldInfo]) -> None
         init.__annotate__ = __annotate__
     else:  # before 3.14
         init.__annotations__ = {**annotated, "return": None}
-
-
-class Signature:
-    """The docstring of a class without one, as `dataclasses` writes it: the signature, built when it is first read."""
-
-    def __get__(self, node: Any, cls: Any = None) -> str:
-        doc: str = cls.__name__
-        with contextlib.suppress(TypeError, ValueError):
-            doc += str(inspect.signature(cls, **_NAMES_MAY_BE_UNKNOWN)).replace(" -> None", "")
-        cls.__doc__ = doc
-        return doc
