@@ -12,11 +12,11 @@ import jax
 
 from treewright._base.jax_private import is_key_dtype, is_ref_type
 from treewright._core import first_text
+from treewright._loop import loop
 from treewright._trees.causes import class_of
 from treewright._trees.difference import Difference
 from treewright._trees.level import LeafType
 from treewright.retrace.jax_private import is_installed
-from treewright.retrace.signature import is_of_loop
 
 
 def fix_for(difference: Difference) -> str:
@@ -121,7 +121,7 @@ def mesh_in_use(old: Any, _new: Any) -> str | None:
 
 def recreated_loop(_old: Any, new: Any) -> str | None:
     """Each loop jits a function of its own."""
-    if new.code is None or not is_of_loop(new.code.code):
+    if new.code is None or new.code.file != loop.__init__.__code__.co_filename:
         return None
     return (
         "each loop compiles its own program: create it once, pass the changing values as inputs, and assign run.state "

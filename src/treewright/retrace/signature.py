@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import types
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._base.text import short_text
-from treewright._loop import FlatTree, loop
+from treewright._loop import FlatTree
 from treewright._reports import first_names
 from treewright._trees.causes import one_static, snapshot
 from treewright._trees.level import LeafType, Level, leaf_type_of, level_of
@@ -156,9 +155,3 @@ def placement_of(value: Any) -> Placement | None:
     if value.committed if is_array else isinstance(value, jax.Ref):
         return Placement(value.sharding)
     return _IN_NUMPY if isinstance(value, np.ndarray) else _ANYWHERE
-
-
-def is_of_loop(code: types.CodeType | None) -> bool:
-    """Whether this is the code of the function that a `loop` jits."""
-    file: str = loop.__init__.__code__.co_filename
-    return code is not None and code.co_filename == file and code.co_qualname.startswith(f"{loop.__name__}.")
