@@ -42,7 +42,7 @@ class Run:
     def __init__(self, where: Any, root: Place, apart: Collection[int] = (), *, whole: bool = False) -> None:
         self.apart, self.whole = apart, whole
         self.order: list[Place] = []  # the places that the function read
-        self.read: dict[int, list[Place]] = {}  # by the `id` of their value, with what was copied in a container
+        self.read: dict[int, dict[Place, None]] = {}  # by the `id` of their value, with what was copied in a container
         self.copies: dict[int, Any] = {}  # by the `id` of the object, or of its place if it is apart
         self.made: dict[int, Place] = {}  # the places of copies by their `id`
         self.dicts: list[tuple[Any, Place]] = []  # copies of classes that may add a key when it is read
@@ -65,7 +65,7 @@ class Run:
         returned, self.structure = flat(result, self.made)
         self.found = [self._places_of(each) for each in returned]  # for each object, where it may have been read
         # The nodes and containers that were read at several places, by their `id`.
-        self.shared = {key for key in self.copies if len({*self.read.get(key, ())}) > 1}
+        self.shared = {key for key in self.copies if len(self.read.get(key, ())) > 1}
 
     @property
     def way(self) -> list[tuple[int, Key]]:
@@ -76,7 +76,7 @@ class Run:
         """What the function gets at a place: the leaf, the copy of a node or container, or a stand-in."""
         value = place.value
         key = id(value)
-        self.read.setdefault(key, []).append(place)
+        self.read.setdefault(key, {})[place] = None
         leaf = is_leaf(value)
         if key in self.apart:
             key = id(place)
@@ -110,7 +110,7 @@ class Run:
         key = id(value if place is None else place.value)
         if key in self.apart:
             return [] if place is None else [place]
-        return [*dict.fromkeys(self.read.get(key, ()))]
+        return [*self.read.get(key, ())]
 
     def _missing_place(self, error: Exception) -> tuple[Place, Key] | None:
         """The parent and the key of the place that the function tried to read; None if it is not certain."""
@@ -135,10 +135,10 @@ def flat(result: Any, places: Collection[int] = ()) -> tuple[list[Any], Any]:
 
 def is_leaf(value: Any) -> bool:
     """Whether a value has no places below it."""
-    if isinstance(value, LEAVES):
-        return True
     cls = type(value)
-    return not (is_node_class(cls) or cls in STRUCTURES or all_entries(value) is not None)
+    if cls in STRUCTURES or is_node_class(cls):
+        return False
+    return isinstance(value, LEAVES) or all_entries(value) is None
 
 
 # Copies
