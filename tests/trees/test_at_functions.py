@@ -22,7 +22,6 @@ from tests.conftest import importorskip
 from treewright import Module, at, static
 from treewright.errors import MissingPlaceError
 
-
 AxisType = jax.sharding.AxisType
 RATE = 0.5
 

@@ -173,6 +173,6 @@ def missing_place(place: Place, key: Key) -> MissingPlaceError:
     return MissingPlaceError(f"{where} has no {key}{meant}. It has {names}.{hint}{earlier_class_hint(type(value))}")
 
 
-def listed(names: Sequence[str], most: int = 12) -> str:
-    """The first names, separated by commas; `nothing` if there are none."""
-    return ", ".join(first_lines(names, most)) or "nothing"
+def listed(names: Sequence[str]) -> str:
+    """The first twelve names, separated by commas; `nothing` if there are none."""
+    return ", ".join(first_lines(names, 12)) or "nothing"

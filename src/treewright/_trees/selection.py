@@ -16,7 +16,6 @@ from treewright._trees.twin import ONE, Run, flat, is_leaf, stand_in, with_parts
 from treewright.errors import MissingPlaceError
 
 Where = Callable[[Any], Any]
-_MAX_SHOWN = 5  # places that a message lists
 HOW_CALLED = (
     "A function of one argument is called with the whole tree and returns places in it; a predicate has two, "
     "lambda path, value: ..."
@@ -154,7 +153,7 @@ def _only_place(where: Where, root: Place, value: Any, places: Sequence[Place]) 
     """The only place of an object that a function returned."""
     name = root.name
     if len(places) > 1:
-        shown = listed([place.text for place in places], _MAX_SHOWN)
+        shown = listed([place.text for place in places])
         raise ValueError(
             f"The where function returned {short_text(value)}, which is at {len(places)} places of {name}: {shown}. "
             f"Select by path, or with a predicate: lambda path, value: ..."

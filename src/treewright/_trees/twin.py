@@ -153,14 +153,11 @@ class _Values:
         self.place, self.run, self.entries, self.keys = place, run, entries, keys
         self.places: dict[int, Place] = {}
 
-    def __len__(self) -> int:
-        return len(self.entries)
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, range(len(self.entries)))
 
     def __reduce__(self) -> tuple[Any, ...]:  # a deep copy of the run would keep the tree alive
         return tuple, ((*self,),)
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self.__getitem__, range(len(self.entries)))
 
     def __getitem__(self, index: Any) -> Any:
         if index not in self.places:
@@ -230,8 +227,6 @@ def _lazy_class(base: Any) -> Any:
     own = {*vars(_Lazy), "__new__", "__init__", "__getattribute__"}
     names = {name for name, method in vars(base).items() if callable(method)} | {"__reduce_ex__"}
     methods = {name: _through_whole(name) for name in names - own}
-    if base is dict:
-        methods["get"] = lambda self, name, default=None: self[name] if name in self.place.value else default
     cls = type(base.__name__, (_Lazy, base), {**methods, "base": base, "__module__": base.__module__})
     jax.tree_util.register_pytree_node(cls, lambda lazy: ((lazy.whole(),), None), lambda _, children: children[0])
     return cls
