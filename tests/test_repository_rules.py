@@ -37,6 +37,7 @@ MUTABLE_STATE = {
         "retrace.jax_private.can_observe_compilations",
     ),
     "checkpoint.steps._SAVING",  # managers, for the exit of the program
+    "retrace.jax_private._WITH_OWN_CODE",  # decorated functions: each gets one copy of its code
 }
 PUBLIC = {"treewright.checkpoint", "treewright.sharding", "treewright.testing"}
 NAMED_IN_DOCS = {f"treewright.{name}" for name in ("__main__", "errors", "testing.plugin", "train", "typed")}

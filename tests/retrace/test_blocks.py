@@ -15,6 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import treewright
@@ -120,7 +121,7 @@ def test_a_new_trace_of_a_function_with_earlier_programs_is_reported() -> None:
     first, second = explained(lambda: call_with_lengths(jitted, 2, 3, 4, 2))
 
     assert str(first).startswith("double traced (1st observed trace, ")
-    assert details(first) == ["not its first call: it had up to 3 programs, whose arguments were not seen"]
+    assert details(first) == ["it had up to 3 programs before, whose arguments were not seen"]
     assert (first.is_retrace, first.compared_with, first.before) == (True, None, 3)
     assert (second.is_retrace, second.compared_with, second.before) == (True, 1, 0)
     assert details(second)[0] == "x: float32[3] -> float32[4]"
@@ -133,7 +134,7 @@ def test_an_object_that_equals_one_with_earlier_programs_has_them_too() -> None:
 
     [report] = explained(lambda: call_with_lengths(other, 5), lambda: call_with_lengths(second, 5))
 
-    assert details(report) == ["not its first call: it had up to 3 programs, whose arguments were not seen"]
+    assert details(report) == ["it had up to 3 programs before, whose arguments were not seen"]
 
 
 def test_equinox_has_one_cache_for_functions_of_one_name_so_earlier_programs_are_unknown() -> None:
@@ -202,7 +203,7 @@ def test_limits_count_the_new_traces_of_a_function_with_earlier_programs() -> No
 
     with treewright.max_traces(1):
         call_with_lengths(jitted, 1, 2)
-    with pytest.raises(TooManyTracesError, match="up to 2 programs, whose arguments"), treewright.max_traces(0):
+    with pytest.raises(TooManyTracesError, match="up to 2 programs before, whose arguments"), treewright.max_traces(0):
         call_with_lengths(jitted, 3)
 
 
@@ -364,6 +365,8 @@ def test_max_traces_fails_if_only_matches_no_function() -> None:
         call_with_lengths(jitted, 2)
     with treewright.max_traces(1, only="step"):  # nothing was traced: a finished run that is started again
         call_with_lengths(jitted, 2)
+    with treewright.max_traces(1, only="step"):  # only a function of a library: `step` was compiled before the block
+        jax.jit(fresh(optax.tree.norm))(jnp.ones(2))
     with pytest.raises(KeyError, match="mine"), treewright.max_traces(1, only="step"):
         raise KeyError("mine")
     with treewright.max_traces(1, only=jitted):  # a function that was compiled before the block

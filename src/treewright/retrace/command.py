@@ -56,10 +56,10 @@ def main(arguments: list[str]) -> int:
     except SystemExit as end:
         if end.code not in {None, 0}:
             raise
-    except Exception as error:  # noqa: BLE001  the program's, which Python prints with the frames that run it
-        frames = _of_program(error.__traceback__)
-        sys.excepthook(type(error), error.with_traceback(frames), frames)
-        return 1
+    except BaseException as error:
+        frames, hook = _of_program(error.__traceback__), sys.excepthook  # Python would print the frames that run it too
+        sys.excepthook = lambda kind, error, _frames: hook(kind, error.with_traceback(frames), frames)
+        raise
     retraces = recorder.count()
     if options.max_retraces is None or retraces <= options.max_retraces:
         return 0

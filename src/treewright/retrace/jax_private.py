@@ -10,6 +10,7 @@ import functools
 import inspect
 import threading
 import types
+import weakref
 from collections.abc import Callable, Collection, Hashable, Mapping
 from traceback import walk_stack
 from typing import Any, Literal, TypeAlias
@@ -117,15 +118,21 @@ def is_bound(function: Any) -> bool:
     return is_of_equinox or isinstance(function, (functools.partial, *METHOD_TYPES))
 
 
+_WITH_OWN_CODE: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
+
+
 def use_in(function: Any) -> Any:
     """The function or jitted function that is limited by a decorator; a different object is limited itself.
 
-    The function gets a copy of its code, so the stack shows whether it runs, or another closure of the same `def`.
+    The function gets a copy of its code, so the stack shows whether it runs, or another closure of the same `def`. It
+    keeps this copy, because it may be decorated again while it runs.
     """
     kinds = (EQUINOX_JIT, FLAX_NNX)
     for use in wrapper_chain(function):
         if isinstance(use, types.FunctionType):
-            use.__code__ = use.__code__.replace()
+            if use not in _WITH_OWN_CODE:
+                use.__code__ = use.__code__.replace()
+                _WITH_OWN_CODE.add(use)
             return use
         if is_jitted(use) or type(use).__module__.startswith(kinds):
             return use
@@ -174,6 +181,11 @@ def _package(frame: types.FrameType) -> str:
 def is_installed(file: str) -> bool:
     """Whether a file belongs to Python or to an installed library, rather than to the user."""
     return "-packages" in file or file.startswith(("<frozen ", STANDARD_FOLDER))
+
+
+def is_of_library(definition: Any) -> bool:
+    """Whether a function of this definition, as returned by `definition_of`, is in an installed file."""
+    return isinstance(definition, tuple) and is_installed(definition[1])
 
 
 def _line_of_user(nearest: types.FrameType) -> str:

@@ -74,7 +74,7 @@ class RetraceReport:
             lines.append(f"compared with trace {self.compared_with}")
         if self.before:
             programs = "program" if self.before == 1 else "programs"
-            lines.append(f"not its first call: it had up to {self.before} {programs}, whose arguments were not seen")
+            lines.append(f"it had up to {self.before} {programs} before, whose arguments were not seen")
         return "\n    ".join([*lines, self.unseen] if self.unseen else lines)
 
     def __repr__(self) -> str:

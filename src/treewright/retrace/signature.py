@@ -58,7 +58,7 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
     settings: Mapping[str, Any] = {**trace_settings(), **call.settings}
     if like is not None and like.settings == settings:
         settings = like.settings
-    defaults = {par.name: snapshot(par.default) for par in parameters if par.default is not par.empty}
+    defaults = {par.name: _as_jit_sees(par.default) for par in parameters if par.default is not par.empty}
     options = {**options, **compiled_mesh()}
     return Signature(arguments, frozenset(statics), passed, settings, options, defaults, call.batch)
 
@@ -120,6 +120,11 @@ def _leaf_snapshot(leaf: Any, like: Any, call: Call) -> LeafType:
         is_same = value is like.value or (one_static(like.value, value) and one_static(like.value, value, exactly=True))
         return like if is_same else LeafType(aval, kind.python, value, placement)
     return LeafType(aval, kind.python, value, placement)
+
+
+def _as_jit_sees(default: Any) -> Any:
+    """A default: an array by its type, in which numpy's float64 is float32, and any other value by itself."""
+    return leaf_type_of(default) if isinstance(default, jax.Array | np.ndarray) else snapshot(default)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -183,7 +183,7 @@ class RetraceTracker:
         recompiles: int | None = None,
     ) -> None:
         self.violations: list[str] = []
-        self.traced: set[str] = set()  # the names of all traced functions, tracked or not
+        self.traced: dict[str, Any] = {}  # the definitions of all traced functions, tracked or not, by name
         self._on_report, self._concerns = on_report, concerns
         self._limits: Mapping[str, int | None] = {"trace": limit, "recompile": recompiles}
         self._lock = threading.RLock()
@@ -231,7 +231,7 @@ class RetraceTracker:
                 self._history(event).programs_before(call)
             return
         if event.kind == "trace" and call.outcome != "shared":
-            self.traced.add(event.definition[0])
+            self.traced.update([event.definition])
         if self._concerns is not None and not self._concerns(call):
             return
         if event.kind == "trace":
