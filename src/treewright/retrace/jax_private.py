@@ -92,7 +92,7 @@ class Call:
     # Whether JAX ran the function for this call, reused an earlier trace, or neither because the function raised.
     outcome: Outcome = "unknown"
     in_transformation: bool = False  # True inside `grad` or `vmap`, which trace without an event
-    batch: tuple[int, ...] = ()  # the sizes of the axes that `vmap` maps over, innermost first
+    batch: tuple[int, ...] = ()  # the sizes of the axes that `vmap` maps over, outermost first, as users write them
     is_for_program: bool = True  # False in `eval_shape` and the like, which compile nothing
     # What the call went through: JAX's record of the jitted function, or the wrapper of equinox or flax.
     entries: tuple[Any, ...] = ()
