@@ -60,7 +60,8 @@ def make_init(info: NodeInfo, arguments: Sequence[FieldInfo]) -> Callable[..., N
     cls, own = info.cls, _Own(info)
     slot: Any = getattr(cls, FLAT_FORM_NAME, None)  # A Module has a slot; setting it directly is 10 % faster.
     helpers = {"__own__": own, "__table__": info.table, "__store__": slot.__set__ if slot else object.__setattr__}
-    helpers |= _SHARED
+    helpers |= {"__assign__": assign, "__build__": run_init, "__check__": check}
+    helpers |= {"__Exception__": Exception, "__type__": type}  # A module or a field may have these names.
     me = "__self__" if "self" in info.by_name or "self" in info.init_vars else "self"
     defaults: dict[str, Any] = {"__factory__": own.factory}
     header = f"  def __init__({', '.join([me, *_parameters(cls, arguments, defaults)])}):"
@@ -155,10 +156,6 @@ def assign(node: Any, own: _Own, values: Mapping[str, Any], post_init: Sequence[
             set_attribute(node, name, field.call("default_factory", own.cls))
     if post_init is not None:
         run_post_init(node, post_init)
-
-
-_SHARED: dict[str, Any] = {"__assign__": assign, "__build__": run_init, "__check__": check}
-_SHARED |= {"__Exception__": Exception, "__type__": type}  # A module or a field may have these names.
 
 
 def _annotate(init: Any, cls: type[Any], arguments: Sequence[FieldInfo]) -> None:
