@@ -111,10 +111,10 @@ def test_contradictory_retention_options_are_rejected(options: Any, tmp_path: Pa
 
 def test_metrics_must_be_numbers(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, metric="loss", mode="min")
-    losses = ("low", np.ones(2), jnp.ones(2), True, None, [1], [[1], [2, 3]])
+    losses = ("low", np.ones(2), jnp.ones(2), True, None, [1], [[1], [2, 3]], 10**400)
     for metrics in ({"loss": 1, 2: 3}, ["loss"], *({"loss": loss} for loss in losses)):
         with pytest.raises(
-            CheckpointError, match=r"\): metrics= must be a dict of numbers by name\. Leave a metric out if it was not"
+            CheckpointError, match=r"\): metrics= must be a dict of numbers by name, .* Leave a metric out"
         ):
             manager.save(1, TREE, metrics=metrics)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="has no metric to rank steps"):

@@ -67,7 +67,7 @@ def test_invalid_step_folders_are_rejected(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="File name too long"):
         CheckpointManager(tmp_path / ("x" * 300))
     for url in (Path("gs://bucket/run"), "memory://run", "file:///data/run"):
-        with pytest.raises(CheckpointError, match=r"run is a URL, .*CheckpointManager\('gs://.*URL as a str\."):
+        with pytest.raises(CheckpointError, match=r"run is a URL, .*'/data/run' .*CheckpointManager\('gs://.*a str\."):
             CheckpointManager(url)
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(ImportError, match="install gcsfs"):

@@ -9,7 +9,7 @@ import numpy as np
 
 from treewright._base.jax_private import is_ref, private, typeof, untyped_jax
 from treewright._freeze import FrozenArray, freeze
-from treewright.checkpoint.arrays import DTYPES, ON_HOST, Form, check_fits, check_width
+from treewright.checkpoint.arrays import DTYPES, ON_HOST, Form, cast, check_fits, check_width
 from treewright.checkpoint.manifest import LeafRecord
 from treewright.errors import CheckpointError
 
@@ -74,8 +74,7 @@ def values_of(requests: Sequence[LeafRequest], arrays: Iterable[Any]) -> dict[st
             if each.leaf.form.dtype != each.form.dtype:
                 check_fits(array, each.form.dtype, each.path)
             if each.form.kind in ON_HOST:
-                fitting = np.asarray(array).astype(DTYPES[each.form.dtype], copy=False)
-                values[each.leaf.name] = _on_host(fitting, each)
+                values[each.leaf.name] = _on_host(cast(np.asarray(array), each.form.dtype), each)
                 continue
             batch[each.leaf.name] = array, each
             size += array.nbytes
@@ -99,8 +98,7 @@ def _device_arrays(batch: Mapping[str, tuple[Any, LeafRequest]]) -> dict[str, An
     """
     requests = [each for _, each in batch.values()]
     arrays = [
-        array.astype(DTYPES[each.form.dtype], copy=False) if isinstance(array, np.ndarray) else array
-        for array, each in batch.values()
+        cast(array, each.form.dtype) if isinstance(array, np.ndarray) else array for array, each in batch.values()
     ]
     placed = device_put(arrays, [each.sharding for each in requests])
     return dict(zip(batch, map(_leaf_from, placed, requests), strict=True))

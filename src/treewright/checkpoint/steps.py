@@ -250,7 +250,7 @@ class CheckpointManager:
             multiprocessing_options=processes,
             temporary_path_class=unfinished.path_class if self._is_local else None,
         )
-        listed = seal({"retention": self._retention.rules, "metrics": args.manifest.metrics})
+        listed = seal({"retention": self._retention.rules, "metrics": args.manifest.metrics, "save": args.save})
 
         def write() -> None:
             try:
@@ -289,7 +289,6 @@ class CheckpointManager:
                 return
             self._wait_and_raise()
             if self._unfinished is not None and process_index() == 0:
-                self._prune()
                 clear(self.directory)
 
     def _wait_and_raise(self) -> None:
@@ -350,7 +349,7 @@ class CheckpointManager:
         records: dict[int, tuple[Mapping[str, Any], float | None]] = {}
         for step in self._listed():
             with contextlib.suppress(CheckpointError, *ignored):  # damaged, deleted, or saved by a different program
-                rules, metrics = listed_of_step(self.directory / str(step))
+                rules, metrics, _ = listed_of_step(self.directory / str(step))
                 records[step] = rules, self._retention.rank(metrics)
         return records
 

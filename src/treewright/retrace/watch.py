@@ -183,7 +183,7 @@ class RetraceTracker:
         recompiles: int | None = None,
     ) -> None:
         self.violations: list[str] = []
-        self.traced: set[str] = set()  # the names of all traced functions, tracked or not
+        self.traced: dict[str, Any] = {}  # the definitions of all traced functions, tracked or not, by name
         self._on_report, self._concerns = on_report, concerns
         self._limits: Mapping[str, int | None] = {"trace": limit, "recompile": recompiles}
         self._lock = threading.RLock()
@@ -231,7 +231,7 @@ class RetraceTracker:
                 self._history(event).programs_before(call)
             return
         if event.kind == "trace" and call.outcome != "shared":
-            self.traced.add(event.definition[0])
+            self.traced.update([event.definition])
         if self._concerns is not None and not self._concerns(call):
             return
         if event.kind == "trace":
@@ -287,19 +287,18 @@ class RetraceTracker:
         function, is_new = call.function, not sharing
         try:
             history = self._history(event)
-            if event.signature is None:
-                event.signature = signature_of(call, history.calls[-1].signature if history.calls else None)
+            signature = signature_of(call, history.calls[-1].signature if history.calls else None)
             reference = weakref.ref(function)
             before = history.programs_before(call)
-            closest, differences = history.closest(function, event.signature, sharing=sharing)
-            if sharing and closest is None and history.uses_unused(function, event.signature):
-                closest, differences = history.closest(function, event.signature, sharing=False)
+            closest, differences = history.closest(function, signature, sharing=sharing)
+            if sharing and closest is None and history.uses_unused(function, signature):
+                closest, differences = history.closest(function, signature, sharing=False)
                 is_new = True
         except Exception:  # noqa: BLE001  a user's __eq__ or __hash__, or an unhashable function
             return None
         if before:  # with programs of its own, it is not compared with a different function of the same definition
             closest, differences = None, []
-        return _CurrentCall(reference, history, event.signature, closest, differences, is_new, programs_before=before)
+        return _CurrentCall(reference, history, signature, closest, differences, is_new, programs_before=before)
 
     def _history(self, event: Event) -> CallHistory:
         """The history of the function's definition."""
