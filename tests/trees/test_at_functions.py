@@ -202,6 +202,7 @@ class Range(NamedTuple):
         ([(), ()], lambda t: t[1], ["[1]"]),
         ({"a": None, "b": None}, lambda t: [t[key] for key in t.keys() - {"a"}], ["['b']"]),
         (None, lambda t: t, [""]),
+        ({"a": 7, "b": 7}, lambda t: t["b"] if t["b"] == 7.0 and t["b"] + 0.5 > 7 else t["a"], ["['b']"]),
         ({"a": 1.5, "b": None}, lambda t: next(v for v in t.values() if v is None), ["['b']"]),
         ({"a": Limits, "b": Range}, lambda t: next(v for v in t.values() if issubclass(v, tuple)), ["['b']"]),
     ],

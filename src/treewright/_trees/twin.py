@@ -41,7 +41,7 @@ class Run:
 
     def __init__(self, where: Any, root: Place, apart: Collection[int] = (), *, whole: bool = False) -> None:
         self.apart, self.whole = apart, whole
-        self.order: list[Place] = []  # the places that the function read
+        self.way: list[tuple[int, Key]] = []  # what the function read, with the `id` of the owner
         self.read: dict[int, dict[Place, None]] = {}  # by the `id` of their value, with what was copied in a container
         self.copies: dict[int, Any] = {}  # by the `id` of the object, or of its place if it is apart
         self.made: dict[int, Place] = {}  # the places of copies by their `id`
@@ -66,11 +66,6 @@ class Run:
         self.found = [self._places_of(each) for each in returned]  # for each object, where it may have been read
         # The nodes and containers that were read at several places, by their `id`.
         self.shared = {key for key in self.copies if len(self.read.get(key, ())) > 1}
-
-    @property
-    def way(self) -> list[tuple[int, Key]]:
-        """The fields and items that the function read, with the `id` of their owner."""
-        return [(id(place.parent.value), place.key) for place in self.order if place.parent]
 
     def value_at(self, place: Place) -> Any:
         """What the function gets at a place: the leaf, the copy of a node or container, or a stand-in."""
@@ -122,7 +117,7 @@ class Run:
             return place, item_key(place.value, item)
         owners = self._places_of(getattr(error, "obj", self))
         key = GetAttrKey(getattr(error, "name", None) or "")
-        return (owners[0], key) if len(owners) == 1 and owners[0].child(key) is None else None
+        return (owners[0], key) if len(owners) == 1 else None
 
 
 def flat(result: Any, places: Collection[int] = ()) -> tuple[list[Any], Any]:
@@ -190,8 +185,9 @@ class _Lazy:
         if name not in self.places:
             key = self.keys[name] if self.keys else (DictKey if self.base is dict else SequenceKey)(name)
             self.places[name] = Place(value, GetAttrKey(key) if type(key) is str else key, self.place)
-        self.run.order.append(self.places[name])
-        return self.run.value_at(self.places[name])
+        place = self.places[name]
+        self.run.way.append((id(self.place.value), place.key))
+        return self.run.value_at(place)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -215,9 +211,7 @@ def _through_whole(name: str) -> Any:
 
 def _lazy_class(base: Any) -> Any:
     own = {*vars(_Lazy), "__new__", "__init__", "__getattribute__"}
-    methods = {
-        name: _through_whole(name) for name, method in vars(base).items() if callable(method) and name not in own
-    }
+    methods = {name: _through_whole(name) for name in vars(base).keys() - own}
     cls = type(base.__name__, (_Lazy, base), {**methods, "base": base, "__module__": base.__module__})
     jax.tree_util.register_pytree_node(cls, lambda lazy: ((lazy.whole(),), None), lambda _, children: children[0])
     return cls
@@ -236,8 +230,7 @@ def with_parts(value: Any, parts: Mapping[Key, Any]) -> Any:
         return from_flat_form(type(value), (tuple(map(parts.get, keys, children)), statics))
     if isinstance(value, (*STRUCTURES, FrozenMapping)) or not all(isinstance(key, GetAttrKey) for key in parts):
         return with_changes(value, parts)
-    changes = {key.name: part for key, part in parts.items() if getattr(value, key.name, part) is not part}
-    return with_attributes(value, changes)
+    return with_attributes(value, {key.name: part for key, part in parts.items()})
 
 
 # Stand-ins for leaves
