@@ -71,7 +71,7 @@ def test_this_jax_version_has_everything_needed() -> None:
 
 
 @pytest.mark.slow
-def test_watching_before_any_trace_needs_no_device() -> None:
+def test_watching_before_any_compilation_needs_no_device() -> None:
     program = """
 import jax, treewright
 from jax._src import xla_bridge
@@ -82,9 +82,10 @@ def step(x):
     return x
 
 with treewright.explain_retraces(), treewright.max_traces(1, recompiles=0):
-    print(xla_bridge.backends_are_initialized())
-    jax.config.update("jax_num_cpu_devices", 2)  # as jax.distributed.initialize, possible only without a backend
-    step(1.0)
+    jax.eval_shape(step, 1.0)
+print(xla_bridge.backends_are_initialized())
+jax.config.update("jax_num_cpu_devices", 2)  # as jax.distributed.initialize, possible only without a backend
+step(1.0)
 """
 
     command = [sys.executable, "-m", "treewright", "retraces", "/dev/stdin"]
