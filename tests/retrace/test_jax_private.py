@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import dispatch, pjit
+from jax._src import dispatch, monitoring, pjit
 
 import treewright
 from tests.conftest import skip_before_jax
@@ -177,6 +177,19 @@ def test_a_block_that_ends_during_an_event_hides_it_from_no_other_block() -> Non
             call()
 
     assert len(reports) == 2
+
+
+@pytest.mark.parametrize("has_list", [True, False])
+def test_cleared_listeners_are_registered_again(has_list: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    clear = jax.monitoring.clear_event_listeners
+    if not has_list:
+        monkeypatch.delattr(monitoring, "get_event_duration_listeners")
+
+    with treewright.max_traces(0):
+        clear()  # type: ignore[no-untyped-call]
+    for _ in range(2):
+        reports = explained(*calls_with_lengths(jax.jit(fresh(double)), 2, 3))
+        assert [report.number for report in reports] == [2]
 
 
 # Settings, pmap, and the outcome of a call
