@@ -1,16 +1,14 @@
 """Load a checkpoint: call `migrate=` with its leaves, which are read when they are used, and read the others."""
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 from treewright._base.jax_private import DictKey, jax_trees
 from treewright._base.text import short_text
-from treewright.checkpoint.fit import Options, part_and_names, plan_of
+from treewright.checkpoint.fit import MISSING, Options, into_tree, part_and_names, replaced
 from treewright.checkpoint.manifest import LeafRecord, Manifest
-from treewright.checkpoint.placing import LeafRequest, as_saved, values_of
-
-# Reads arrays, verifies them and yields them in the order of the requests.
-Read = Callable[[Sequence[LeafRequest]], Iterator[Any]]
+from treewright.checkpoint.placing import Read, as_saved, values_of
+from treewright.checkpoint.tree import tree_of
 
 
 def load_tree(manifest: Manifest, read: Read, like: Any, options: Options) -> Any:
@@ -19,17 +17,19 @@ def load_tree(manifest: Manifest, read: Read, like: Any, options: Options) -> An
     Raises as `load`. If the checkpoint does not fit, only what `migrate` used was read.
     """
     manifest = part_and_names(manifest, options)
-    migrate, migrated = options["migrate"], None
-    if migrate is not None:
-        migrated = migrate(SavedLeaves({leaf.name: leaf for leaf in manifest.leaves}, read))
-        if not isinstance(migrated, Mapping):
-            raise TypeError(
-                f"migrate= returned {short_text(migrated)}, but must return a dict: the leaves of the tree by flat "
-                f"name."
-            )
-        migrated = _unread(migrated)
-    plan = plan_of(manifest, like, options, migrated)
-    return plan.finish(read(plan.requests))
+    if like is MISSING:
+        requests = list(map(as_saved, manifest.leaves))
+        return tree_of(manifest, values_of(requests, read(requests)))
+    if options["migrate"] is None:
+        return into_tree(manifest, {}, like, options, read)
+    migrated = options["migrate"](SavedLeaves({leaf.name: leaf for leaf in manifest.leaves}, read))
+    if not isinstance(migrated, Mapping):
+        raise TypeError(
+            f"migrate= returned {short_text(migrated)}, but must return a dict: the leaves of the tree by flat name."
+        )
+    values = _unread(migrated)
+    changed = {leaf.name for leaf in manifest.leaves} ^ {*values}
+    return into_tree(*replaced(manifest, values), like, options, read, changed=changed)
 
 
 class SavedLeaves(dict[str, Any]):
