@@ -25,12 +25,13 @@ FILES_THAT_IMPORT_PRIVATE_MODULES = 14
 
 # Mutable names at module level that are allowed, as "module.name"
 MUTABLE_STATE = {
-    # Caches: code never changes, and neither do shardings, names of classes and the contents of a JAX version.
+    # Caches: code and text never change, and neither do shardings, names of classes and the contents of a JAX version.
     *(
         "_base.functions.code_key",
         "_base.functions.assigned_by",
         "_base.functions.code_reads",
         "_base.jax_private.private",
+        "_trees.pattern.parse",
         "_trees.twin._proxy_class",
         "retrace.jax_private._names_of_settings",
         "retrace.jax_private.can_read_calls",

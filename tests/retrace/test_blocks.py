@@ -50,22 +50,6 @@ def on_two_devices(jitted: Any) -> None:
 # Observed calls
 
 
-def test_reports_for_flax_functions_use_flax_names() -> None:
-    from flax import nnx
-
-    @nnx.jit
-    def apply(model: nnx.Linear, x: jax.Array) -> jax.Array:
-        return model(x)
-
-    [report] = explained(
-        lambda: apply(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((1, 2))),
-        lambda: apply(nnx.Linear(2, 3, precision="high", rngs=nnx.Rngs(0)), jnp.ones((4, 2))),
-    )
-
-    assert report.function == "apply"
-    assert details(report)[:2] == ["model.precision (static): None -> 'high'", "x: float32[1,2] -> float32[4,2]"]
-
-
 def test_the_reported_caller_is_the_users_line() -> None:
     jitted = jitted_copy()
 
@@ -418,19 +402,6 @@ def test_a_decorator_above_or_below_jit_watches_its_function(order: str) -> None
             call_with_lengths(jitted, 3)
 
     assert [details(report)[0] for report in reports][:1] == ["x: float32[1] -> float32[2]"]
-
-
-def test_a_decorator_returns_the_function_and_does_not_keep_it_alive() -> None:
-    function = fresh(double)
-    decorated = treewright.max_traces(1)(treewright.explain_retraces()(function))
-    assert decorated is function
-    jax.jit(decorated)(1.0)
-    reference = weakref.ref(function)
-
-    del function, decorated
-    gc.collect()
-
-    assert reference() is None
 
 
 @dataclasses.dataclass(frozen=True)

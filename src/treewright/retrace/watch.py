@@ -287,19 +287,18 @@ class RetraceTracker:
         function, is_new = call.function, not sharing
         try:
             history = self._history(event)
-            if event.signature is None:
-                event.signature = signature_of(call, history.calls[-1].signature if history.calls else None)
+            signature = signature_of(call, history.calls[-1].signature if history.calls else None)
             reference = weakref.ref(function)
             before = history.programs_before(call)
-            closest, differences = history.closest(function, event.signature, sharing=sharing)
-            if sharing and closest is None and history.uses_unused(function, event.signature):
-                closest, differences = history.closest(function, event.signature, sharing=False)
+            closest, differences = history.closest(function, signature, sharing=sharing)
+            if sharing and closest is None and history.uses_unused(function, signature):
+                closest, differences = history.closest(function, signature, sharing=False)
                 is_new = True
         except Exception:  # noqa: BLE001  a user's __eq__ or __hash__, or an unhashable function
             return None
         if before:  # with programs of its own, it is not compared with a different function of the same definition
             closest, differences = None, []
-        return _CurrentCall(reference, history, event.signature, closest, differences, is_new, programs_before=before)
+        return _CurrentCall(reference, history, signature, closest, differences, is_new, programs_before=before)
 
     def _history(self, event: Event) -> CallHistory:
         """The history of the function's definition."""
