@@ -58,11 +58,6 @@ def text_of(file: str) -> str:
     return (ROOT / file).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["index", "changelog", "contributing", "examples/index", "examples/digits"])
-def test_the_site_includes_pages_of_the_repository(site: Path, page: str) -> None:
-    assert (site / f"{page}.html").exists()
-
-
 def test_the_reference_has_every_public_name_under_its_public_module(site: Path) -> None:
     anchors = set(re.findall(r'id="([^"]+)"', reference(site)))
 
