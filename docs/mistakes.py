@@ -34,7 +34,8 @@ def pages() -> Iterator[tuple[str, str]]:
                 for heading, rows in groups
                 for text in (f"## {heading.rstrip('.')}\n", *[_entry(names[row], row) for row in rows])
             ]
-            yield f"{FOLDER}/{table.stem}{suffix}.md", "\n".join([f"---\nhide: [toc]\n---\n\n# {title}\n", *entries])
+            head = f"---\nhide: [toc]\n---\n\n# {title}\n\n[All pages](index.md)\n"
+            yield f"{FOLDER}/{table.stem}{suffix}.md", "\n".join([head, *entries])
             links.append(f"- [{title}]({table.stem}{suffix}.md)" + (f": {headings}" if number == 1 else ""))
     prelude = (TESTS / "test_slips.py").read_text(encoding="utf-8").partition('PRELUDE = """')[2].partition('"""')[0]
     yield f"{FOLDER}/index.md", "\n".join([INDEX, *links, "\nAll programs begin with:\n", _fenced(prelude, "python")])

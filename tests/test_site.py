@@ -58,11 +58,6 @@ def text_of(file: str) -> str:
     return (ROOT / file).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["index", "changelog", "contributing", "examples/index", "examples/digits"])
-def test_the_site_includes_pages_of_the_repository(site: Path, page: str) -> None:
-    assert (site / f"{page}.html").exists()
-
-
 def test_the_reference_has_every_public_name_under_its_public_module(site: Path) -> None:
     anchors = set(re.findall(r'id="([^"]+)"', reference(site)))
 
@@ -204,7 +199,7 @@ def test_the_search_lists_the_right_page_first(site: Path, tmp_path: Path) -> No
 
 # Whole messages, and six of their words in quotation marks, which must all occur. Operators and paths are other words
 # in the search, and some messages differ only in them.
-@pytest.mark.parametrize(("words", "quote", "share"), [(slice(40), "", 0.8), (slice(3, 9), '"', 0.85)])
+@pytest.mark.parametrize(("words", "quote", "share"), [(slice(40), "", 0.9), (slice(3, 9), '"', 0.85)])
 def test_words_of_a_message_find_its_page_of_mistakes(
     site: Path, tmp_path: Path, words: slice, quote: str, share: float
 ) -> None:

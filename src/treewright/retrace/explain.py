@@ -158,17 +158,15 @@ class _BlockOrDecorator:
 
     def _reject_untracked(self, function: Any) -> None:
         """Reject a callable whose calls can't be attributed to it."""
-        decorator = type(self).__name__
-        of_step = f"{decorator}(1)" if decorator == max_traces.__name__ else f"{decorator}()"
-        fix = ""
+        name, fix = type(self).__name__, ""
         if isinstance(function, loop):
-            fix = f"A loop jits its step: write loop({of_step}(step), state), or only=step."
+            fix = f"A loop jits its step: write loop({name}(...)(step), state), or only=step."
         elif type(function).__module__ == EQUINOX_PMAP:
-            fix = f"Write `with {of_step}:` around the calls."
+            fix = f"Write `with {name}(...):` around the calls."
         elif callable(function) and not any(type(each).__weakrefoffset__ for each in wrapper_chain(function)):
             fix = "Its class allows no weak references, which jit needs too: use a function that calls it."
         if fix:
-            raise TypeError(f"{decorator} can't track the calls of {short_text(function)}. {fix}")
+            raise TypeError(f"{name} can't track the calls of {short_text(function)}. {fix}")
 
     def __del__(self) -> None:
         if self._created_at is not None:
@@ -257,7 +255,8 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
     `jit`, or on a function that is not jitted, such as a test, it counts the traces of that function, by each `jit` or
     `loop` of it, and of each jitted function that it calls, but not in threads that it starts. On a callable object, it
     counts the traces of the object itself, not of what its methods call. A new limit on the same object, as from a
-    notebook cell that runs again, replaces the old one and begins a new count.
+    notebook cell that runs again, replaces the old one and begins a new count. What is called while another function is
+    traced is part of that trace, and does not count.
 
     Equinox takes a `filter_jit` inside another one apart, so the limit of the inner one belongs below it. Others belong
     above: below `filter_jit` an equinox module is not seen, nor is a function below `nnx.jit(nnx.grad(...))`.

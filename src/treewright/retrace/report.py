@@ -42,7 +42,8 @@ class RetraceReport:
         caller: The line that called the function, such as `train.py:69 in main`.
         unseen: What could not be observed, so the report may lack it; else empty.
         before: For the first observed trace or recompile of a function: the entries it had in JAX's cache before. A
-            program can have two, for numpy arrays and for JAX's, and a call that failed has one too.
+            program can have two, for numpy arrays and for JAX's; a call that failed has one too, and so has a call that
+            another thread began at the same time.
 
     Examples:
         >>> step = jax.jit(lambda batch: batch["x"].sum())
