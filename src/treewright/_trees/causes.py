@@ -24,9 +24,7 @@ from treewright._reports import first_names
 from treewright._trees.difference import ABSENT, describe_apart
 
 _MAX_LEVELS = 100  # levels of a value in its snapshot: Python's stack ends at a few hundred
-# Of an object that is compared by identity, whose contents only describe it.
-_MAX_DEPTH = 8  # levels
-_MAX_PARTS = 400  # parts in all
+_MAX_PARTS = 400  # parts of objects that are compared by identity, because these only describe them
 _MAX_PLACES = 16  # changed places in one container that are listed; with more, the whole container is
 _MAX_SHOWN = 3  # changes listed in a cause
 # Values that need no snapshot, like plain values: they can't change and refer to no arrays.
@@ -126,8 +124,7 @@ def snapshot(value: Any) -> Any:
     budget = iter(range(_MAX_PARTS))
     visited: dict[int, tuple[Any, Any]] = {}  # id -> the value, to keep the id in use, and its snapshot
 
-    def snapshot_of(value: Any, level: int, depth: int | None) -> Any:
-        """The snapshot of a part; `depth` is None as long as every part is compared."""
+    def snapshot_of(value: Any, level: int, *, is_compared: bool) -> Any:
         named = [*contents(value).items()]
         if level == _MAX_LEVELS or is_plain(type(value)) or (isinstance(value, _CONSTANTS) and not named):
             return value
@@ -135,21 +132,21 @@ def snapshot(value: Any) -> Any:
             return visited[id(value)][1]
         visited[id(value)] = value, ("...", len(visited))  # for a value inside itself
         snap = _snapshot_without_parts(value)
-        if snap.foreign == snap.exact == "identity" and depth is None:
-            depth = _MAX_DEPTH
-        if depth is not None:
+        is_compared = is_compared and not snap.foreign == snap.exact == "identity"
+        if not is_compared:
             # One level before the next, so that no part hides its neighbours by its size.
-            named = [item for item, _ in zip(named, budget, strict=False)] if depth else []
+            named = [item for item, _ in zip(named, budget, strict=False)]
         for key, part in named:
             # A global function may in turn read half a program.
             is_global = isinstance(key, PartKey) and key.role == "global" and isinstance(part, types.FunctionType)
-            inner = 0 if is_global else None if depth is None else depth - 1
-            snap.parts[key] = snapshot_of(part, level + 1, inner)
+            snap.parts[key] = (
+                _snapshot_without_parts(part) if is_global else snapshot_of(part, level + 1, is_compared=is_compared)
+            )
         visited[id(value)] = value, snap
         return snap
 
     try:
-        return value if isinstance(value, Snapshot) else snapshot_of(value, 0, None)
+        return value if isinstance(value, Snapshot) else snapshot_of(value, 0, is_compared=True)
     finally:
         visited.clear()  # `snapshot_of` refers to itself, so it would keep the values alive, and JAX their traces
 
