@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,6 +27,14 @@ class Holder(Module):
     setting: Any = static()
 
 
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    factor: float
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.factor
+
+
 ALL = dict(zip(NAMES, EXAMPLES.values(), strict=True)) | FUNCTIONS
 
 
@@ -47,6 +56,7 @@ def test_both_sides_of_a_difference_differ_or_a_reason_says_why(kind: str) -> No
         (nested(1, 200), nested(2, 200), "[0][0]: 1 -> 2"),
         ((*((i, i) for i in range(300)), 1), (*((i, i) for i in range(300)), 2), "s[300] (static): 1 -> 2"),
         (nested(1, 200), nested(1, 200), "function would not retrace"),
+        (jax.jit(Scale(1.0)), jax.jit(Scale(2.0)), "these differ: factor: 1.0 -> 2.0"),
     ],
 )
 def test_explain_finds_a_difference_at_any_depth_and_size(old: Any, new: Any, line: str) -> None:

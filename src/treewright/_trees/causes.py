@@ -21,7 +21,7 @@ from treewright._base.text import short_text
 from treewright._contents import PartKey, contents, is_plain, unwrap_api_boundary
 from treewright._core import By, Comparison, equal_keys, exact_key, is_node, within
 from treewright._reports import first_names
-from treewright._trees.difference import ABSENT, describe_apart
+from treewright._trees.difference import ABSENT
 
 _MAX_LEVELS = 100  # levels of a value in its snapshot: Python's stack ends at a few hundred
 _MAX_PARTS = 400  # parts of objects that are compared by identity, because these only describe them
@@ -411,11 +411,9 @@ def _of_wrappers(old: Any, new: Any) -> Cause | None:
     """The cause for partials and for functions returned by `jit`, `grad`, `vmap` and the like."""
     (outer, function), (others, other) = _unwrapped(old), _unwrapped(new)
     is_one = one_static(function, other)
-    differences = changes(function, other)
-    if not is_one and not (_same_definition(function, other) and all(map(_is_bare, differences))):
-        return cause_of(function, other) or (
-            Cause("other attributes", f"these differ: {_listed(differences)}") if differences else None
-        )
+    if not is_one and not is_recreated(function, other):
+        listed = _listed(changes(function, other))
+        return cause_of(function, other) or (Cause("other attributes", f"these differ: {listed}") if listed else None)
     which = short_text(function) if is_one else "a different function with the same code"
     names, other_names = (list(map(_decorator, wrappers)) for wrappers in (outer, others))
     if names != other_names:
@@ -539,6 +537,4 @@ def _of_objects(old: Snapshot, new: Snapshot) -> Cause | None:
         return None
     if changed:
         return Cause("other attributes", f"these differ: {_listed(changed)}")
-    if not by_identity and describe_apart(old, new) is not None:
-        return None  # the texts show it
     return Cause("same text", f"a different {cls.__qualname__} with the same text")
