@@ -361,8 +361,7 @@ def _innermost(
 def _is_bare(change: Change) -> bool:
     """Whether two callables differ only in their identity, as far as their own parts show."""
     old, new = change.left, change.right
-    is_one_definition = _same_definition(old, new) and old.parts.keys() == new.parts.keys()
-    return is_one_definition and any("__call__" in vars(cls) for cls in old.cls.__mro__)
+    return _same_definition(old, new) and any("__call__" in vars(cls) for cls in old.cls.__mro__)
 
 
 def is_recreated(old: Any, new: Any) -> bool:
