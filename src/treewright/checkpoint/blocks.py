@@ -43,7 +43,8 @@ class BlockReader:
     def __init__(self, manifest: Manifest, open_file: Callable[[int], SafetensorsFile]) -> None:
         self._manifest = manifest
         self._open = functools.cache(open_file)
-        self.record: Callable[[int], Mapping[str, Any]] = functools.cache(self._record_of)
+        self.record: Callable[[int], Mapping[str, Any]]  # the digests and the items of a process
+        self.record = functools.cache(lambda process: unseal(self._open(process).metadata, PROCESS))
         self._ends = [[*accumulate(count for _, count in layout.writers)] for layout in manifest.layouts]
 
     def __call__(self, requests: Sequence[LeafRequest]) -> Iterator[Any]:
@@ -74,11 +75,6 @@ class BlockReader:
         if leaf.layout is None:
             return 0
         return self._manifest.layouts[leaf.layout].writers[bisect.bisect(self._ends[leaf.layout], number)][0]
-
-    def _record_of(self, process: int) -> Mapping[str, Any]:
-        """The digests and the items of a process."""
-        record: Mapping[str, Any] = unseal(self._open(process).metadata, PROCESS)
-        return record
 
     def _array(self, leaf: LeafRecord, sharding: Any) -> Any:
         shape, dtype = leaf.form.shape, DTYPES[leaf.form.dtype]

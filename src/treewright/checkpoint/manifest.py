@@ -15,7 +15,8 @@ from typing import Any
 
 from treewright._base.text import cut_text
 from treewright.checkpoint.arrays import KINDS, Form, Layout, digest_of
-from treewright.errors import CheckpointDamagedError, CheckpointError
+from treewright.checkpoint.disk import parsing
+from treewright.errors import CheckpointError
 
 VERSION = 7  # earlier versions were never released
 MAX_BYTES = 100_000_000  # limit of a header, as in safetensors; parsed JSON needs about 20 times the memory
@@ -183,10 +184,8 @@ def from_metadata(metadata: Mapping[str, Any]) -> Manifest:
         CheckpointDamagedError: If the digest does not match, or it is not a manifest.
         CheckpointError: If it has a different format version.
     """
-    try:
+    with parsing("The manifest", "is damaged"):
         return _manifest(unseal(metadata))  # the digest first: the version may be damaged
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise CheckpointDamagedError(f"The manifest is damaged: {cut_text(str(error), 200)}.") from error
 
 
 def _manifest(document: Any) -> Manifest:

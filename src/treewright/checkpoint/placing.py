@@ -1,7 +1,7 @@
 """Place the arrays that were read: the sharding of each, and the leaves that they become."""
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -32,6 +32,10 @@ class LeafRequest(NamedTuple):
     form: Form
     value: Any = None
     sharding: Any = None
+
+
+# Reads arrays, verifies them and yields them in the order of the requests.
+Read = Callable[[Sequence[LeafRequest]], Iterator[Any]]
 
 
 def as_saved(leaf: LeafRecord, *, on_host: bool = False) -> LeafRequest:
