@@ -16,7 +16,7 @@ the text is, inside a function whose parameters are the helpers:
       except __Exception__: __own__ = False
       if not __own__: return __build__(self, __assign__, {'kernel': kernel, ...}, None)
       kernel = __convert_kernel__(kernel)
-      try: __statics__ = __table__.by_value[__type__(activation), activation]()
+      try: __statics__ = __table__.known[__type__(activation), activation]()
       except __Exception__: __statics__ = None
       __store__(self, ((kernel, steps, ), __statics__ or __table__.intern_by_key((activation,))))
       if __table__.to_check: __check__(self)
@@ -140,7 +140,7 @@ def _storing(info: NodeInfo, me: str, assigning: str, helpers: dict[str, Any]) -
     if info.statics:
         names = ", ".join(info.table.names)
         kinds = ", ".join([f"__type__({name})" for name in info.table.names])
-        lines.append(f"try: __statics__ = __table__.by_value[{kinds}, {names}]()")
+        lines.append(f"try: __statics__ = __table__.known[{kinds}, {names}]()")
         lines.append("except __Exception__: __statics__ = None")
         statics = f"__statics__ or __table__.intern_by_key(({names},))"
     else:
