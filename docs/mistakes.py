@@ -11,8 +11,8 @@ WIDTH = 60  # of a heading
 INDEX = """# Every mistake
 
 Each program on these pages is a mistake, with the whole message and, where the message has a line to write, the right
-program. The tests of the package run them all. To find one, search this site for words
-of its message in quotation marks.
+program. The tests of the package run them all. To find one, search this site for its message, or for words of it in
+quotation marks, which must all occur.
 
 To turn off a warning, filter its category and the start of its message:
 `warnings.filterwarnings("ignore", category=treewright.errors.ChildWarning, message=r"Net\\.name ")`.
@@ -34,7 +34,8 @@ def pages() -> Iterator[tuple[str, str]]:
                 for heading, rows in groups
                 for text in (f"## {heading.rstrip('.')}\n", *[_entry(names[row], row) for row in rows])
             ]
-            yield f"{FOLDER}/{table.stem}{suffix}.md", "\n".join([f"---\nhide: [toc]\n---\n\n# {title}\n", *entries])
+            head = f"---\nhide: [toc]\n---\n\n# {title}\n\n[All pages](index.md)\n"
+            yield f"{FOLDER}/{table.stem}{suffix}.md", "\n".join([head, *entries])
             links.append(f"- [{title}]({table.stem}{suffix}.md)" + (f": {headings}" if number == 1 else ""))
     prelude = (TESTS / "test_slips.py").read_text(encoding="utf-8").partition('PRELUDE = """')[2].partition('"""')[0]
     yield f"{FOLDER}/index.md", "\n".join([INDEX, *links, "\nAll programs begin with:\n", _fenced(prelude, "python")])

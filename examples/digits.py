@@ -5,9 +5,6 @@ Run `make demo`, or `pip install ".[examples]"` and `python examples/digits.py -
 
 import argparse
 import math
-import shutil
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +18,6 @@ from sklearn.datasets import load_digits
 from tqdm import tqdm
 
 from treewright import Module, RetraceReport, TrainState, explain_retraces, replace, static
-from treewright.checkpoint import CheckpointManager
-from treewright.errors import CheckpointError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,8 +25,6 @@ if TYPE_CHECKING:
 Activation = Callable[[jax.Array], jax.Array]
 
 PIXELS, CLASSES = 64, 10
-PICTURE, CHECKPOINTS = "digits.png", "checkpoints"
-MOST_EPOCHS = 1000
 
 
 # The model
@@ -153,27 +146,6 @@ class Curve:
         self.accuracy.append(float(accuracy))
 
 
-class Progress(Module):
-    """The checkpoint of an epoch: everything needed to resume, and the settings that must not change."""
-
-    state: TrainState[MLP]
-    points: np.ndarray  # f64[MOST_EPOCHS + 1, 4], the two curves; NaN for later epochs
-    seed: int = static()
-    batch_size: int = static()
-    learning_rate: float = static()
-
-    def after_epoch(self, epoch: int, state: TrainState[MLP], curves: Sequence[Curve]) -> "Progress":
-        """The progress with one more point on each curve."""
-        points = self.points.copy()
-        points[epoch] = [value for curve in curves for value in (curve.loss[-1], curve.accuracy[-1])]
-        return replace(self, state=state, points=points)
-
-    def curves(self, epoch: int, *images: Images) -> list[Curve]:
-        """The two curves up to this epoch."""
-        columns = self.points[: epoch + 1].T.tolist()
-        return [Curve(each, columns[2 * i], columns[2 * i + 1]) for i, each in enumerate(images)]
-
-
 def run_epoch(step: TrainingStep, state: TrainState[MLP], batches: Iterable[Images]) -> TrainState[MLP]:
     """The state after one update for each batch."""
     for batch in batches:
@@ -263,90 +235,28 @@ def draw_lines(axes: "Axes", train: Sequence[float], test: Sequence[float], *, l
 # The command line
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The parsed command line."""
-
-    epochs: int
-    hidden: list[int]
-    batch_size: int
-    learning_rate: float
-    seed: int
-    output: Path
-    resume: bool
-
-
-def integer(least: int, most: int) -> Callable[[str], int]:
-    """A parser of integers within limits."""
-
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"must be an integer from {least} to {most}, got {text!r}")
-        return value
-
-    return read
-
-
-def rate(text: str) -> float:
-    """A number above 0 and at most 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must be a number above 0 and at most 1, got {text!r}")
-    return value
-
-
 def argument_parser() -> argparse.ArgumentParser:
-    """The arguments, their limits and defaults."""
+    """The arguments and their defaults."""
     parser = argparse.ArgumentParser(
         description="Train a small network on scikit-learn's handwritten digits.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    size = integer(1, 4096)
     add = parser.add_argument
-    add("--epochs", metavar="N", type=integer(1, MOST_EPOCHS), default=30, help="how often each image is seen")
-    add("--hidden", metavar="N", type=size, nargs="+", default=[128, 64], help="widths of the hidden layers")
-    add("--batch-size", metavar="N", type=size, default=32, help="images in one update")
-    add("--learning-rate", metavar="X", type=rate, default=1e-3, help="of the optimiser, AdamW")
-    add("--seed", metavar="N", type=integer(0, 2**32 - 1), default=0, help="for the split and the training")
-    add(
-        "--output", metavar="FOLDER", type=Path, default=Path("output"), help="where the picture and the checkpoints go"
-    )
-    add("--resume", action="store_true", help="go on where an interrupted run in the same folder stopped")
+    add("--epochs", metavar="N", type=int, default=30, help="how often each image is seen")
+    add("--hidden", metavar="N", type=int, nargs="+", default=[128, 64], help="widths of the hidden layers")
+    add("--batch-size", metavar="N", type=int, default=32, help="images in one update")
+    add("--learning-rate", metavar="X", type=float, default=1e-3, help="of the optimiser, AdamW")
+    add("--seed", metavar="N", type=int, default=0, help="for the split and the training")
+    add("--output", metavar="FOLDER", type=Path, default=Path("output"), help="where the picture goes")
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Train, and print the progress. Bad arguments end the program with code 2 before training starts."""
-    parser = argument_parser()
-    settings = Settings(**vars(parser.parse_args(argv)))
-    train, test = train_and_test_images(settings.seed)
-    if settings.batch_size > len(train):
-        parser.error(
-            f"argument --batch-size: must be at most the {len(train)} training images, got {settings.batch_size}"
-        )
-    try:
-        settings.output.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=settings.output).close()
-    except OSError as error:
-        parser.error(f"argument --output: can't write into {str(settings.output)!r}: {error.strerror}")
-
-    try:
-        run(settings, train, test)
-    except CheckpointError as error:
-        parser.error(f"argument --resume: {error}")
-    return 0
-
-
-def run(settings: Settings, train: Images, test: Images) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Train and draw, then change the activation and restore it."""
+    settings = argument_parser().parse_args(argv)
+    settings.output.mkdir(parents=True, exist_ok=True)
+    train, test = train_and_test_images(settings.seed)
     model = MLP([PIXELS, *settings.hidden, CLASSES], jax.random.key(settings.seed))
     state: TrainState[MLP] = TrainState.create(params=model, tx=optax.adamw(settings.learning_rate))
     print(f"learning from {len(train)} images, testing with {len(test)}, by a network with these parameters:")
@@ -356,7 +266,7 @@ def run(settings: Settings, train: Images, test: Images) -> None:
     reports: list[RetraceReport] = []
     with explain_retraces(only="update", on_report=reports.append):
         state, (learned, tested) = trained(settings, state, step, train, test)
-        draw(learned, tested, settings.output / PICTURE)
+        draw(learned, tested, settings.output / "digits.png")
         print(f"loss on unseen images: {text_curve(tested.loss)}")
         print(f"test accuracy: {tested.accuracy[-1]:.4f}")
         print(f"training step: {step.calls} calls, {count_text(step.traces, 'trace')}")
@@ -367,45 +277,28 @@ def run(settings: Settings, train: Images, test: Images) -> None:
             print(f"{name}: {step.calls - calls} calls, {count_text(step.traces - traces, 'retrace')}")
             print(*reports, sep="\n", end="\n" * bool(reports))
             reports.clear()
-    print(f"\ncurves of loss and accuracy: {settings.output / PICTURE}")
+    print(f"\ncurves of loss and accuracy: {settings.output / 'digits.png'}")
     print("the program: examples/digits.py; start with MLP, and with_activation, which caused the retrace")
     print("next: docs/start.md, or python -m treewright retraces examples/recompiles.py for a program of plain JAX")
 
 
 def trained(
-    settings: Settings, state: TrainState[MLP], step: TrainingStep, train: Images, test: Images
+    settings: argparse.Namespace, state: TrainState[MLP], step: TrainingStep, train: Images, test: Images
 ) -> tuple[TrainState[MLP], list[Curve]]:
-    """The state after all epochs and the curves, each epoch saved; `settings.resume` begins with the last one saved.
-
-    The batches of an epoch depend only on the seed and its number, so a resumed run draws the same batches.
-    """
-    points = np.full((MOST_EPOCHS + 1, 4), np.nan)
-    progress = Progress(state, points, settings.seed, settings.batch_size, settings.learning_rate)
-    if not settings.resume:
-        shutil.rmtree(settings.output / CHECKPOINTS, ignore_errors=True)
-    with CheckpointManager(settings.output / CHECKPOINTS, keep=2) as checkpoints:
-        restored = checkpoints.restore_latest_valid(like=progress)
-        if restored is None:
-            begin, curves = 0, [Curve(train), Curve(test)]
+    """The state after all epochs, and the curves."""
+    curves = [Curve(train), Curve(test)]
+    for curve in curves:
+        curve.add(state.params)
+    with tqdm(range(settings.epochs), desc="training", unit="epoch") as bar:
+        for epoch in bar:
+            random = np.random.default_rng([settings.seed, epoch])
+            state = run_epoch(step, state, train.batches(settings.batch_size, random))
             for curve in curves:
                 curve.add(state.params)
-            progress = progress.after_epoch(0, state, curves)
-        else:
-            progress, begin = restored
-            curves = progress.curves(begin, train, test)
-            print(f"going on after epoch {begin}")
-        with tqdm(range(begin, settings.epochs), desc="training", unit="epoch") as bar:
-            for epoch in bar:
-                random = np.random.default_rng([settings.seed, epoch])
-                state = run_epoch(step, progress.state, train.batches(settings.batch_size, random))
-                for curve in curves:
-                    curve.add(state.params)
-                progress = progress.after_epoch(epoch + 1, state, curves)
-                checkpoints.save(epoch + 1, progress)
-                metrics = {"loss": f"{curves[0].loss[-1]:.3f}", "test_accuracy": f"{curves[1].accuracy[-1]:.3f}"}
-                bar.set_postfix(metrics, refresh=False)
-    return progress.state, curves
+            metrics = {"loss": f"{curves[0].loss[-1]:.3f}", "test_accuracy": f"{curves[1].accuracy[-1]:.3f}"}
+            bar.set_postfix(metrics, refresh=False)
+    return state, curves
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

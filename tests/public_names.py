@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import Any
 
-MODULES = ("checkpoint", "errors", "sharding", "testing", "typed")
+import treewright
+
+MODULES = [name for name in treewright.__all__ if inspect.ismodule(getattr(treewright, name))]
 
 
 def names_in(module: Any) -> list[str]:

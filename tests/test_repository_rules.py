@@ -25,18 +25,20 @@ FILES_THAT_IMPORT_PRIVATE_MODULES = 14
 
 # Mutable names at module level that are allowed, as "module.name"
 MUTABLE_STATE = {
-    # Caches: code never changes, and neither do shardings, names of classes and the contents of a JAX version.
+    # Caches: code and text never change, and neither do shardings, names of classes and the contents of a JAX version.
     *(
         "_base.functions.code_key",
         "_base.functions.assigned_by",
         "_base.functions.code_reads",
         "_base.jax_private.private",
+        "_trees.pattern.parse",
         "_trees.twin._proxy_class",
         "retrace.jax_private._names_of_settings",
         "retrace.jax_private.can_read_calls",
         "retrace.jax_private.can_observe_compilations",
     ),
     "checkpoint.steps._SAVING",  # managers, for the exit of the program
+    "retrace.jax_private._WITH_OWN_CODE",  # decorated functions: each gets one copy of its code
 }
 PUBLIC = {"treewright.checkpoint", "treewright.sharding", "treewright.testing"}
 NAMED_IN_DOCS = {f"treewright.{name}" for name in ("__main__", "errors", "testing.plugin", "train", "typed")}

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from treewright._base.functions import (
+    BY_VALUE,
     C_METHOD_TYPES,
     METHOD_TYPES,
     MISSING,
@@ -58,6 +59,8 @@ def contents(value: Any) -> dict[Key, Any]:
 
     A leaf has none.
     """
+    if type(value) in BY_VALUE:
+        return {}
     kind = kind_of(type(value))
     if isinstance(value, _WHOLE) or (kind is not None and kind.make is None and type(value) is not functools.partial):
         return {}

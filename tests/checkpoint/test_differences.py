@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import warnings
 from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.checkpoint.engines import ByFile
+from tests.checkpoint.engines import ByFile, assert_same
 from tests.checkpoint.models import Net, Other, Settings, net, scaled, twice
 from treewright import replace
 from treewright.checkpoint import from_names, load, save, to_names
+from treewright.checkpoint.arrays import DTYPES, keeps_kind
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointWarning
 
 if TYPE_CHECKING:
@@ -385,3 +387,11 @@ def test_an_int_is_cast_to_a_float_if_no_digit_is_lost(dtype: str) -> None:
             continue
         with pytest.raises(CheckpointError, match=rf"contains {number}, which does not fit into {dtype} exactly"):
             from_names({"x": value}, like={"x": np.zeros((), dtype)}, allow_cast=True)
+
+
+def test_each_dtype_is_cast_to_each_that_is_not_below_it() -> None:
+    for saved, wanted in itertools.product(DTYPES, repeat=2):
+        if keeps_kind(saved, wanted):
+            one: Any = np.ones(1)
+            like = {"x": one.astype(DTYPES[wanted])}
+            assert_same(from_names({"x": one.astype(DTYPES[saved])}, like=like, allow_cast=True), like)

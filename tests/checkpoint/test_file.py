@@ -92,7 +92,7 @@ def test_urls_and_trees_are_rejected_as_paths(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"The path must be a str or a Path, got Net\("):
         save(net(), tmp_path / "x")  # type: ignore[arg-type]
     for path in ("gs://b/x", Path("gs://b/x"), "memory://x", "file:///b/x"):
-        text = r":/.*x is a URL, .* pass a path without file://, .* CheckpointManager\('gs://bucket/run'\)"
+        text = r":/.*x is a URL, .* instead of file:///data/run\. .* CheckpointManager\('gs://bucket/run'\)"
         with pytest.raises(CheckpointError, match=text):
             save(path, 1)
 

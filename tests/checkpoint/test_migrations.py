@@ -259,20 +259,6 @@ def test_live_numpy_arrays_of_64_bits_are_not_narrowed(engine: Any) -> None:
 # Reading
 
 
-def test_a_leaf_is_not_read_after_the_load(tmp_path: Path) -> None:
-    save(tmp_path / "x", {"a": 1.0, "b": 2.0})
-    kept: list[dict[str, Any]] = []
-
-    def migrate(leaves: dict[str, Any]) -> dict[str, Any]:
-        kept.append(leaves)
-        return leaves
-
-    load(tmp_path / "x", like={"a": 0.0, "b": 0.0}, migrate=migrate)
-
-    with pytest.raises(CheckpointError, match=r"\['a'\] was used after the checkpoint was loaded\. Read leaves inside"):
-        _ = kept[0]["a"]
-
-
 def test_migrate_reads_only_the_leaves_that_it_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     large = np.zeros(1 << 21, np.float32)
     read: list[list[str]] = []
@@ -333,9 +319,8 @@ def test_the_leaves_that_migrate_gets_are_a_dict(tmp_path: Path) -> None:
         seen.extend([leaves.copy().get("b"), leaves.get("z", 7), leaves.copy().setdefault("c", 1)])
         seen.extend([leaves.copy().pop("z", 8), len(leaves.copy().values())])
         copy = leaves.copy()
-        assert [int(np.sum(copy.popitem()[1])) for _ in values] == [4, 1, 0, 2, 3]
-        with pytest.raises(KeyError, match="empty"):
-            copy.popitem()
+        assert [int(np.sum(copy.popitem()[1])) for _ in values] == [3, 2, 0, 1, 4]
+        assert not copy
         doubled = jax.tree.map(lambda x: x * 2, leaves.copy())
         assert type(doubled) is dict
         merged = {"z": 1}

@@ -46,7 +46,7 @@ FOUND: dict[str, str | tuple[str, str]] = {
     ),
     "replicated_differs": r"\(.CheckpointError: Step 1 .*: processes have different values of \['z'\], .*, \(\)\)",
     "damaged_shard": (
-        r"\(1, 1, 'CheckpointDamagedError', \(1, 2\), \[(.*the file of process 1 is that of another save.*){2}\]\)"
+        r"\(1, 1, 'CheckpointDamagedError', \(1, 2\), \[(.*process_1.safetensors is not from the save that.*){2}\]\)"
     ),
     "failing_file_system": (
         r"\('CheckpointError: In process 1, the restore of step 2 failed: OSError: \[Errno 116\] Stale.*', 2\)",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
@@ -111,10 +110,10 @@ def test_contradictory_retention_options_are_rejected(options: Any, tmp_path: Pa
 
 def test_metrics_must_be_numbers(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, metric="loss", mode="min")
-    losses = ("low", np.ones(2), jnp.ones(2), True, None, [1], [[1], [2, 3]])
+    losses = ("low", np.ones(2), jnp.ones(2), True, None, [1], [[1], [2, 3]], 10**400)
     for metrics in ({"loss": 1, 2: 3}, ["loss"], *({"loss": loss} for loss in losses)):
         with pytest.raises(
-            CheckpointError, match=r"\): metrics= must be a dict of numbers by name\. Leave a metric out if it was not"
+            CheckpointError, match=r"\): metrics= must be a dict of numbers by name, .* Leave a metric out"
         ):
             manager.save(1, TREE, metrics=metrics)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="has no metric to rank steps"):
@@ -285,19 +284,19 @@ def test_a_save_on_a_closed_manager_is_rejected(tmp_path: Path) -> None:
     assert manager.restore(like=LIKE)["x"].tolist() == [1, 1]
 
 
-def test_a_save_inside_a_save_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save = ocp.AsyncCheckpointer.save
+def test_a_save_inside_a_save_is_rejected(tmp_path: Path) -> None:
+    class Saving:
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            with pytest.raises(
+                CheckpointError, match=r"inside another save\(\) .* Let the handler set a flag, and save"
+            ):
+                manager.save(9, TREE)
+            return np.array(0.5)
 
-    def save_in_save(*args: Any, **options: Any) -> None:
-        with pytest.raises(CheckpointError, match=r"inside another save\(\) .* Let the handler set a flag, and save"):
-            manager.save(9, TREE)
-        save(*args, **options)
-
-    monkeypatch.setattr(ocp.AsyncCheckpointer, "save", save_in_save)
     with CheckpointManager(tmp_path) as manager:
-        manager.save(1, TREE)
-        manager.save(2, TREE)
-    assert manager.all_steps() == (1, 2)
+        metrics: Any = {"loss": Saving()}
+        manager.save(1, TREE, metrics=metrics)
+        assert manager.metrics() == {"loss": 0.5}
 
 
 def test_saves_in_several_threads_take_turns(tmp_path: Path) -> None:
@@ -353,26 +352,6 @@ def test_only_one_of_two_managers_saves_a_step(tmp_path: Path, monkeypatch: pyte
     assert len(failures) == 1
     assert "Step 1 could not be saved" in failures[0]
     assert managers[0].restore(like=LIKE)["x"].tolist() in ([0, 0], [1, 1])
-
-
-def test_retention_holds_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save = ocp.AsyncCheckpointer.save
-
-    def interrupted_at_once(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    def interrupted_after(*args: Any, **options: Any) -> None:
-        save(*args, **options)
-        raise KeyboardInterrupt
-
-    patches = [("save", save), ("save", interrupted_after), ("wait_until_finished", interrupted_at_once)]
-    with CheckpointManager(tmp_path, keep=2) as manager:
-        for step in range(8):
-            with monkeypatch.context() as patch:
-                patch.setattr(ocp.AsyncCheckpointer, *patches[step % 3])
-                with contextlib.suppress(KeyboardInterrupt):
-                    manager.save(step, TREE)
-    assert manager.all_steps() == (6, 7)
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="Windows has no signals to threads")

@@ -1,4 +1,4 @@
-"""A folder of steps: asynchronous, atomic, sharded, and readable by plain Orbax."""
+"""A folder of steps: asynchronous, atomic, sharded, and readable by plain safetensors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_invalid_step_folders_are_rejected(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="File name too long"):
         CheckpointManager(tmp_path / ("x" * 300))
     for url in (Path("gs://bucket/run"), "memory://run", "file:///data/run"):
-        with pytest.raises(CheckpointError, match=r"run is a URL, .*CheckpointManager\('gs://.*URL as a str\."):
+        with pytest.raises(CheckpointError, match=r"run is a URL, .*'/data/run' .*CheckpointManager\('gs://.*a str\."):
             CheckpointManager(url)
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(ImportError, match="install gcsfs"):
@@ -133,9 +133,6 @@ def test_a_background_failure_is_raised_by_the_next_call(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         manager.save(2, LIKE)
-        for thread in threading.enumerate():
-            if thread.name == "async_save":  # Orbax's
-                thread.join()
         with pytest.raises(CheckpointError, match=r"Step 2 could not be saved in .*steps; .*: .*No space left"):
             FAILING[name](manager)
     assert manager.latest_step() == 1
@@ -283,7 +280,7 @@ def split_over(devices: Any, *axes: Any) -> NamedSharding:
 @pytest.mark.devices(4)
 @pytest.mark.parametrize(("count", "axes"), [(1, ("a",)), (2, ("a",)), (4, ("a",)), (4, (None, "a"))])
 def test_a_sharded_step_is_restored_on_any_number_of_devices(count: int, axes: Any, tmp_path: Path) -> None:
-    x = jnp.arange(1 << 22).reshape(8, -1)  # too large for Orbax to read in one piece
+    x = jnp.arange(1 << 22).reshape(8, -1)
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"x": jax.device_put(x, split_over(jax.devices()))})
         assert manager.manifest().layouts == (((4, 1), ((0, 4),)),)

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import re
-import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,11 +14,11 @@ from matplotlib.image import imread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     Run = Callable[..., str]
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -80,53 +75,6 @@ def test_digits_learns_and_traces_once_for_each_activation(run: Run, tmp_path: P
     assert (bars[0], min(bars)) == ("█", "▁")
     assert "next: docs/start.md" in printed
     assert_drawn(tmp_path / "new" / "folder" / "digits.png")
-
-
-def test_digits_resumes_after_a_kill_with_the_same_bits(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("orbax.checkpoint")
-    from treewright.checkpoint import CheckpointManager
-
-    settings = ("--epochs", "8", "--hidden", "16", "--output")
-    run("digits", *settings, tmp_path / "whole")
-    killed = tmp_path / "killed"
-    command = [sys.executable, str(ROOT / "examples" / "digits.py"), *settings, str(killed), "--resume"]
-    with subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stdout=subprocess.DEVNULL
-    ) as process:
-        while not any((killed / "checkpoints" / str(later)).exists() for later in range(2, 8)):
-            assert process.poll() is None
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-
-    resumed = run("digits", *settings, killed, "--resume")
-
-    assert 2 <= number("going on after epoch", resumed) < 8
-    ends = [CheckpointManager(folder / "checkpoints").manifest().leaves for folder in (killed, tmp_path / "whole")]
-    assert ends[0] == ends[1]
-    with pytest.raises(SystemExit):
-        run("digits", "--epochs", 8, "--hidden", 5, "--seed", 3, "--output", killed, "--resume")
-    assert "seed" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--epochs", "0"], "--epochs: must be an integer from 1 to 1000, got '0'"),
-        (["--batch-size", "2000"], "--batch-size: must be at most the 1438 training images, got 2000"),
-        (["--learning-rate", "nan"], "--learning-rate: must be a number above 0 and at most 1, got 'nan'"),
-        (["--output", __file__], f"--output: can't write into '{__file__}': File exists"),
-    ],
-)
-def test_the_demo_exits_with_code_2_for_bad_arguments(
-    arguments: list[str], message: str, run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        run("digits", *arguments)
-
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err
 
 
 def test_network_from_scratch_reads_unseen_digits_and_traces_once(run: Run, tmp_path: Path) -> None:

@@ -366,27 +366,43 @@ if kind != "dataclass":
     }
 
 
+FIELDS = "x: float; y: float = 1.0; act: str = static(default='relu')"
+OTHER_FIELDS = {  # one after the other, and a value of a new instance
+    "y: float = 3.0; x: float = 5.0; mode: str = static(default='a')": ("x", "5.0"),
+    "x: float; mode: str = static(default='a')": ("mode", "'a'"),  # one field less
+    "x: float = field(converter=lambda x: 2 * x)": ("x", "8.0"),  # no static any more
+    "x: float; y: list = field(default_factory=lambda: [7])": ("y", "[7]"),
+    "x: float; y: list = field(init=False, default_factory=lambda: [8])": ("y", "[8]"),
+    "x: float; y: float = field(init=False)\n    def __post_init__(self): self.y = self.x + 1": ("y", "5.0"),
+    "x: float; y: float = 3.0; mode: str = static(default='b')": ("mode", "'b'"),
+}
+
+
 def test_autoreload_of_fields_keeps_the_values_of_old_instances(tmp_path: pathlib.Path) -> None:
-    before = "    x: float\n    y: float = 1.0\n    act: str = static(default='relu')\n"
-    after = "    added: float\n    y: float = 3.0\n    x: float = 5.0\n    mode: str = static(default='a')\n"
     lines = reloaded(
         tmp_path,
         f"""
-write({before!r}, {after!r})
-print(run("(net.x, net.y, Net(4.0).added, Net(4.0).x, Net(4.0).mode)"))
-for missing in ("added", "mode"):
-    print("an older definition of the class" in str(cell(f"net.{{missing}}").error_in_exec))
-if kind != "dataclass":
-    print(run("(jax.tree.leaves(net), jax.tree.leaves(Net(4.0)))"))
+run("from treewright import replace")
+old = {FIELDS!r}
+for new, name in {[(fields, name) for fields, (name, _) in OTHER_FIELDS.items()]}:
+    if kind != "dataclass":
+        write(old, new)
+        old = new
+        print(run(f"(net.x, Net(4.0).{{name}})"), run("jax.tree.leaves(net)"))
+        print(cell("replace(net, x=1.0)").error_in_exec)
+print(cell("net.mode").error_in_exec)
 """,
-        body=before,
+        body=f"    {FIELDS}\n",
     )
+    belongs = "belongs to an older definition of the class, with the fields x, y, act. Recreate the object."
 
-    values, leaves = "(2.0, 1.0, 4.0, 5.0, 'a')", "([2.0, 1.0], [4.0, 3.0, 5.0])"
-    assert lines == {
-        **{kind: [values, "True", "True", leaves] for kind in NODES},
-        "dataclass": [values, "False", "False"],
-    }
+    assert lines.pop("dataclass") == ["'Net' object has no attribute 'mode'"]
+    for kind in NODES:
+        *values, missing = lines[kind]
+        assert missing == f"This Net has no field mode: it {belongs}"
+        assert values == [
+            line for _, value in OTHER_FIELDS.values() for line in (f"(2.0, {value}) [2.0, 1.0]", f"This Net {belongs}")
+        ]
 
 
 def test_autoreload_of_an_init_needs_one_more_call(tmp_path: pathlib.Path) -> None:

@@ -134,7 +134,7 @@ def test_a_traceback_through_a_generated_init_shows_its_line() -> None:
     with pytest.raises(ValueError, match="3") as caught:
         Checked(3)
     lines = traceback.format_exception(caught.value)
-    assert any("w = __convert_w__(w)" in line for line in lines)
+    assert any("w = __own__.fields['w'].call('converter', __own__.cls, w)" in line for line in lines)
 
 
 # Names
@@ -143,12 +143,6 @@ def test_a_traceback_through_a_generated_init_shows_its_line() -> None:
 @pytest.mark.parametrize("name", ["_node", "tree_flatten", "tree_unflatten", "__hash__"])
 def test_reserved_field_names_are_rejected(name: str) -> None:
     with pytest.raises(NodeDefinitionError, match=f"Bad can't have a field named {name}: every node uses this name"):
-        pytree_dataclass(type("Bad", (), {"__annotations__": {name: Any}}))
-
-
-@pytest.mark.parametrize("name", ["class", "a b", "1st"])
-def test_a_field_name_must_be_an_identifier(name: str) -> None:
-    with pytest.raises(NodeDefinitionError, match=f"Bad has a field named '{name}', which is not an identifier"):
         pytree_dataclass(type("Bad", (), {"__annotations__": {name: Any}}))
 
 
@@ -263,7 +257,9 @@ def test_a_class_variable_is_what_dataclasses_takes_for_one(annotation: Any) -> 
         made("b", Net)
     with contextlib.nullcontext() if is_class_variable else pytest.raises(both[0], match=both[1]):
         made(property(lambda self: 1), Module)
-    with contextlib.nullcontext() if is_class_variable else pytest.warns(warning[0], match=warning[1]):
+    # `dataclasses` would make it a field, but nobody means one by it.
+    is_meant = is_class_variable or annotation == "typing_extensions.ClassVar[int]"
+    with contextlib.nullcontext() if is_meant else pytest.warns(warning[0], match=warning[1]):
         type("User", (made("b"), Module), {})
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from treewright import Module, field, pytree_dataclass, static
-from treewright.errors import FieldOnClassError, NodeDefinitionError
+from treewright.errors import FieldOnClassError
 
 
 def classes() -> list[Any]:
@@ -150,14 +150,3 @@ def test_classes_of_one_name_share_the_source_of_an_equal_init() -> None:
         make("alpha")
         make("beta")
     assert len([name for name in linecache.cache if "rebuilt_classes.Shared.__init__" in name]) == 2
-
-
-def test_a_copy_with_slots_is_rejected() -> None:
-    @pytree_dataclass
-    class Net:
-        x: Any
-
-    attributes = {name: value for name, value in vars(Net).items() if name not in {"__dict__", "__weakref__", "x"}}
-    copied: Any = type("Net", (), {**attributes, "__slots__": ("x",)})
-    with pytest.raises(NodeDefinitionError, match="Net is a copy of a node class with slots"):
-        copied(1.0)

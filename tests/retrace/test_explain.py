@@ -111,7 +111,7 @@ def test_explain_names_a_memory_space_that_is_part_of_the_type() -> None:
     assert text.startswith("    the memory space is part of the type")
 
 
-def test_explain_outlines_trees_too_deep_for_the_stack() -> None:
+def test_explain_compares_deep_trees() -> None:
     def nested(tree: Any) -> Any:
         for _ in range(300):
             tree = Net(tree)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import treewright
@@ -202,6 +203,20 @@ def test_the_same_line_run_again_keeps_its_one_limit_and_begins_a_new_count(kind
     assert not is_allowed(called, 6)
 
 
+def test_a_function_that_is_limited_again_while_it_runs_has_its_limit_from_then_on() -> None:
+    step, allowed = jax.jit(new_function()), list[bool]()
+
+    @max_traces(9)
+    def train() -> None:
+        for watch in (max_traces(1), treewright.explain_retraces()):
+            watch(train)
+        allowed.extend(is_allowed(step, length) for length in (1, 2))
+
+    train()
+
+    assert allowed == [True, False]
+
+
 def count_trackers() -> int:
     gc.collect()
     return sum(type(each).__name__ == "RetraceTracker" for each in gc.get_objects())
@@ -290,13 +305,26 @@ def test_closures_of_one_def_have_limits_of_their_own() -> None:
     assert not is_allowed(trials[0], 9)
 
 
+class WithoutWeakReferences:
+    __slots__ = ()
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+
 @pytest.mark.parametrize(
     ("function", "fix"),
     [
-        (loop(lambda state: (state, None), 0.0), r"Decorate its step: loop\(max_traces\(1\)\(step\), state\)\."),
-        (eqx.filter_pmap(new_function()), r"Write `with max_traces\(1\):` around the calls\."),
+        (
+            loop(lambda state: (state, None), 0.0),
+            r"jits its step: write loop\(max_traces\(...\)\(step\), state\), or only=",
+        ),
+        (eqx.filter_pmap(new_function()), r"Write `with max_traces\(...\):` around the calls\."),
+        (np.sin, r"Its class allows no weak references, which jit needs too: use a function that calls it\."),
+        (WithoutWeakReferences(), r"Its class allows no weak references"),
     ],
 )
-def test_a_decorator_refuses_what_it_can_not_track(function: Any, fix: str) -> None:
-    with pytest.raises(TypeError, match=r"@max_traces can't track the calls of .*\. " + fix):
-        max_traces(1)(function)
+def test_what_can_not_be_tracked_is_refused(function: Any, fix: str) -> None:
+    for use in (max_traces(1), lambda function: max_traces(1, only=function)):
+        with pytest.raises(TypeError, match=r"max_traces can't track the calls of .*\. .*" + fix):
+            use(function)

@@ -230,6 +230,23 @@ class Sized:
     def __init__(self, size: int) -> None:
         vars(self).update(weight=[0.0] * size, size=size)
 
+    def __copy__(self) -> Sized:
+        return self
+
+
+class Slotted:
+    __slots__ = ("__size", "size", "weight")
+    weight: Any
+    size: int
+
+    def __init__(self, size: int) -> None:
+        for name, value in {"weight": [0.0] * size, "size": size, "_Slotted__size": size}.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def again(self) -> int:
+        return self.__size
+
 
 class ReadOnly:
     weight: Any
@@ -239,19 +256,23 @@ class ReadOnly:
         vars(self).update(weight=None)
 
 
-for foreign in (Sized, ReadOnly):
+for foreign in (Sized, Slotted, ReadOnly):
     dataclasses.dataclass(frozen=True, init=False)(foreign)
     jax.tree_util.register_dataclass(foreign, data_fields=["weight"], meta_fields=["size"])
 setattr(ReadOnly, "size", property(lambda self: 3))  # noqa: B010  a checker would reject the assignment
 
 
-def test_at_bypasses_constructors_of_foreign_classes() -> None:
-    sized = Sized(3)
-
-    assert at(sized, lambda sized: sized.size).set(5).size == 5
-    both = at(sized, lambda sized: (sized.weight, sized.size)).set((None, 7))
-    assert (both.weight, both.size, sized.size) == (None, 7, 3)
-    with pytest.raises(TypeError, match=r"^ReadOnly can't be copied with a different size: .* Build one with it"):
+def test_at_bypasses_constructors_and_copy_methods_of_foreign_classes() -> None:
+    for sized in (Sized(3), Slotted(3)):
+        tree = [sized]
+        assert at(tree, lambda tree: tree[0].size).set(5)[0].size == 5
+        both = at(tree, lambda tree: (tree[0].weight, tree[0].size)).set((None, 7))[0]
+        assert (both.weight, both.size, sized.size) == (None, 7, 3)
+        assert repr(at(tree, lambda tree: tree[0].weight[1])) == "<at list[0].weight[1]>"
+        assert type(sized.weight) is list
+        assert sized.weight == [0.0] * 3
+    assert at([Slotted(3)], "[0].size").set(5)[0].again == 3
+    with pytest.raises(TypeError, match=r"^ReadOnly can't be copied with a different size: .* Build one instead\.$"):
         at(ReadOnly(), ".size").set(5)
 
 
@@ -315,7 +336,8 @@ def test_long_lists_of_places_are_truncated() -> None:
     ("tree", "where", "calls"),
     [
         (Linear(jnp.ones(2), jnp.ones(2)), lambda tree: tree.kernel, 1),
-        ([1.5, 2.5], lambda tree: tree[0], 2),
+        ([1.5, 2.5], lambda tree: tree[0], 3),
+        ([jnp.ones(2), 2.5], lambda tree: tree[0], 2),
         ([jnp.ones(2)], lambda tree: tree[0] if jnp.all(tree[0] > 0) else None, 2),
         ([jnp.ones(2)], lambda tree: tree[0] if jnp.sum(tree[0]) > 0 else None, 4),
         (Linear(jnp.ones(2), None), lambda tree: tree.bias, 3),

@@ -22,6 +22,9 @@ from tests.conftest import importorskip
 from treewright import Module, at, static
 from treewright.errors import MissingPlaceError
 
+AxisType = jax.sharding.AxisType
+RATE = 0.5
+
 
 class Weighted(Module):
     weight: Any
@@ -224,7 +227,7 @@ class Held(Module):
         *(None, True, 3, 2**80, 1.5, "s", b"x", ..., re.compile("x"), range(3), pathlib.PurePath("a"), enum.Flag),
         *(print, max, jax.nn.relu, functools.partial(max, 1), operator.itemgetter(1), "x".join),
         *((), (1, 2), frozenset({1}), Point(1.0), ((1, Point(2.0)), "s"), optax.adam(1e-3)),
-        jax.sharding.AxisType.Auto,
+        AxisType.Auto,
     ],
 )
 def test_a_static_of_any_class_is_selected_at_one_place_or_at_both(value: Any) -> None:
@@ -262,9 +265,11 @@ def test_a_place_in_a_tree_of_bools_is_not_a_mask(tree: Any, where: Any, changed
         ({"i": 2, "x": 5.0}, len),
         ({"name": "relu", "x": 5.0}, lambda t: "relu"),
         (Weighted(TIED, 1), lambda t: t.weight.ndim),
+        ([AxisType.Auto, 5.0], lambda t: AxisType.Auto),
+        ([5.0, RATE], lambda t: RATE),
     ],
 )
-def test_a_number_or_text_that_the_tree_has_too_is_not_taken_for_its_leaf(tree: Any, where: Any) -> None:
+def test_a_constant_that_the_tree_has_too_is_not_taken_for_its_leaf(tree: Any, where: Any) -> None:
     assert "which it may not have read from " in message(tree, where)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import decimal
+import warnings
 from typing import Any, NamedTuple, Never
 
 import equinox as eqx
@@ -14,7 +16,7 @@ import pytest
 
 from tests.conftest import importorskip
 from treewright import Module, diff, field, static
-from treewright.errors import TracedComparisonError
+from treewright.errors import StaticWarning, TracedComparisonError
 
 
 class Layer(Module):
@@ -144,10 +146,45 @@ def test_diff_names_changes_inside_statics() -> None:
     assert list(map(str, frozen)) == [".activation['a'] (static): 1 -> 2"]
 
 
-def test_a_largely_changed_static_is_one_difference() -> None:
-    (difference,) = diff(Layer(activation=tuple(range(100_000))), Layer(activation=tuple(range(1, 100_001))))
+def factory(number: Any, rate: float = 0.1) -> Any:
+    def function(x: Any) -> Any:
+        return x * number * rate
 
-    assert str(difference) == ".activation (static): (0, 1, 2, 3, 4, 5, ...) -> (1, 2, 3, 4, 5, 6, ...)"
+    return function
+
+
+def doubled(value: Any, levels: int) -> Any:
+    return doubled((value, value), levels - 1) if levels else value
+
+
+NUMBERS, DECIMALS = ((1, 2), (1, 3)), (decimal.Decimal(1), decimal.Decimal(2))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changes"),
+    [
+        ((NUMBERS[0], NUMBERS[0]), (NUMBERS[1], NUMBERS[1]), ["[0][1] (static): 2 -> 3", "[1][1] (static): 2 -> 3"]),
+        (tuple(range(100_000)), tuple(range(1, 100_001)), [" (static): (0, 1, 2, 3, 4, 5, ...) -> (1, 2, 3, 4, 5, 6"]),
+        ((tuple(range(17)), 1), (tuple(range(1, 18)), 2), ["[0] (static): (0, 1, 2, 3,", "[1] (static): 1 -> 2"]),
+        (doubled(1, 22), doubled(2, 22), ["[0][0] (static): (((", "[0][1] (s", "[1][0] (s", "[1][1] (s"]),
+        ((factory(1), 5), (factory(1), 6), ["[1] (static): 5 -> 6"]),  # a new function is no further change
+        (
+            (factory(DECIMALS[0]), 5),
+            (factory(DECIMALS[1]), 6),
+            ["number: Decimal('1') -> Decimal('2')", "[1] (static)"],
+        ),
+        (factory(DECIMALS[0]), factory(DECIMALS[1], 0.2), ["number: Decimal('1') -> Decimal('2'), rate: 0.1 -> 0.2"]),
+        ((object(), 5), (object(), 6), ["[0] (static): <object object> -> <object object>", "[1] (static): 5 -> 6"]),
+    ],
+)
+def test_diff_lists_each_change_in_a_static(old: Any, new: Any, changes: list[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StaticWarning)
+        (difference,) = diff(Layer(activation=old), Layer(activation=new))
+
+    parts = difference.parts or (difference,)
+    assert len(parts) == len(changes)
+    assert all(change in str(part) for change, part in zip(changes, parts, strict=True)), difference
 
 
 def test_statics_of_foreign_classes_are_compared_by_field() -> None:

@@ -275,17 +275,17 @@ MISTAKES: list[tuple[Any, str]] = [
 ]
 # What `at` selects, but has no leaf for the other functions.
 WITHOUT_LEAVES: list[tuple[Any, str]] = [
-    (".layers[1].bias", "Net.layers[1].bias is None, which is not a leaf, so there is nothing to select."),
-    (lambda m: [layer.bias for layer in m.layers], "Net.layers[1].bias is None, which is not a leaf, so there is "),
-    (lambda path, value: path == ".layers[1].bias", "Net.layers[1].bias is None, which is not a leaf, so there is "),
-    (".rest", "Net.rest contains no leaf, so there is nothing to select."),
-    (".name", "Net.name is static, so it has no leaf and no setting. To change it: at(tree, where).set(value)."),
-    ("name", "Net.name is static, so it has no leaf and no setting. To change it: at(tree, where).set(value)."),
-    (".note", "Net.note is static, so it has no leaf and no setting. To change it: at(tree, where).set(value)."),
-    (lambda m: m.layers[0].activation, "Net.layers[0].activation is static, so it has no leaf and no setting."),
+    (".layers[1].bias", "No leaf at Net.layers[1].bias: None is not a leaf."),
+    (lambda m: [layer.bias for layer in m.layers], "No leaf at Net.layers[1].bias: None is not a leaf."),
+    (lambda path, value: path == ".layers[1].bias", "No leaf at Net.layers[1].bias: None is not a leaf."),
+    (".rest", "No leaf at Net.rest."),
+    (".name", "No leaf at Net.name: a static has no leaves and no settings. To change it: at(tree, where).set(value)."),
+    ("name", "No leaf at Net.name: a static has no leaves and no settings. To change it: at(tree, where).set(value)."),
+    (".note", "No leaf at Net.note: a static has no leaves and no settings. To change it: at(tree, where).set(value)."),
+    (lambda m: m.layers[0].activation, "No leaf at Net.layers[0].activation: a static has no leaves and no settings."),
     (
         "**.activation",
-        "Net.layers[0].activation, Net.layers[1].activation is static, so it has no leaf and no setting.",
+        "No leaf at Net.layers[0].activation, Net.layers[1].activation: a static has no leaves and no settings.",
     ),
 ]
 

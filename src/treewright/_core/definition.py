@@ -14,7 +14,7 @@ from treewright._core.bound import wrap_methods
 from treewright._core.field_views import ArgumentView, FieldView, field_view
 from treewright._core.fields import MISSING, options_of, reject_field_on_class
 from treewright._core.info import FLAT_FORM_NAME, Draft, FieldInfo, NodeInfo
-from treewright._core.init import Signature, make_init
+from treewright._core.init import make_init
 from treewright._core.instance import Unfinished, wrap_init
 from treewright._core.methods import NODE_METHODS, replace_method
 from treewright._core.registration import register_once
@@ -46,19 +46,20 @@ def make_node_class(cls: Any, options: Mapping[str, bool], *, is_module: bool) -
     _read_fields(draft)
     init, keeps_init = _init_of(draft)
     info, arguments = _node_info(draft, keeps_init=keeps_init)
+    # Before the rest: where IPython's autoreload can't replace the code of `__init__`, it leaves the class as it was.
+    if options["init"] and not keeps_init:
+        cls.__init__ = make_init(info, arguments)
+    elif cls.__init__ is not init:
+        cls.__init__ = init
     for field in info.fields:
         setattr(cls, field.name, field_view(field, info.table))
     for name, default in info.init_vars.items():
         if name in draft.annotations and not (default is MISSING or hasattr(type(default), "__get__")):
             setattr(cls, name, ArgumentView(f"{cls.__qualname__}.{name}", default))
     cls.__node_info__, cls.__node_fields__ = info, info.by_name
-    if options["init"] and not keeps_init:
-        cls.__init__ = make_init(info, arguments)
-    elif cls.__init__ is not init:
-        cls.__init__ = init
     _install_methods(draft)
     warn(FINISHED, NodeDefinitionWarning, draft, info)
-    cls.__doc__ = draft.body.get("__doc__") or Signature()
+    cls.__doc__ = draft.body.get("__doc__") or ""  # not that of a base
     register_once(cls)
 
 
@@ -87,7 +88,7 @@ def _read_fields(draft: Draft) -> None:
     are_frozen = {
         vars(base)["__dataclass_params__"].frozen for base in cls.__mro__ if "__dataclass_params__" in vars(base)
     }
-    cls.__doc__ = "placeholder"  # Without it, dataclasses would build one from the signature, which does not exist yet.
+    cls.__doc__ = "placeholder"  # Without it, dataclasses would write the signature, which does not exist yet.
     decorate = dataclasses.dataclass(
         init=False,
         repr=False,

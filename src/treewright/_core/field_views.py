@@ -144,13 +144,14 @@ def _read_by_name(node: Any, field: FieldInfo) -> Any:
     """The value of a field in an unfinished node, or in a node of an older definition of its class."""
     form, name = raw_form(node), field.name
     if isinstance(form, Unfinished):
-        value = MISSING if form.why else form.values_of(node).get(name, field.default)
+        value = form.values_of(node).get(name, field.default)
         if value is MISSING:  # Python then calls a user's `__getattr__`.
-            unset = f"{type(node).__qualname__}.{name} was read before __init__ set it. Assign it first."
-            raise UnfinishedNodeError(f"This is {form}." if form.why else unset)
+            raise UnfinishedNodeError(
+                f"{type(node).__qualname__}.{name} was read before __init__ set it. Assign it first."
+            )
         return value
     children, statics = form
     values = dict(zip((*statics.table.children, *statics.table.names), (*children, *statics.values), strict=True))
     if name not in values:
-        raise AttributeError(rules.older_definition(type(node), name, values))
+        raise AttributeError(rules.older_definition(type(node), values, name))
     return values[name]

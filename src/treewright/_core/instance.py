@@ -7,7 +7,7 @@ An instance stores exactly what `tree_flatten` returns, in one attribute: `_node
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from sys import getrefcount
 from typing import Any
 
@@ -38,7 +38,7 @@ class Unfinished:
     """The value of `_node` until the node is sealed, or forever if `__init__` raised. JAX's errors print it."""
 
     cls: type[Any]
-    why: str = ""  # why it can't be finished; empty while its `__init__` runs
+    is_running: bool = True  # its `__init__`
 
     def values_of(self, node: Any) -> dict[str, Any]:
         """The values assigned to this node so far, which can be read, assigned and deleted.
@@ -46,14 +46,14 @@ class Unfinished:
         Raises:
             UnfinishedNodeError: If the node's `__init__` raised.
         """
-        if self.why:
+        if not self.is_running:
             raise UnfinishedNodeError(f"This is {self}.")
         values: dict[str, Any] = node.__dict__
         return values
 
     def __repr__(self) -> str:
-        why = self.why or "its __init__ has not returned, so it can't be flattened yet"
-        return f"an unfinished {self.cls.__qualname__}: {why}"
+        why = "its __init__ has not returned, so it can't be flattened yet"
+        return f"an unfinished {self.cls.__qualname__}: {why if self.is_running else rules.no_init_has_run(self.cls)}"
 
 
 def raw_form(node: Any) -> FlatForm | Unfinished:
@@ -64,7 +64,7 @@ def raw_form(node: Any) -> FlatForm | Unfinished:
         cls = type(node)
         reject(rules.NOT_A_NODE_CLASS, NodeDefinitionError, cls)
         info_of(cls).restore_init(cls)
-        return Unfinished(cls, rules.no_init_has_run(cls))
+        return Unfinished(cls, is_running=False)
     return form
 
 
@@ -73,6 +73,9 @@ def flat_form(node: Any) -> FlatForm:
     form = raw_form(node)
     if isinstance(form, Unfinished):
         raise UnfinishedNodeError(f"This is {form}.")
+    table, current = form[1].table, type(node).__node_info__.table
+    if table is not current and (table.children, table.names) != (current.children, current.names):
+        raise TypeError(rules.older_definition(type(node), (*table.children, *table.names)))
     return form
 
 
@@ -100,7 +103,7 @@ def set_attribute(node: Any, name: str, value: Any) -> None:
     if isinstance(form, tuple):
         raise dataclasses.FrozenInstanceError(rules.frozen(info_of(type(node)), name))
     # Inlined, because a call for each `self.x = x` is measurable (benchmarks: node, own __init__).
-    values = node.__dict__ if type(form) is Unfinished and not form.why else form.values_of(node)
+    values = node.__dict__ if type(form) is Unfinished and form.is_running else form.values_of(node)
     field: FieldInfo | None = node.__node_fields__.get(name)
     if field is None:
         _store(node, name, value)
@@ -111,7 +114,7 @@ def set_attribute(node: Any, name: str, value: Any) -> None:
 def delete_attribute(node: Any, name: str) -> None:
     """Raise an error, but for what is no field while the constructor runs: a node has a value for each field."""
     form = raw_form(node)
-    if type(form) is Unfinished and not form.why and name not in node.__node_fields__:
+    if type(form) is Unfinished and form.is_running and name not in node.__node_fields__:
         object.__delattr__(node, name)
         return
     problem = "a node keeps its fields. Change a value by replace() or, in __init__, by an assignment."
@@ -160,14 +163,6 @@ def run_init(node: Any, init: Callable[..., object], /, *args: Any, **kwargs: An
     if info.checks or info.table.to_check:
         check(node)
     return returned
-
-
-def assign(node: Any, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
-    """Assign the fields from a generated `__init__` that has to do more than store the flat form."""
-    for name, value in values.items():
-        set_attribute(node, name, value)
-    if post_init is not None:
-        run_post_init(node, post_init)
 
 
 def seal(node: Any, info: NodeInfo, *, is_referenced: bool, before: Statics | None = None) -> None:
@@ -254,4 +249,4 @@ def run_post_init(node: Any, variables: Sequence[Any]) -> None:
 def mark_failed(node: Any) -> None:
     """Empty a node whose constructor raised, so that no use of it finds values."""
     node.__dict__.clear()
-    _store(node, FLAT_FORM_NAME, Unfinished(type(node), rules.no_init_has_run(type(node))))
+    _store(node, FLAT_FORM_NAME, Unfinished(type(node), is_running=False))

@@ -1,6 +1,7 @@
 """Methods of every node, such as `==`, `copy` and `tree_flatten`."""
 
 import copy as copying
+import functools
 from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Any
@@ -62,10 +63,14 @@ def equal(self: Any, other: object) -> Any:
     leaves, treedef = jax_trees.tree_flatten(left, is_leaf=_compares_itself)
     other_leaves, other_treedef = jax_trees.tree_flatten(right, is_leaf=_compares_itself)
 
+    def place(index: int) -> str:
+        (key, *path), _ = jax.tree_util.tree_flatten_with_path(left, is_leaf=_compares_itself)[0][index]
+        return f"{info.cls.__qualname__}.{compared[key.idx].name}{jax.tree_util.keystr(tuple(path))}"
+
     # Compare the structures first, because that needs no values.
     return treedef == other_treedef and all(
-        leaves_equal(leaf, other_leaf, lambda: info.cls.__qualname__)
-        for leaf, other_leaf in zip(leaves, other_leaves, strict=True)
+        leaves_equal(leaf, other_leaf, functools.partial(place, index))
+        for index, (leaf, other_leaf) in enumerate(zip(leaves, other_leaves, strict=True))
     )
 
 

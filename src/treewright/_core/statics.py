@@ -12,7 +12,6 @@ import operator
 import threading
 import types
 import weakref
-import zlib
 from collections.abc import Callable, Hashable
 from typing import Any, Self
 
@@ -118,8 +117,6 @@ class StaticTable:
 
     def __post_init__(self) -> None:
         self.keys: tuple[Any, ...] = tuple(map(GetAttrKey, self.children))
-        self.owner_name = f"owner_{zlib.crc32(repr((self.names, self.children)).encode()):08x}"
-        setattr(self, self.owner_name, self.owner)  # for the generated `__init__`
         self.to_check = MAX_CHECKED_NODES  # how many more nodes of the class are checked closely
         self.warned: set[str] = set()  # children with a warning: one for each field
         self.known = _Known()

@@ -13,8 +13,6 @@ from treewright._trees.where import select
 T = TypeVar("T")
 V = TypeVar("V")
 
-_MAX_SHOWN = 5  # paths that a message lists
-
 
 # No overload for a mask: checkers would accept anything as `where: T`, with `object` or a union as `T`.
 @overload
@@ -158,7 +156,6 @@ def _values_for(places: Sequence[Place], value: Any) -> list[Any]:
         wrong = [f"{path!r} is missing" for path in paths if path not in value]
         wrong += [f"{path!r} is not selected" for path in value if path not in paths]
         raise ValueError(
-            f"set() needs a value for each selected place in a dict by path, as get() returns it, but "
-            f"{listed(wrong, _MAX_SHOWN)}."
+            f"set() needs a value for each selected place in a dict by path, as get() returns it, but {listed(wrong)}."
         )
     return [value[path] for path in paths]

@@ -5,7 +5,7 @@ import enum
 import functools
 import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -25,12 +25,13 @@ from treewright._contents import Part, contents, unwrap_api_boundary
 from treewright._core import By, Comparison, equal_keys, exact_key, is_node, kind_of, within
 from treewright._freeze import FrozenArray
 from treewright._reports import first_names
-from treewright._trees.difference import ABSENT, Difference, DifferenceKind, describe_apart
+from treewright._trees.difference import ABSENT, describe_apart
 
 _MAX_LEVELS = 100  # levels of a value in its snapshot: Python's stack ends at a few hundred
 # Of an object that is compared by identity, whose contents only describe it.
 _MAX_DEPTH = 8  # levels
 _MAX_PARTS = 400  # parts in all
+_MAX_PLACES = 16  # changed places in one container that are listed; with more, the whole container is
 _MAX_SHOWN = 3  # changes listed in a cause
 # Values that need no snapshot: they can't change and refer to no arrays. Subclasses may have attributes.
 _CONSTANTS: tuple[Any, ...] = (
@@ -39,7 +40,6 @@ _CONSTANTS: tuple[Any, ...] = (
 )
 _ARRAYS = (jax.Array, np.ndarray)
 _CONTAINERS = frozenset({list, dict, set, bytearray})  # the same object may have other contents later
-_IN_PLACE = " (changed in place)"
 # How a report introduces the parts of a function, by role.
 _VERBS = (
     *(("which captured", "captured"), ("which reads the global", "global")),
@@ -50,14 +50,13 @@ _VERBS = (
 class Cause(str):
     """Why two values differ: a sentence, and the name under which a report has the fix."""
 
-    __slots__ = ("is_bare", "name")
+    __slots__ = ("name",)
     name: str
-    is_bare: bool
 
-    def __new__(cls, name: str, sentence: str, *, is_bare: bool = False) -> Self:
-        """A cause with a name from `treewright.retrace.fixes.FIXES`; bare if both values have the same contents."""
+    def __new__(cls, name: str, sentence: str) -> Self:
+        """A cause with a name from `treewright.retrace.fixes.FIXES`."""
         cause = super().__new__(cls, sentence)
-        cause.name, cause.is_bare = name, is_bare
+        cause.name = name
         return cause
 
 
@@ -161,7 +160,7 @@ def snapshot(value: Any) -> Any:
         return snap
 
     try:
-        return snapshot_of(value, 0, None)
+        return value if isinstance(value, Snapshot) else snapshot_of(value, 0, None)
     finally:
         visited.clear()  # `snapshot_of` refers to itself, so it would keep the values alive, and JAX their traces
 
@@ -288,68 +287,110 @@ def is_same_object(left: Any, right: Any, known: Known | None = None) -> bool:
     return left.is_alive and left.reference() is right.reference()
 
 
-def changes(left: Any, right: Any) -> list[Difference]:
+class Change(NamedTuple):
+    """An innermost difference between two values."""
+
+    path: Path
+    left: Any
+    right: Any
+    is_in_place: bool = False  # in an object that both values have
+
+    def __str__(self) -> str:
+        where = f"{path_text(self.path).lstrip('.')}{' (changed in place)' * self.is_in_place}"
+        if self.left is ABSENT or self.right is ABSENT:
+            side, verb = (self.right, "added") if self.left is ABSENT else (self.left, "removed")
+            return f"{where}: {short_text(side)} {verb}"
+        old, new = short_text(self.left), short_text(self.right)
+        return f"{where}: {f'a different {new}' if old == new else f'{old} -> {new}'}"
+
+
+def changes(left: Any, right: Any) -> list[Change]:
     """The innermost differences between two values. Those in an object changed in place come last.
 
     A new object with the same contents is listed only if nothing else differs.
     """
-    differences = sorted(_innermost(left, right, (), set()), key=lambda change: change.reason)
-    return [change for change in differences if not _is_bare(change)] or differences
+    found = sorted(innermost(left, right), key=lambda change: change.is_in_place)
+    return [change for change in found if not _is_bare(change)] or found
 
 
-def _innermost(
-    left: Any, right: Any, path: Path, entered: set[tuple[int, int]], *, explains: bool = False, alive: bool = False
-) -> list[Difference]:
-    """The innermost differences of two snapshots at `path`, from one comparison of each pair of parts (`entered`).
+class _Search(NamedTuple):
+    only_containers: bool
+    exactly: bool
+    known: dict[tuple[int, int], tuple[Any, Any, list[Change]]]  # by the ids of two values, which stay in use
+
+
+def innermost(left: Any, right: Any, *, only_containers: bool = False, exactly: bool = True) -> list[Change]:
+    """The innermost differences between two values, or of their snapshots; empty if their contents are equal.
 
         (1, (2, 3)) -> (1, (2, 4))                 [1][1]: 3 -> 4
         Trainer(log) -> Trainer(log), other log    log[0]: 'a' -> 'b'
         Trainer(log), then the same log changed    log[0] (changed in place): 'a' -> 'b'
 
-    In a value that is compared by identity, changes in place explain the difference (`explains`). A list is known to be
-    the same one if a value around it is `alive`.
+    With `only_containers`, functions, objects and containers with other keys are not opened. What is compared `exactly`
+    is as in `one_static`.
     """
-    if not (_same_definition(left, right) and (left.parts or right.parts)):
-        return []
-    entered.add((id(left), id(right)))
-    explains, alive = explains or left.exact == "identity", alive or left.is_alive
-    differences: list[Difference] = []
-    for key in dict.fromkeys((*left.parts, *right.parts)):
-        old, new = left.parts.get(key, ABSENT), right.parts.get(key, ABSENT)
-        is_one = isinstance(old, Snapshot) and is_same_object(old, new)
-        if (id(old), id(new)) in entered or (one_static(old, new, exactly=True) and not (is_one and explains)):
+    return _innermost(left, right, _Search(only_containers, exactly, {}), 0)
+
+
+def _opened(left: Any, right: Any, *, only_containers: bool) -> tuple[Mapping[Any, Any], Mapping[Any, Any]]:
+    """The parts of two values with the same class and code; empty for what is not opened."""
+    if not only_containers:
+        return (left.parts, right.parts) if _same_definition(left, right) else ({}, {})
+    if class_of(left) is not class_of(right):
+        return {}, {}
+    ours, theirs = (side.parts if isinstance(side, Snapshot) else contents(side) for side in (left, right))
+    is_closed = ours.keys() != theirs.keys() or any(isinstance(key, Part) for key in ours)
+    is_changed = isinstance(left, Snapshot) and left.is_alive and is_same_object(left, right)
+    return ({}, {}) if is_closed or is_changed else (ours, theirs)
+
+
+def _innermost(
+    left: Any, right: Any, search: _Search, level: int, *, explains: bool = False, alive: bool = False
+) -> list[Change]:
+    """The innermost differences, from one comparison of each pair of parts.
+
+    In a value that is compared by identity, changes in place explain the difference (`explains`). A list is known to be
+    the same one if a value around it is `alive`: its id may be reused once its owner is deleted.
+    """
+    found: list[Change] = []
+    ours, theirs = _opened(left, right, only_containers=search.only_containers) if level < _MAX_LEVELS else ({}, {})
+    if ours or theirs:
+        search.known[id(left), id(right)] = left, right, found
+    if isinstance(left, Snapshot):
+        explains, alive = explains or left.exact == "identity", alive or left.is_alive
+    for key in dict.fromkeys((*ours, *theirs)):
+        old, new = ours.get(key, ABSENT), theirs.get(key, ABSENT)
+        is_one = isinstance(old, Snapshot) and (alive or old.is_alive) and is_same_object(old, new)
+        known = search.known.get((id(old), id(new)))
+        if one_static(old, new, exactly=search.exactly) and not (is_one and explains):
             continue
-        inner = _innermost(old, new, (*path, key), entered, explains=explains, alive=alive)
+        if known is not None and not search.only_containers:  # A report names it once.
+            continue
+        inner = _innermost(old, new, search, level + 1, explains=explains, alive=alive) if known is None else known[2]
         if not inner and not is_one:
-            kind: DifferenceKind = "added" if old is ABSENT else "removed" if new is ABSENT else "static"
-            inner = [Difference((*path, key), old, new, kind)]
-        # The id of a list, dict or set may be reused once its owner is deleted.
-        is_sure = is_one and (alive or getattr(old, "reference", None) is not None)
-        differences += map(_in_place, inner) if is_sure else inner
-    return differences
+            inner = [Change((), old, new)]
+        found += [Change((key, *path), a, b, is_one or in_place) for path, a, b, in_place in inner]
+        if search.only_containers and len(found) > _MAX_PLACES:
+            found.clear()
+            break
+    return found
 
 
-def _in_place(change: Difference) -> Difference:
-    return dataclasses.replace(change, reason=_IN_PLACE)
-
-
-def _is_bare(change: Difference) -> bool:
-    """Whether two objects differ only in their identity."""
+def _is_bare(change: Change) -> bool:
+    """Whether two callables differ only in their identity, as far as their own parts show."""
     old, new = change.left, change.right
-    return _same_definition(old, new) and not issubclass(old.cls, _ARRAYS) and old.parts.keys() == new.parts.keys()
+    is_one_definition = _same_definition(old, new) and old.parts.keys() == new.parts.keys()
+    return is_one_definition and any("__call__" in vars(cls) for cls in old.cls.__mro__)
 
 
-def _listed(differences: Iterable[Difference]) -> str:
+def is_recreated(old: Any, new: Any) -> bool:
+    """Whether two callables, and all that differs in them, differ only in their identity."""
+    return _is_bare(Change((), old, new)) and all(map(_is_bare, changes(old, new)))
+
+
+def _listed(differences: Iterable[Change]) -> str:
     """`f.factor: 1.0 -> 2.0, config['rate'] (changed in place): 1 -> 2`, by path."""
-
-    def text(change: Difference) -> str:
-        where = path_text(change.path).lstrip(".") + change.reason
-        if change.kind != "static":
-            return f"{where}: {change.change} {change.kind}"
-        old, new = short_text(change.left), short_text(change.right)
-        return f"{where}: {f'a different {new}' if old == new else f'{old} -> {new}'}"
-
-    return first_names(map(text, differences), _MAX_SHOWN)
+    return first_names(map(str, differences), _MAX_SHOWN)
 
 
 # The cause
@@ -357,7 +398,7 @@ def _listed(differences: Iterable[Difference]) -> str:
 
 def cause_of(left: Any, right: Any) -> Cause | None:
     """Why two similar-looking values differ; None if their texts show it."""
-    old, new = (value if isinstance(value, Snapshot) else snapshot(value) for value in (left, right))
+    old, new = snapshot(left), snapshot(right)
     if any(isinstance(value, Snapshot) and value.inner is not value for value in (old, new)):
         return _of_wrappers(old, new)
     classes = (old, new) if isinstance(old, type) and isinstance(new, type) else (class_of(old), class_of(new))
@@ -408,8 +449,8 @@ def _of_wrappers(old: Any, new: Any) -> Cause | None:
         return Cause("other arguments" if is_argument else "other options", f"{text}, with {_listed(differences)}")
     if not is_one:
         return cause_of(function, other)
-    is_bare = all(map(one_content, outer, others))  # else in another order
-    return Cause("wrapped again", text if is_bare else f"{text}, with keywords in a different order", is_bare=is_bare)
+    is_reordered = not all(map(one_content, outer, others))
+    return Cause("wrapped again", f"{text}, with keywords in a different order" if is_reordered else text)
 
 
 def _unwrapped(value: Any) -> tuple[list[Snapshot], Any]:
@@ -441,16 +482,15 @@ def _of_functions(old: Snapshot, new: Snapshot, before: Code, after: Code) -> Ca
         text = f"two functions, defined at {' and '.join(dict.fromkeys((before.place, after.place)))}"
         return Cause("other function", text) if before.code.co_qualname == after.code.co_qualname else None
     differences = changes(old, new)
-    is_bare = all(map(_is_bare, differences))
     is_optimiser = "optax" in after.file.replace("\\", "/").split("/")
     inner_cause = _cause_in_user_part(old, new, differences) if after.is_library else ""
     if inner_cause:
-        return Cause("recreated optimiser" if is_optimiser else "recreated function", inner_cause, is_bare=is_bare)
+        return Cause("recreated optimiser" if is_optimiser else "recreated function", inner_cause)
     about = f"recreated by the same code ({after.place}){_changed_in_function(new, differences)}"
-    return Cause(_name_of_optimiser(differences) if is_optimiser else "recreated function", about, is_bare=is_bare)
+    return Cause(_name_of_optimiser(differences) if is_optimiser else "recreated function", about)
 
 
-def _changed_in_function(new: Snapshot, differences: list[Difference]) -> str:
+def _changed_in_function(new: Snapshot, differences: list[Change]) -> str:
     if differences:
         by_verb = [(verb, [each for each in differences if each.path[0].role == role]) for verb, role in _VERBS]
         texts = [f"{verb} {_listed(of_verb)}" for verb, of_verb in by_verb if of_verb]
@@ -459,7 +499,7 @@ def _changed_in_function(new: Snapshot, differences: list[Difference]) -> str:
     return f", which captured equal values for {names}" if names else f", which {new.can_change or 'captures nothing'}"
 
 
-def _name_of_optimiser(differences: list[Difference]) -> str:
+def _name_of_optimiser(differences: list[Change]) -> str:
     """The name of the cause by the numbers that changed; optax has two names for the learning rate."""
     names = [str(each.path[-1]) for each in differences if type(each.right) in {int, float}]
     if any("learning_rate" in name or "step_size" in name for name in names):
@@ -467,7 +507,7 @@ def _name_of_optimiser(differences: list[Difference]) -> str:
     return "other numbers" if names else "recreated optimiser"
 
 
-def _cause_in_user_part(old: Snapshot, new: Snapshot, differences: Iterable[Difference]) -> str:
+def _cause_in_user_part(old: Snapshot, new: Snapshot, differences: Iterable[Change]) -> str:
     """The cause in the first part of a library's function that is the user's function or object; else empty."""
     for change in differences:
         a: Any = old
@@ -491,10 +531,10 @@ def _of_methods(old: Snapshot, new: Snapshot) -> Cause | None:
     if not one_static(*functions, exactly=True):
         return cause_of(*functions)
     if is_same_object(*owners):  # Whatever changed inside it, perhaps by the trace itself, jit does not look at.
-        return Cause("method looked up again", "the same method of the same object, looked up again", is_bare=True)
+        return Cause("method looked up again", "the same method of the same object, looked up again")
     differences = [change for change in changes(*owners) if not _is_bare(change)]
     about = f", with {_listed(differences)}" if differences else ""
-    return Cause("other method", f"the same method of a different object{about}", is_bare=not differences)
+    return Cause("other method", f"the same method of a different object{about}")
 
 
 def _of_objects(old: Snapshot, new: Snapshot) -> Cause | None:

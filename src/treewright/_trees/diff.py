@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -19,10 +19,9 @@ from treewright._base.jax_private import (
     path_text,
 )
 from treewright._base.text import short_text
-from treewright._contents import Part, contents
 from treewright._core import equal_keys, flat_form, info_of, is_node_class, leaves_equal
 from treewright._reports import counted, first_lines, mesh_text
-from treewright._trees.causes import cause_of, one_static
+from treewright._trees.causes import cause_of, innermost, is_recreated, one_static, snapshot
 from treewright._trees.difference import (
     ABSENT,
     Difference,
@@ -32,10 +31,7 @@ from treewright._trees.level import AuxKey, LeafType, Level, leaf_type_of, level
 
 _OF_SAME_SHAPE = ("value", "dtype", "weak_type", "sharding", "placement")
 _OF_TYPES = ("shape", "dtype", "weak_type", "memory_space")
-_MAX_DEPTH = 100  # levels of a static that are searched for the changed values
 _WIDTH, _MAX_SHOWN = 100, 20  # characters per line and entries of a printed list of differences
-_MAX_PLACES = 256  # places in one static that are listed; with more, as if a value is shared, the whole static is
-_MAX_PARTS = 16  # changed entries of one container that are listed; with more, the whole container is
 
 
 class Differences(list[Difference]):
@@ -94,62 +90,41 @@ def _without_values(tree: Any) -> Any:
 class Comparator(NamedTuple):
     """How to compare statics and leaves that can't be arrays: live values, or snapshots of them."""
 
-    parts: Callable[[Any, Any], tuple[Mapping[Key, Any], Mapping[Key, Any]]]  # the contents of two containers
-    reason: Callable[[Any, Any], str]  # why two values differ; empty if their texts show it
-    exactly: bool = False  # as nodes compare their statics, also those of foreign classes
+    exactly: bool  # as nodes compare their statics, also those of foreign classes
+    reasons: bool = True  # why, and where inside a static, two values differ; without reasons, a third of the time
 
     def same(self, left: Any, right: Any) -> bool:
         return one_static(left, right, exactly=self.exactly)
 
-
-def _parts_of_both(left: Any, right: Any) -> tuple[Mapping[Key, Any], Mapping[Key, Any]]:
-    """The parts of two containers; empty for callables and other objects, which the reason describes."""
-    if type(left) is not type(right):
-        return {}, {}
-    ours, theirs = contents(left), contents(right)
-    return ({}, {}) if any(isinstance(key, Part) for key in ours) else (ours, theirs)
-
-
-def _reason(left: Any, right: Any) -> str:
-    return cause_of(left, right) or ""
+    def reason(self, left: Any, right: Any) -> str:
+        """Why two values differ; empty if their texts show it."""
+        return (self.reasons and cause_of(left, right)) or ""
 
 
 def static_difference(
-    path: Path, old: Any, new: Any, compare: Comparator, kind: DifferenceKind = "static", *, exactly: bool = False
+    path: Path, old: Any, new: Any, compare: Comparator, kind: DifferenceKind = "static"
 ) -> Difference:
-    """The difference between two statics, with the differences inside; `exactly` compares as nodes do."""
-    compare = compare._replace(exactly=compare.exactly or exactly)
-    places = list(itertools.islice(_changed_places(path, old, new, compare, _MAX_DEPTH), _MAX_PLACES + 1))
-    if places[0][0] == path or len(places) > _MAX_PLACES:
+    """The difference between two statics, with the differences inside."""
+    changes = innermost(old, new, only_containers=True, exactly=compare.exactly) if compare.reasons else []
+    if not changes:
         return Difference(path, old, new, kind, compare.reason(old, new))
-    parts = [Difference(place, a, b, kind, compare.reason(a, b)) for place, a, b in places]
-    # A new function or object with the same contents is reported only if nothing else differs.
-    bare = [
-        getattr(each.reason, "is_bare", False) and short_text(each.left) == short_text(each.right) for each in parts
+    sides = [(snapshot(each.left), snapshot(each.right)) for each in changes]
+    parts = [
+        Difference((*path, *each.path), each.left, each.right, kind, compare.reason(*pair))
+        for each, pair in zip(changes, sides, strict=True)
     ]
-    listed = parts if all(bare) else [each for each, is_bare in zip(parts, bare, strict=True) if not is_bare]
+    # A new function with the same contents is reported only if nothing else differs.
+    is_listed = [len(parts) == 1 or not is_recreated(*pair) for pair in sides]
+    listed = list(itertools.compress(parts, is_listed)) or parts
     return Difference(path, old, new, kind, parts=tuple(listed))
-
-
-def _changed_places(path: Path, old: Any, new: Any, compare: Comparator, depth: int) -> Iterator[tuple[Path, Any, Any]]:
-    """The innermost places where two values differ, in tuples, dicts, dataclasses and the like; else the values."""
-    ours, theirs = compare.parts(old, new) if depth else ({}, {})
-    changed = [key for key in ours if key not in theirs or not compare.same(ours[key], theirs[key])]
-    if ours.keys() == theirs.keys() and 0 < len(changed) <= _MAX_PARTS:
-        for key in changed:
-            yield from _changed_places((*path, key), ours[key], theirs[key], compare, depth - 1)
-    else:
-        yield path, old, new
 
 
 # Trees
 
 
-def differences(
-    left: Any, right: Any, *, values: bool, path: Path = (), compare: Comparator | None = None
-) -> Iterator[Difference]:
+def differences(left: Any, right: Any, *, values: bool, path: Path = (), reasons: bool = True) -> Iterator[Difference]:
     """The differences between two trees that are at `path` in a larger one."""
-    compare = compare or Comparator(_parts_of_both, _reason, exactly=values)
+    compare = Comparator(values, reasons)
     queue: list[tuple[Path, Any, Any]] = [(path, left, right)]
     while queue:
         path, a, b = queue.pop()
@@ -196,6 +171,7 @@ def _children_of_both(path: Path, old: Level, new: Level) -> tuple[list[tuple[Pa
 def _static_differences(path: Path, old: Level, new: Level, compare: Comparator) -> Iterator[Difference]:
     """The differences between the statics of two levels of one class."""
     is_foreign = old.keys is None
+    compare = compare if is_foreign else compare._replace(exactly=True)
     if old.aux is new.aux or (is_foreign and compare.same(old.aux, new.aux)):
         return
     theirs = dict(new.statics)
@@ -205,12 +181,10 @@ def _static_differences(path: Path, old: Level, new: Level, compare: Comparator)
     else:  # Keys that are equal but have different hashes are two statics.
         keys = zip(old.keys or (), new.keys or (), strict=True)
         changed = [pair for pair, (a, b) in zip(pairs, keys, strict=True) if not equal_keys(a, b) or hash(a) != hash(b)]
-        changed = changed or [
-            pair for pair in pairs if not one_static(*pair[1:], exactly=True)
-        ]  # an object changed in place
+        changed = changed or [pair for pair in pairs if not compare.same(*pair[1:])]  # an object changed in place
     for key, value, other in changed:
         place = path if key == AuxKey(is_value=True) else (*path, key)
-        yield static_difference(place, value, other, compare, exactly=not is_foreign)
+        yield static_difference(place, value, other, compare)
     if is_foreign and not changed:
         yield from _unnamed_differences(path, old, new, compare)
 

@@ -242,6 +242,6 @@ def _reject_wrong_names(info: NodeInfo, pending: Mapping[str, Any]) -> None:
     unknown = [name for name in pending if name not in {*names, FLAT_FORM_NAME} and not is_cached_property(cls, name)]
     if unknown:
         raise TypeError(
-            f"Can't assign to {with_close_matches(unknown, names)} in a draft of {with_article(cls.__qualname__)}: it "
-            f"is not a field. The fields are {', '.join(names) or 'none'}.{earlier_class_hint(cls)}"
+            f"Can't assign to {with_close_matches(unknown, names)} in a draft of {with_article(cls.__qualname__)}. "
+            f"The fields are {', '.join(names) or 'none'}.{earlier_class_hint(cls)}"
         )

@@ -4,6 +4,7 @@ import ast
 import contextlib
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -17,6 +18,7 @@ from treewright._trees.level import is_leaf_class
 from treewright._trees.places import Place, all_entries, walk
 from treewright.errors import MissingPlaceError
 
+_MAX_SEARCHED = 1000  # places in which a hint looks for a name
 _STEP = re.compile(
     r"""(?P<deep>\.?\*\*)
     | \.?(?P<field>(?:[^\W\d]|\*(?!\*))(?:\w|\*(?!\*))*)
@@ -53,6 +55,7 @@ class Step:
         return self.kind == "deep" or (self.kind == "every item" and field is None)
 
 
+@functools.lru_cache
 def parse(text: str) -> tuple[Step, ...]:
     """The steps of a path or pattern.
 
@@ -162,13 +165,14 @@ def missing_place(place: Place, key: Key) -> MissingPlaceError:
         return MissingPlaceError(f"{place.name} is a leaf, {short_text(value)}, without a place {key} below it.{hint}")
     by_name = {str(name_in(entry)): str(entry) for entry, _ in entries}
     meant = did_you_mean(str(name_in(key)), by_name, show=by_name.__getitem__)
-    deeper = (each for each in walk(place, Place.entries) if each is not place and each.parent is not place)
-    patterns = dict.fromkeys(f'"**{each.key}"' for each in deeper if name_in(each.key) == name_in(key))
+    near = itertools.islice(walk(place, Place.entries), _MAX_SEARCHED)
+    deeper = (each.key for each in near if each is not place and each.parent is not place)
+    patterns = dict.fromkeys(f'"**{each}"' for each in deeper if name_in(each) == name_in(key))
     hint = f" To select it at any depth, write {' or '.join(patterns)}." if patterns else ""
     names = listed([str(entry) for entry, _ in entries])
     return MissingPlaceError(f"{where} has no {key}{meant}. It has {names}.{hint}{earlier_class_hint(type(value))}")
 
 
-def listed(names: Sequence[str], most: int = 12) -> str:
-    """The first names, separated by commas; `nothing` if there are none."""
-    return ", ".join(first_lines(names, most)) or "nothing"
+def listed(names: Sequence[str]) -> str:
+    """The first twelve names, separated by commas; `nothing` if there are none."""
+    return ", ".join(first_lines(names, 12)) or "nothing"

@@ -207,15 +207,23 @@ def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
         return treedef.unflatten({**children, **changes}.values())
     if _is_replaceable(value, changes):
         return dataclasses.replace(value, **{key.name: new for key, new in changes.items()})
-    changed = copy.copy(value)
-    for key, new in changes.items():
-        try:
-            object.__setattr__(changed, key.name, new)
-        except AttributeError as error:
-            raise TypeError(
-                f"{cls.__qualname__} can't be copied with a different {str(key).lstrip('.')}: {error}. Build one with "
-                f"it instead."
-            ) from error
+    return with_attributes(value, {key.name: new for key, new in changes.items()})
+
+
+def with_attributes(value: Any, changes: Mapping[str, Any]) -> Any:
+    """A copy of an object with new values for some attributes. `copy.copy` may return the object itself."""
+    cls, state = type(value), object.__getstate__(value)
+    own, slots = state if isinstance(state, tuple) else (state, {})
+    try:
+        changed: Any = object.__new__(cls)
+        if own:
+            vars(changed).update(own)
+        for name, attribute in {**slots, **changes}.items():
+            object.__setattr__(changed, name, attribute)
+    except (AttributeError, TypeError) as error:
+        raise TypeError(
+            f"{cls.__qualname__} can't be copied with a different {', '.join(changes)}: {error}. Build one instead."
+        ) from error
     return changed
 
 

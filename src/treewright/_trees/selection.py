@@ -2,7 +2,6 @@
 
 import dataclasses
 import operator
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,14 +10,12 @@ import numpy as np
 
 from treewright._base.text import short_text
 from treewright._core import note
-from treewright._trees.pattern import listed
+from treewright._trees.pattern import listed, missing_place
 from treewright._trees.places import Place, reject_overlaps, walk, with_values
 from treewright._trees.twin import ONE, Run, flat, is_leaf, stand_in, with_parts
 from treewright.errors import MissingPlaceError
 
 Where = Callable[[Any], Any]
-_MAX_SHOWN = 5  # places that a message lists
-_SHARED = (types.NoneType, int, str, bytes, type, types.FunctionType)  # an object of these may be in many places
 HOW_CALLED = (
     "A function of one argument is called with the whole tree and returns places in it; a predicate has two, "
     "lambda path, value: ..."
@@ -67,8 +64,7 @@ def _missing_place(error: BaseException, run: Run) -> str | None:
     """The place that the tree lacks, if it is certain, and how the function is called."""
     if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
         return None
-    failure, missing = run.failure
-    notes = [missing] if missing and failure == repr(error) else []
+    notes = [str(missing_place(*run.lacks))] if run.lacks and run.failure == repr(error) else []
     name = getattr(error, "name", None) or ""
     if isinstance(error, TypeError) or hasattr(jax.Array, name) or hasattr(str, name):
         notes.append(HOW_CALLED)
@@ -105,9 +101,12 @@ def _places(where: Where, root: Place, run: Run) -> list[Place] | None:
 
 
 def _may_be_elsewhere(place: Place, shared: set[int]) -> bool:
-    return isinstance(place.value, _SHARED) or bool(
-        shared and any(id(each.value) in shared for each in place.ancestors)
-    )
+    return _may_be_constant(place.value) or bool(shared and any(id(each.value) in shared for each in place.ancestors))
+
+
+def _may_be_constant(value: Any) -> bool:
+    """Whether the function may have a leaf from elsewhere: `None`, numbers, texts, enum members, classes."""
+    return not isinstance(value, jax.Array | np.ndarray) and is_leaf(value)
 
 
 def _is_as_claimed(where: Where, root: Place, structure: Any, places: list[Place], read: list[Place]) -> bool:
@@ -154,14 +153,14 @@ def _only_place(where: Where, root: Place, value: Any, places: Sequence[Place]) 
     """The only place of an object that a function returned."""
     name = root.name
     if len(places) > 1:
-        shown = listed([place.text for place in places], _MAX_SHOWN)
+        shown = listed([place.text for place in places])
         raise ValueError(
             f"The where function returned {short_text(value)}, which is at {len(places)} places of {name}: {shown}. "
             f"Select by path, or with a predicate: lambda path, value: ..."
         )
     if isinstance(value, bool | np.bool_):
         raise TypeError(f"The where function returned {value} for the whole tree. {HOW_CALLED}")
-    if places and (not isinstance(value, _SHARED) or _depends(where, places[0])):
+    if places and (not _may_be_constant(value) or _depends(where, places[0])):
         return places[0]
     raise TypeError(
         f"The where function must return a place in the tree, or a tuple, list or dict of places, but returned "

@@ -6,8 +6,6 @@ net.layers[1].bias` is a `Net` with two lazy values. Reading `.layers` makes a t
 read, reading `.bias` of the second returns the bias itself, and `Run.found` has its place, `.layers[1].bias`.
 """
 
-import contextlib
-import copy
 import functools
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -20,7 +18,7 @@ from treewright._core import Statics, flat_form, from_flat_form, is_node_class
 from treewright._freeze import FrozenMapping
 from treewright._trees.level import LEAVES
 from treewright._trees.pattern import item_key, missing_place
-from treewright._trees.places import Place, all_entries, with_changes
+from treewright._trees.places import Place, all_entries, with_attributes, with_changes
 
 STRUCTURES = (tuple, list, dict)  # may contain several places
 ONE = jax.tree.structure(0)  # the treedef of a single object
@@ -37,13 +35,14 @@ class Run:
     classes and copied whole.
     """
 
-    failure = ("", "")  # the error as text, and the place that it lacks
+    failure = ""  # the error as text
+    lacks: tuple[Place, Key] | None = None  # the place that the error is about, if it is certain
     is_lazy = False  # whether a list, tuple or dict was not of its own class, which may mislead the function
 
     def __init__(self, where: Any, root: Place, apart: Collection[int] = (), *, whole: bool = False) -> None:
         self.apart, self.whole = apart, whole
         self.order: list[Place] = []  # the places that the function read
-        self.read: dict[int, list[Place]] = {}  # by the `id` of their value, with what was copied in a container
+        self.read: dict[int, dict[Place, None]] = {}  # by the `id` of their value, with what was copied in a container
         self.copies: dict[int, Any] = {}  # by the `id` of the object, or of its place if it is apart
         self.made: dict[int, Place] = {}  # the places of copies by their `id`
         self.dicts: list[tuple[Any, Place]] = []  # copies of classes that may add a key when it is read
@@ -59,14 +58,14 @@ class Run:
         try:
             result = where(self.value_at(root))
         except Exception as error:  # noqa: BLE001  it raises for the tree too, or a copy is not enough like the value
-            self.failure = repr(error), self._missing_place(error)
+            self.failure, self.lacks = repr(error), self._missing_place(error)
         for copied, place in self.dicts:
             for name in copied.keys() - place.value.keys():
                 raise missing_place(place, item_key(place.value, name))
         returned, self.structure = flat(result, self.made)
         self.found = [self._places_of(each) for each in returned]  # for each object, where it may have been read
         # The nodes and containers that were read at several places, by their `id`.
-        self.shared = {key for key in self.copies if len({*self.read.get(key, ())}) > 1}
+        self.shared = {key for key in self.copies if len(self.read.get(key, ())) > 1}
 
     @property
     def way(self) -> list[tuple[int, Key]]:
@@ -77,7 +76,7 @@ class Run:
         """What the function gets at a place: the leaf, the copy of a node or container, or a stand-in."""
         value = place.value
         key = id(value)
-        self.read.setdefault(key, []).append(place)
+        self.read.setdefault(key, {})[place] = None
         leaf = is_leaf(value)
         if key in self.apart:
             key = id(place)
@@ -111,16 +110,16 @@ class Run:
         key = id(value if place is None else place.value)
         if key in self.apart:
             return [] if place is None else [place]
-        return [*dict.fromkeys(self.read.get(key, ()))]
+        return [*self.read.get(key, ())]
 
-    def _missing_place(self, error: Exception) -> str:
-        """The message for the place that the function tried to read; empty if it is not certain."""
+    def _missing_place(self, error: Exception) -> tuple[Place, Key] | None:
+        """The parent and the key of the place that the function tried to read; None if it is not certain."""
         raised, place, item = self.missing
         if raised is error:
-            return str(missing_place(place, item_key(place.value, item)))
+            return place, item_key(place.value, item)
         owners = self._places_of(getattr(error, "obj", self))
         key = GetAttrKey(getattr(error, "name", None) or "")
-        return str(missing_place(owners[0], key)) if len(owners) == 1 and owners[0].child(key) is None else ""
+        return (owners[0], key) if len(owners) == 1 and owners[0].child(key) is None else None
 
 
 def flat(result: Any, places: Collection[int] = ()) -> tuple[list[Any], Any]:
@@ -136,10 +135,10 @@ def flat(result: Any, places: Collection[int] = ()) -> tuple[list[Any], Any]:
 
 def is_leaf(value: Any) -> bool:
     """Whether a value has no places below it."""
-    if isinstance(value, LEAVES):
-        return True
     cls = type(value)
-    return not (is_node_class(cls) or cls in STRUCTURES or all_entries(value) is not None)
+    if cls in STRUCTURES or is_node_class(cls):
+        return False
+    return isinstance(value, LEAVES) or all_entries(value) is None
 
 
 # Copies
@@ -154,11 +153,11 @@ class _Values:
         self.place, self.run, self.entries, self.keys = place, run, entries, keys
         self.places: dict[int, Place] = {}
 
-    def __len__(self) -> int:
-        return len(self.entries)
-
     def __iter__(self) -> Iterator[Any]:
         return map(self.__getitem__, range(len(self.entries)))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a deep copy of the run would keep the tree alive
+        return tuple, ((*self,),)
 
     def __getitem__(self, index: Any) -> Any:
         if index not in self.places:
@@ -226,11 +225,8 @@ def _through_whole(name: str) -> Any:
 
 def _lazy_class(base: Any) -> Any:
     own = {*vars(_Lazy), "__new__", "__init__", "__getattribute__"}
-    methods = {
-        name: _through_whole(name) for name, method in vars(base).items() if callable(method) and name not in own
-    }
-    if base is dict:
-        methods["get"] = lambda self, name, default=None: self[name] if name in self.place.value else default
+    names = {name for name, method in vars(base).items() if callable(method)} | {"__reduce_ex__"}
+    methods = {name: _through_whole(name) for name in names - own}
     cls = type(base.__name__, (_Lazy, base), {**methods, "base": base, "__module__": base.__module__})
     jax.tree_util.register_pytree_node(cls, lambda lazy: ((lazy.whole(),), None), lambda _, children: children[0])
     return cls
@@ -249,11 +245,8 @@ def with_parts(value: Any, parts: Mapping[Key, Any]) -> Any:
         return from_flat_form(type(value), (tuple(map(parts.get, keys, children)), statics))
     if isinstance(value, (*STRUCTURES, FrozenMapping)) or not all(isinstance(key, GetAttrKey) for key in parts):
         return with_changes(value, parts)
-    copied = copy.copy(value)
-    for key, part in parts.items() if copied is not value else ():
-        with contextlib.suppress(AttributeError):
-            object.__setattr__(copied, key.name, part)
-    return copied
+    changes = {key.name: part for key, part in parts.items() if getattr(value, key.name, part) is not part}
+    return with_attributes(value, changes)
 
 
 # Stand-ins for leaves

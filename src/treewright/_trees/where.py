@@ -67,9 +67,8 @@ def chosen_leaves(tree: Any, where: Any) -> list[bool]:
 def _without_leaves(places: Sequence[Place]) -> str:
     names, place = listed([place.name for place in places]), places[0]
     if any(map(_is_static, place.ancestors)):
-        return f"{names} is static, so it has no leaf and no setting. To change it: at(tree, where).set(value)."
-    why = "is None, which is not a leaf" if place.value is None else "contains no leaf"
-    return f"{names} {why}, so there is nothing to select."
+        return f"No leaf at {names}: a static has no leaves and no settings. To change it: at(tree, where).set(value)."
+    return f"No leaf at {names}{': None is not a leaf' if place.value is None else ''}."
 
 
 def _selected(root: Place, where: Any) -> Selection | list[bool]:

@@ -155,6 +155,13 @@ def keeps_kind(saved: str, wanted: str) -> bool:
     return ranks[0] <= ranks[1]
 
 
+def cast(array: Any, dtype: str) -> Any:
+    """A numpy array in another dtype. One of bytes goes by float32: not all dtypes of a byte convert to each other."""
+    if array.dtype == DTYPES[dtype]:
+        return array
+    return (array if array.dtype.itemsize > 1 else array.astype(np.float32)).astype(DTYPES[dtype])
+
+
 def check_fits(array: Any, dtype: str, path: str) -> None:
     """Check the values of an array before a cast. Floats may be rounded, ints may not.
 
@@ -171,7 +178,7 @@ def check_fits(array: Any, dtype: str, path: str) -> None:
         values: Any = np.asarray(block)
         for part in (values.real, values.imag) if np.iscomplexobj(values) else (values,):
             with np.errstate(all="ignore"):
-                lost = _changed_ints(part, wanted) if is_int else _changed_floats(part, wanted)
+                lost = _changed_ints(part, wanted) if is_int else _changed_floats(part, dtype)
             if lost.any():
                 raise CheckpointError(
                     f"{path} was saved as {array.dtype} and contains {part[lost][0]}, which does not fit into "
@@ -191,12 +198,12 @@ def _changed_ints(ints: Any, dtype: Any) -> Any:
     return ~fits | (np.where(fits, floats, 0).astype(wide.dtype) != wide)
 
 
-def _changed_floats(floats: Any, dtype: Any) -> Any:
+def _changed_floats(floats: Any, dtype: str) -> Any:
     """Which floats a cast does more to than to round them."""
-    info = untyped_jax.numpy.finfo(dtype)
-    cast = (floats if floats.dtype.itemsize > 1 else floats.astype(np.float32)).astype(dtype)
+    info = untyped_jax.numpy.finfo(DTYPES[dtype])
+    new = cast(floats, dtype)
     beyond = np.isfinite(floats) & ((floats < float(info.min)) | (floats > float(info.max)))
-    return beyond | (np.isinf(floats) != np.isinf(cast)) | (np.isnan(floats) != np.isnan(cast))
+    return beyond | (np.isinf(floats) != np.isinf(new)) | (np.isnan(floats) != np.isnan(new))
 
 
 def jax_dtype(dtype: str) -> str:

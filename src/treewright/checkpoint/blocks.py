@@ -43,7 +43,8 @@ class BlockReader:
     def __init__(self, manifest: Manifest, open_file: Callable[[int], SafetensorsFile]) -> None:
         self._manifest = manifest
         self._open = functools.cache(open_file)
-        self.record: Callable[[int], Mapping[str, Any]] = functools.cache(self._record_of)
+        self.record: Callable[[int], Mapping[str, Any]]  # the digests and the items of a process
+        self.record = functools.cache(lambda process: unseal(self._open(process).metadata, PROCESS))
         self._ends = [[*accumulate(count for _, count in layout.writers)] for layout in manifest.layouts]
 
     def __call__(self, requests: Sequence[LeafRequest]) -> Iterator[Any]:
@@ -74,17 +75,6 @@ class BlockReader:
         if leaf.layout is None:
             return 0
         return self._manifest.layouts[leaf.layout].writers[bisect.bisect(self._ends[leaf.layout], number)][0]
-
-    def _record_of(self, process: int) -> Mapping[str, Any]:
-        """The digests and the items of a process.
-
-        Raises:
-            ValueError: If its file is that of another save, as in a step that was saved again while it was copied.
-        """
-        record: Mapping[str, Any] = unseal(self._open(process).metadata, PROCESS)
-        if process and record["save"] != self.record(0)["save"]:
-            raise ValueError(f"the file of process {process} is that of another save")
-        return record
 
     def _array(self, leaf: LeafRecord, sharding: Any) -> Any:
         shape, dtype = leaf.form.shape, DTYPES[leaf.form.dtype]

@@ -18,9 +18,9 @@ from treewright.checkpoint.fit import MISSING, LoadOptions, check_options
 from treewright.checkpoint.format import CODES, open_safetensors, write_safetensors
 from treewright.checkpoint.host import local_blocks, on_host, pieces_of
 from treewright.checkpoint.loading import load_tree
-from treewright.checkpoint.manifest import DIGEST, TEXT, LeafRecord, Manifest, from_metadata
+from treewright.checkpoint.manifest import LeafRecord, Manifest, from_metadata, is_sealed
 from treewright.checkpoint.tree import parts_to_save
-from treewright.errors import CheckpointDamagedError, CheckpointError
+from treewright.errors import CheckpointError
 
 T = TypeVar("T")
 StrPath = str | os.PathLike[str]
@@ -182,9 +182,7 @@ def open_saved(path: Path) -> Generator[tuple[Manifest, BlockReader]]:
         CheckpointError: If it is not a file, lacks a manifest, or has a different format version.
     """
     with open_safetensors(path) as file:
-        if TEXT not in file.metadata and DIGEST in file.metadata:
-            raise CheckpointDamagedError(f"{path} is damaged: the key of its manifest is missing.")
-        if TEXT not in file.metadata:
+        if not is_sealed(file.metadata):
             raise CheckpointError(
                 f"{path} has no manifest: a different program wrote this safetensors file. Load it by name: "
                 f"from_names(read_names(path), like=...)."
@@ -215,7 +213,8 @@ def local_path(path: StrPath) -> Path:
         raise CheckpointError(f"{text} would create a folder named '~'. Pass pathlib.Path({text!r}).expanduser().")
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):  # `Path` makes gs:/bucket of gs://bucket
         raise CheckpointError(
-            f"{text} is a URL, and atomic writes need a local or mounted disk: pass a path without file://, or mount "
-            f"the bucket. Orbax saves steps in one: CheckpointManager('gs://bucket/run'), with the URL as a str."
+            f"{text} is a URL, and atomic writes need a path on a local or mounted disk: '/data/run' instead of "
+            f"file:///data/run. Mount a bucket, or let Orbax save steps in it: CheckpointManager('gs://bucket/run'), "
+            f"with the URL as a str."
         )
     return Path(text)

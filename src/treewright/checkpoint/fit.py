@@ -1,9 +1,9 @@
 """Load a checkpoint into a tree: the options, the comparison, and the arrays to read."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 import jax
 import numpy as np
@@ -13,8 +13,8 @@ from treewright._reports import first_lines
 from treewright.checkpoint.arrays import UnsupportedLeafError, array_to_save, form_of, is_deleted
 from treewright.checkpoint.differences import Differences, Mismatch, part_advice, raise_mismatches
 from treewright.checkpoint.manifest import ROOT_LEAF, LeafRecord, Manifest, join_name, renamer
-from treewright.checkpoint.placing import LeafRequest, as_saved, sharding_of, values_of
-from treewright.checkpoint.tree import Parts, parts_to_save, tree_of
+from treewright.checkpoint.placing import LeafRequest, Read, sharding_of, values_of
+from treewright.checkpoint.tree import Parts, parts_to_save
 from treewright.errors import CheckpointError, CheckpointWarning, warn_user
 
 T = TypeVar("T")
@@ -94,16 +94,6 @@ def check_options(like: Any, options: Options) -> Options:
     return checked
 
 
-class Plan(NamedTuple):
-    """The arrays to read, and a function that makes the tree of them, in the same order.
-
-    Each is a numpy array, or has the sharding of its request, or that of a copy in host memory.
-    """
-
-    requests: list[LeafRequest]
-    finish: Callable[[Iterable[Any]], Any]
-
-
 def part_and_names(manifest: Manifest, options: Options) -> Manifest:
     """The manifest of the part to load, with new names.
 
@@ -113,23 +103,6 @@ def part_and_names(manifest: Manifest, options: Options) -> Manifest:
     if options["part"] is not None:
         manifest = _part_of(manifest, options["part"])
     return _rename_manifest(manifest, options["renamed"]) if options["renamed"] else manifest
-
-
-def plan_of(manifest: Manifest, like: Any, options: Options, migrated: Mapping[str, Any] | None = None) -> Plan:
-    """How to make the tree of a checkpoint: like `like`, or in plain lists, tuples and dicts.
-
-    `migrated` are the values that replace the saved leaves, by name; a leaf that stays has its record.
-
-    Raises:
-        CheckpointMismatchError: If the checkpoint does not fit `like`.
-    """
-    if like is MISSING:
-        saved = list(map(as_saved, manifest.leaves))
-        return Plan(saved, lambda arrays: tree_of(manifest, values_of(saved, arrays)))
-    if migrated is None:
-        return _into_tree(manifest, {}, like, options)
-    changed = {leaf.name for leaf in manifest.leaves} ^ {*migrated}
-    return _into_tree(*_replaced(manifest, migrated), like, options, changed)
 
 
 def from_names(values: Mapping[str, Any], *, like: T, allow_cast: bool = False, strict: bool = True) -> T:
@@ -157,11 +130,11 @@ def from_names(values: Mapping[str, Any], *, like: T, allow_cast: bool = False, 
         )
     options = check_options(like, {"allow_cast": allow_cast, "strict": strict})
     nodes = parts_to_save(like, abstract=True).manifest.nodes
-    tree: T = _into_tree(*_replaced(Manifest(nodes, ()), values), like, options).finish(())
+    tree: T = into_tree(*replaced(Manifest(nodes, ()), values), like, options, lambda _: iter(()))
     return tree
 
 
-def _replaced(manifest: Manifest, values: Mapping[str, Any]) -> tuple[Manifest, dict[str, Any]]:
+def replaced(manifest: Manifest, values: Mapping[str, Any]) -> tuple[Manifest, dict[str, Any]]:
     """The manifest with the records of these values, and the values that are no records, by name."""
     given: dict[str, Any] = {}
     leaves: list[LeafRecord] = []
@@ -213,12 +186,27 @@ def _rename_manifest(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest
 # Into a tree
 
 
-def _into_tree(
-    manifest: Manifest, given: Mapping[str, Any], like: Any, options: Options, changed: Collection[str] | None = None
-) -> Plan:
-    """A plan for the leaves of a manifest without the values that are given, which are copied.
+def into_tree(
+    manifest: Manifest,
+    given: Mapping[str, Any],
+    like: Any,
+    options: Options,
+    read: Read,
+    *,
+    changed: Collection[str] | None = None,
+) -> Any:
+    """A tree like `like` from the leaves of a manifest.
 
-    `changed` are the names that `migrate` added or removed; None without it.
+    Args:
+        manifest: The manifest.
+        given: The values of some of its leaves, by name. They are copied.
+        like: The tree.
+        options: The options.
+        read: Reads the other leaves.
+        changed: The names that `migrate` added or removed; None without it.
+
+    Raises:
+        CheckpointMismatchError: If the leaves do not fit `like`.
     """
     target = parts_to_save(like, abstract=True)
     abstract = {name for name, value in target.values.items() if isinstance(value, jax.ShapeDtypeStruct)}
@@ -234,16 +222,13 @@ def _into_tree(
     to_read = [each for each in requests if each.leaf.name not in given]
     to_copy = [each for each in requests if each.leaf.name in given]
 
-    def finish(arrays: Iterable[Any]) -> Any:
-        # Copied, because the caller may change them.
-        arrays_given = (array_to_save(given[each.leaf.name]) for each in to_copy)
-        copies = (np.array(array) if isinstance(array, np.ndarray) else array for array in arrays_given)
-        values = {**target.values, **values_of(to_copy, copies), **values_of(to_read, arrays)}
-        _warn_of(allowed, options)
-        leaves = [values[leaf.name] for leaf in target.manifest.leaves]
-        return jax.tree.unflatten(jax.tree.structure(like), leaves)
-
-    return Plan(to_read, finish)
+    # Copied, because the caller may change them.
+    arrays_given = (array_to_save(given[each.leaf.name]) for each in to_copy)
+    copies = (np.array(array) if isinstance(array, np.ndarray) else array for array in arrays_given)
+    values = {**target.values, **values_of(to_copy, copies), **values_of(to_read, read(to_read))}
+    _warn_of(allowed, options)
+    leaves = [values[leaf.name] for leaf in target.manifest.leaves]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def _request(saved: LeafRecord, wanted: LeafRecord, value: Any) -> LeafRequest:

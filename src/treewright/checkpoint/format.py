@@ -60,8 +60,8 @@ def write_safetensors(
     header += b" " * (-(len(header) + 8) % _ALIGNED)
     if len(header) + 8 > MAX_BYTES:
         raise CheckpointError(
-            f"The header of {path.name} would have {len(header):,} bytes, and the limit is {MAX_BYTES:,}. Save parts "
-            f"of the tree, or stack layers."
+            f"The names, statics and items would take {len(header):,} bytes of the file's header, and the limit of "
+            f"safetensors is {MAX_BYTES:,}. Stack layers, save parts of the tree, or save large items as leaves."
         )
     with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little"))

@@ -33,12 +33,12 @@ from treewright.checkpoint.folder import FILE, LISTING, as_folder
 from treewright.checkpoint.format import SafetensorsFile, open_safetensors, write_safetensors
 from treewright.checkpoint.host import on_host
 from treewright.checkpoint.loading import load_tree
-from treewright.checkpoint.manifest import MAX_BYTES, LeafRecord, Manifest, from_metadata, join_name, seal, unseal
+from treewright.checkpoint.manifest import LeafRecord, Manifest, from_metadata, is_sealed, join_name, seal, unseal
 from treewright.checkpoint.tree import Parts, parts_to_save
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
 _MAX_LISTING_BYTES = 10_000_000
-_MAX_ITEMS_BYTES = MAX_BYTES // 2  # the header also has the manifest and the digests
+SAVE = "treewright.save"  # the key in a file's metadata of the save that wrote it
 
 _JSON_VALUES = "Convert it to dicts with str keys, lists, str, int, float, bool or None, or make it a leaf of the tree."
 
@@ -124,12 +124,6 @@ def _json_of(items: Mapping[str, Any]) -> str:
         raise CheckpointError(f"save(..., items=) can't be written as JSON: {error}. {_JSON_VALUES}") from error
     if inexact:
         raise CheckpointError(f"save(..., items=): JSON can't represent {short_text(inexact)}. {_JSON_VALUES}")
-    size = len(json.dumps(json.dumps(text)))  # as the header of the file has them: each quote as eight characters
-    if size > _MAX_ITEMS_BYTES:
-        raise CheckpointError(
-            f"save(..., items=) have {size:,} bytes in a file's header, and the limit is {_MAX_ITEMS_BYTES:,}. Save "
-            f"large data as leaves of the tree."
-        )
     return text
 
 
@@ -165,7 +159,7 @@ def _write(folder: Any, step: SaveStep) -> None:
     """
     together = functools.partial(run_on_all_processes, timeout=step.timeout, channel="digests")
     copies = together("writing blocks", lambda: _write_file(folder, step))
-    together("comparing digests", lambda: _compare(folder, step.manifest, copies))
+    together("comparing digests", lambda: _compare(folder, step, copies))
 
 
 def _write_file(folder: Any, step: SaveStep) -> list[tuple[LeafRecord, int, str]]:
@@ -189,16 +183,16 @@ def _write_file(folder: Any, step: SaveStep) -> list[tuple[LeafRecord, int, str]
         else:
             copies.append((leaf, number, digest_of(block)))
     forms = {name: (block.dtype.name, block.shape) for name, block in mine.items()}
-    record = seal({"save": step.save, "digests": digests, "items": step.items}, PROCESS)
-    metadata = {**(manifest.to_metadata() if me == 0 else {}), **record}
+    record = seal({"digests": digests, "items": step.items}, PROCESS)
+    metadata = {SAVE: step.save, **(manifest.to_metadata() if me == 0 else {}), **record}
     write_safetensors(folder / FILE.format(me), forms, mine.values(), metadata)
     return copies
 
 
-def _compare(folder: Any, manifest: Manifest, copies: Sequence[tuple[LeafRecord, int, str]]) -> None:
+def _compare(folder: Any, step: SaveStep, copies: Sequence[tuple[LeafRecord, int, str]]) -> None:
     """Raise if blocks that a different process wrote have different values there."""
     with contextlib.ExitStack() as stack:
-        reader = BlockReader(manifest, lambda process: stack.enter_context(_open_file(folder, process)))
+        reader = BlockReader(step.manifest, lambda index: stack.enter_context(_open_file(folder, index, step.save)))
         differing = dict.fromkeys(leaf.path for leaf, number, now in copies if now != reader.digest_at(leaf, number))
     if differing:
         raise CheckpointError(
@@ -216,63 +210,63 @@ def problems_of(_: LeafRecord, value: Any) -> Iterator[str]:
 # Reading a step
 
 
+# The files of a step have the name of their save, which no other save has. Orbax's file is the one that the others must
+# match: retention reads nothing else.
+
+
 @contextlib.contextmanager
 def open_step(folder: Any) -> Generator[tuple[Manifest, BlockReader]]:
     """The manifest of a step, and the reader of its arrays, in host memory or on several devices.
 
     Raises:
-        CheckpointDamagedError: If the manifest can't be read, or its digest does not match.
+        CheckpointDamagedError: If a file can't be read, its digest does not match, or it is that of another save.
         CheckpointError: If a different program saved the step.
         OSError: If the file system fails.
     """
+    *_, save = listed_of_step(folder)
     with contextlib.ExitStack() as stack:
-        first = stack.enter_context(_open_file(folder, 0))
-        manifest = from_metadata(first.metadata)
-        yield (
-            manifest,
-            BlockReader(
-                manifest, lambda process: stack.enter_context(_open_file(folder, process)) if process else first
-            ),
-        )
+        open_file = functools.cache(lambda process: stack.enter_context(_open_file(folder, process, save)))
+        manifest = from_metadata(open_file(0).metadata)
+        yield manifest, BlockReader(manifest, open_file)
 
 
 @contextlib.contextmanager
-def _open_file(folder: Any, process: int) -> Generator[SafetensorsFile]:
-    """The file of a process in a step."""
+def _open_file(folder: Any, process: int, save: str) -> Generator[SafetensorsFile]:
+    """The file of a process in a step, written by this save."""
     path = folder / FILE.format(process)
-    if not stat.S_ISREG(mode_of(path)) if isinstance(path, Path) else not path.exists():
-        if not process:
-            _reject_other_programs(folder)
+    if not _is_file(path):
         raise CheckpointDamagedError(f"{path} is damaged: it is missing, or not a regular file.")
     with open_safetensors(path) as file:
+        if file.metadata.get(SAVE) != save:
+            raise CheckpointDamagedError(f"{path} is not from the save that wrote {LISTING} beside it.")
         yield file
 
 
-def _reject_other_programs(folder: Any) -> None:
-    """Raise if a different program saved a step."""
-    with parsing(f"Step {folder.name}"):
-        handlers = json.loads(_read_listing(folder))["item_handlers"]
-    if handlers != StepHandler.typestr():
-        raise CheckpointError(
-            f"Step {folder.name} in {folder.parent} has no manifest: a different program saved it with Orbax. "
-            f"Restore it with Orbax, and put its arrays into a tree: from_names(to_names(arrays), like=...)."
-        )
+def _is_file(path: Any) -> bool:
+    """Whether a path is a regular file. Reading a pipe would wait for its writer."""
+    return stat.S_ISREG(mode_of(path)) if isinstance(path, Path) else bool(path.exists())
 
 
-def _read_listing(folder: Any) -> bytes:
-    """Orbax's file in a step. Reading a pipe would wait for its writer, and a huge file take all memory.
+def listed_of_step(folder: Any) -> tuple[Mapping[str, Any], Mapping[str, float], str]:
+    """The retention rules, the metrics and the save of a step: Orbax's file, which is small and read for every step.
 
     Raises:
-        OSError: If it can't be read.
-        ValueError: If it is not a regular file, or larger than any that `save` writes.
+        CheckpointDamagedError: If it can't be read.
+        CheckpointError: If a different program saved the step.
+        OSError: If the file system fails.
     """
     path = folder / LISTING
-    if isinstance(path, Path):
-        is_small = stat.S_ISREG(mode_of(path)) and path.stat().st_size <= _MAX_LISTING_BYTES
-        if not is_small:
-            raise ValueError(f"{path.name} is not a regular file of at most {_MAX_LISTING_BYTES:,} bytes")
-    content: bytes = path.read_bytes()
-    return content
+    with parsing(f"{LISTING} of step {folder.name}"):
+        if not _is_file(path) or (isinstance(path, Path) and path.stat().st_size > _MAX_LISTING_BYTES):
+            raise ValueError(f"it is missing, or not a regular file of at most {_MAX_LISTING_BYTES:,} bytes")
+        metadata = json.loads(path.read_bytes()).get("custom_metadata") or {}
+        if is_sealed(metadata):
+            listed = unseal(metadata)
+            return dict(listed["retention"]), dict(listed["metrics"]), str(listed["save"])
+    raise CheckpointError(
+        f"Step {folder.name} in {folder.parent} has no manifest: a different program saved it with Orbax. "
+        f"Restore it with Orbax, and put its arrays into a tree: from_names(to_names(arrays), like=...)."
+    )
 
 
 def manifest_of_step(folder: Any) -> Manifest:
@@ -298,14 +292,3 @@ def items_of_step(folder: Any, process: int) -> dict[str, Any]:
             )
         with parsing(f"The items of process {process} in step {folder.name}"):
             return dict(json.loads(reader.record(process)["items"]))
-
-
-def listed_of_step(folder: Any) -> tuple[Mapping[str, Any], Mapping[str, float]]:
-    """The retention rules and the metrics of a step: a small file, which is read for every step.
-
-    Raises:
-        CheckpointDamagedError: If a different program saved it, or it can't be read.
-    """
-    with parsing(f"The metrics of step {folder.name}"):
-        listed = unseal(json.loads(_read_listing(folder))["custom_metadata"])
-        return dict(listed["retention"]), dict(listed["metrics"])

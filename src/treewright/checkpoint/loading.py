@@ -1,17 +1,14 @@
 """Load a checkpoint: call `migrate=` with its leaves, which are read when they are used, and read the others."""
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 from treewright._base.jax_private import DictKey, jax_trees
 from treewright._base.text import short_text
-from treewright.checkpoint.fit import Options, part_and_names, plan_of
+from treewright.checkpoint.fit import MISSING, Options, into_tree, part_and_names, replaced
 from treewright.checkpoint.manifest import LeafRecord, Manifest
-from treewright.checkpoint.placing import LeafRequest, as_saved, values_of
-from treewright.errors import CheckpointError
-
-# Reads arrays, verifies them and yields them in the order of the requests.
-Read = Callable[[Sequence[LeafRequest]], Iterator[Any]]
+from treewright.checkpoint.placing import Read, as_saved, values_of
+from treewright.checkpoint.tree import tree_of
 
 
 def load_tree(manifest: Manifest, read: Read, like: Any, options: Options) -> Any:
@@ -20,29 +17,19 @@ def load_tree(manifest: Manifest, read: Read, like: Any, options: Options) -> An
     Raises as `load`. If the checkpoint does not fit, only what `migrate` used was read.
     """
     manifest = part_and_names(manifest, options)
-    migrate, migrated, is_loaded = options["migrate"], None, False
-
-    def read_before_the_end(requests: Sequence[LeafRequest]) -> Iterator[Any]:
-        if is_loaded:
-            raise CheckpointError(
-                f"{requests[0].leaf.path} was used after the checkpoint was loaded. Read leaves inside migrate=; "
-                f"dict(leaves.items()) reads all."
-            )
-        return read(requests)
-
-    if migrate is not None:
-        migrated = migrate(SavedLeaves({leaf.name: leaf for leaf in manifest.leaves}, read_before_the_end))
-        if not isinstance(migrated, Mapping):
-            raise TypeError(
-                f"migrate= returned {short_text(migrated)}, but must return a dict: the leaves of the tree by flat "
-                f"name."
-            )
-        migrated = _unread(migrated)
-    plan = plan_of(manifest, like, options, migrated)
-    try:
-        return plan.finish(read(plan.requests))
-    finally:
-        is_loaded = True
+    if like is MISSING:
+        requests = list(map(as_saved, manifest.leaves))
+        return tree_of(manifest, values_of(requests, read(requests)))
+    if options["migrate"] is None:
+        return into_tree(manifest, {}, like, options, read)
+    migrated = options["migrate"](SavedLeaves({leaf.name: leaf for leaf in manifest.leaves}, read))
+    if not isinstance(migrated, Mapping):
+        raise TypeError(
+            f"migrate= returned {short_text(migrated)}, but must return a dict: the leaves of the tree by flat name."
+        )
+    values = _unread(migrated)
+    changed = {leaf.name for leaf in manifest.leaves} ^ {*values}
+    return into_tree(*replaced(manifest, values), like, options, read, changed=changed)
 
 
 class SavedLeaves(dict[str, Any]):
@@ -88,15 +75,9 @@ class SavedLeaves(dict[str, Any]):
             self[name]  # reads
         return super().pop(name, *default)
 
-    def popitem(self) -> tuple[str, Any]:
-        """Remove the last name and return it with its value."""
-        name = next(reversed(self), None)
-        if name is None:
-            raise KeyError("popitem(): dictionary is empty")
-        return name, self.pop(name)
-
     get: Any = MutableMapping.get
     items: Any = MutableMapping.items
+    popitem: Any = MutableMapping.popitem
     setdefault: Any = MutableMapping.setdefault
     values: Any = MutableMapping.values
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from treewright._base.text import cut_text
 from treewright.checkpoint.arrays import KINDS, Form, Layout, digest_of
-from treewright.errors import CheckpointDamagedError, CheckpointError
+from treewright.checkpoint.disk import parsing
+from treewright.errors import CheckpointError
 
 VERSION = 7  # earlier versions were never released
 MAX_BYTES = 100_000_000  # limit of a header, as in safetensors; parsed JSON needs about 20 times the memory
@@ -154,6 +155,11 @@ def _fields_of(record: LeafRecord | NodeRecord) -> dict[str, Any]:
     return {name: value for name, value in vars(record).items() if name != "saved_name"}
 
 
+def is_sealed(metadata: Mapping[str, Any]) -> bool:
+    """Whether `seal` wrote it, although it may be damaged."""
+    return not metadata.keys().isdisjoint({TEXT, DIGEST})
+
+
 def unseal(metadata: Mapping[str, Any], key: str = TEXT) -> Any:
     """The document that `seal` wrote.
 
@@ -178,10 +184,8 @@ def from_metadata(metadata: Mapping[str, Any]) -> Manifest:
         CheckpointDamagedError: If the digest does not match, or it is not a manifest.
         CheckpointError: If it has a different format version.
     """
-    try:
+    with parsing("The manifest", "is damaged"):
         return _manifest(unseal(metadata))  # the digest first: the version may be damaged
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise CheckpointDamagedError(f"The manifest is damaged: {cut_text(str(error), 200)}.") from error
 
 
 def _manifest(document: Any) -> Manifest:

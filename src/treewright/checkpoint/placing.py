@@ -1,7 +1,7 @@
 """Place the arrays that were read: the sharding of each, and the leaves that they become."""
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +9,7 @@ import numpy as np
 
 from treewright._base.jax_private import is_ref, private, typeof, untyped_jax
 from treewright._freeze import FrozenArray, freeze
-from treewright.checkpoint.arrays import DTYPES, ON_HOST, Form, check_fits, check_width
+from treewright.checkpoint.arrays import DTYPES, ON_HOST, Form, cast, check_fits, check_width
 from treewright.checkpoint.manifest import LeafRecord
 from treewright.errors import CheckpointError
 
@@ -32,6 +32,10 @@ class LeafRequest(NamedTuple):
     form: Form
     value: Any = None
     sharding: Any = None
+
+
+# Reads arrays, verifies them and yields them in the order of the requests.
+Read = Callable[[Sequence[LeafRequest]], Iterator[Any]]
 
 
 def as_saved(leaf: LeafRecord, *, on_host: bool = False) -> LeafRequest:
@@ -74,8 +78,7 @@ def values_of(requests: Sequence[LeafRequest], arrays: Iterable[Any]) -> dict[st
             if each.leaf.form.dtype != each.form.dtype:
                 check_fits(array, each.form.dtype, each.path)
             if each.form.kind in ON_HOST:
-                fitting = np.asarray(array).astype(DTYPES[each.form.dtype], copy=False)
-                values[each.leaf.name] = _on_host(fitting, each)
+                values[each.leaf.name] = _on_host(cast(np.asarray(array), each.form.dtype), each)
                 continue
             batch[each.leaf.name] = array, each
             size += array.nbytes
@@ -99,8 +102,7 @@ def _device_arrays(batch: Mapping[str, tuple[Any, LeafRequest]]) -> dict[str, An
     """
     requests = [each for _, each in batch.values()]
     arrays = [
-        array.astype(DTYPES[each.form.dtype], copy=False) if isinstance(array, np.ndarray) else array
-        for array, each in batch.values()
+        cast(array, each.form.dtype) if isinstance(array, np.ndarray) else array for array, each in batch.values()
     ]
     placed = device_put(arrays, [each.sharding for each in requests])
     return dict(zip(batch, map(_leaf_from, placed, requests), strict=True))

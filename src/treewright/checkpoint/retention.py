@@ -1,5 +1,6 @@
 """Which steps of a run stay: the retention options of a manager, and what they select."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -89,15 +90,16 @@ def numbers_of(metrics: object) -> dict[str, float]:
     are_numbers = all(type(name) is str and type(value) in {int, float} for name, value in numbers.items())
     if not (isinstance(metrics, Mapping | None) and are_numbers):
         raise CheckpointError(
-            f"save(..., metrics={short_text(metrics)}): metrics= must be a dict of numbers by name. Leave a metric out "
-            f"if it was not measured."
+            f"save(..., metrics={short_text(metrics)}): metrics= must be a dict of numbers by name, in the range of "
+            f"floats. Leave a metric out if it was not measured."
         )
     return numbers
 
 
 def _number(value: Any) -> Any:
-    """A scalar of any library as a number of Python."""
-    try:
-        return np.asarray(value).tolist()
-    except ValueError:  # a list of lists of different lengths
-        return value
+    """A scalar of any library as a number of Python; None if it is none that a float can represent."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        number = np.asarray(value).tolist()
+        float(number)
+        return number
+    return None

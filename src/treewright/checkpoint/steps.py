@@ -192,7 +192,7 @@ class CheckpointManager:
         with self._turn():
             _, step_with = self._wait_and_run("save", prepare, same=entries)
             task = Task(number, self._writer(number, step_with))
-            _begin(self)
+            _SAVING.add(self)
             self._pending = task
             task.start()
         if bool(self._is_closed):  # by a signal handler
@@ -250,12 +250,13 @@ class CheckpointManager:
             multiprocessing_options=processes,
             temporary_path_class=unfinished.path_class if self._is_local else None,
         )
-        listed = seal({"retention": self._retention.rules, "metrics": args.manifest.metrics})
+        listed = seal({"retention": self._retention.rules, "metrics": args.manifest.metrics, "save": args.save})
 
         def write() -> None:
             try:
                 saver.save(self.directory / str(number), args=args, custom_metadata=listed)
                 unfinished.check()
+                _SAVING.discard(self)
             finally:
                 unfinished.release()
                 saver.close()
@@ -289,7 +290,6 @@ class CheckpointManager:
                 return
             self._wait_and_raise()
             if self._unfinished is not None and process_index() == 0:
-                self._prune()
                 clear(self.directory)
 
     def _wait_and_raise(self) -> None:
@@ -322,7 +322,6 @@ class CheckpointManager:
                 self._abandon()  # in all processes
             raise
         self._pending = None  # unless Ctrl-C interrupts: then the next call waits for the step
-        _SAVING.discard(self)
         return value
 
     def _finish(self, pending: Task) -> None:
@@ -350,7 +349,7 @@ class CheckpointManager:
         records: dict[int, tuple[Mapping[str, Any], float | None]] = {}
         for step in self._listed():
             with contextlib.suppress(CheckpointError, *ignored):  # damaged, deleted, or saved by a different program
-                rules, metrics = listed_of_step(self.directory / str(step))
+                rules, metrics, _ = listed_of_step(self.directory / str(step))
                 records[step] = rules, self._retention.rank(metrics)
         return records
 
@@ -532,14 +531,6 @@ class CheckpointManager:
 
 # Program exit. A manager that saves may be known to nobody else: it is kept until its step has its name.
 _SAVING = set[CheckpointManager]()
-
-
-def _begin(manager: CheckpointManager) -> None:
-    """Keep a manager that saves, and drop those whose step is finished."""
-    for other in list(_SAVING):
-        if other._pending is None or other._pending.has_succeeded:
-            _SAVING.discard(other)
-    _SAVING.add(manager)
 
 
 def _finish_all() -> None:

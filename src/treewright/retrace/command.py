@@ -46,8 +46,8 @@ def main(arguments: list[str]) -> int:
     program: list[str] = options.program
     if not program:
         parser.error("no program to run")
-    if not (options.is_module or Path(program[0]).exists()):
-        parser.error(f"file {program[0]!r} not found; to run an installed module, use -m {program[0]}")
+    if not options.is_module and (not Path(program[0]).exists() or Path(program[0]).is_dir()):
+        parser.error(f"file {program[0]!r} not found; to run a package or an installed module, use -m {program[0]}")
 
     recorder = ProgramRecorder(["-m", *program] if options.is_module else program)
     atexit.register(recorder.finish, os.getpid())  # registered first, so run last
@@ -56,10 +56,10 @@ def main(arguments: list[str]) -> int:
     except SystemExit as end:
         if end.code not in {None, 0}:
             raise
-    except Exception as error:  # noqa: BLE001  the program's, which Python prints with the frames that run it
-        frames = _of_program(error.__traceback__)
-        sys.excepthook(type(error), error.with_traceback(frames), frames)
-        return 1
+    except BaseException as error:
+        frames, hook = _of_program(error.__traceback__), sys.excepthook  # Python would print the frames that run it too
+        sys.excepthook = lambda kind, error, _frames: hook(kind, error.with_traceback(frames), frames)
+        raise
     retraces = recorder.count()
     if options.max_retraces is None or retraces <= options.max_retraces:
         return 0
@@ -80,16 +80,12 @@ def _limit(text: str) -> int:
 def _run(program: list[str], *, is_module: bool) -> None:
     """Run a program as `python` does: with `sys.argv`, `sys.path` and `__main__` set for it."""
     sys.argv[:] = program
-    path = Path(program[0])
     if is_module:
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)
         return
-    if path.is_dir() or path.suffix in {".zip", ".pyz"}:
-        sys.path[0] = program[0]
-        runpy.run_path(program[0], run_name="__main__")
-        return
-    file = str(path.absolute())
-    sys.path[0] = str(path.absolute().parent)
+    path = Path(program[0]).absolute()
+    file = str(path)
+    sys.path[0] = str(path.parent)
     module = types.ModuleType("__main__")
     module.__file__ = file
     with io.open_code(file) as source:
@@ -100,11 +96,8 @@ def _run(program: list[str], *, is_module: bool) -> None:
 
 def _of_program(frames: types.TracebackType | None) -> types.TracebackType | None:
     """A traceback from the program's first frame on."""
-    while frames is not None and frames.tb_frame.f_globals.get("__name__") in {
-        __name__,
-        "runpy",
-        "importlib._bootstrap",
-    }:
+    runners = {__name__, "runpy", "importlib._bootstrap"}
+    while frames is not None and frames.tb_frame.f_globals.get("__name__") in runners:
         frames = frames.tb_next
     return frames
 

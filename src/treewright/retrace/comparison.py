@@ -5,45 +5,30 @@ from typing import Any
 
 import jax
 
-from treewright._base.jax_private import Key
 from treewright._base.text import Verbatim, short_text
-from treewright._contents import Part
 from treewright._reports import mesh_text
-from treewright._trees.causes import Cause, Snapshot, cause_of, class_of, is_same_object, one_static, snapshot
+from treewright._trees.causes import Cause, class_of, one_static, snapshot
 from treewright._trees.diff import Comparator, differences, static_difference
 from treewright._trees.difference import ABSENT, Difference, DifferenceKind
 from treewright.retrace.jax_private import FLAX_NODES, OF_PMAP
 from treewright.retrace.signature import Signature
 
-
-def _parts_of_both(left: Any, right: Any) -> tuple[Mapping[Key, Any], Mapping[Key, Any]]:
-    """The parts of two containers; empty for callables and for one changed object, which the reason describes."""
-    if not isinstance(left, Snapshot) or not isinstance(right, Snapshot) or left.cls is not right.cls:
-        return {}, {}
-    is_explained = any(isinstance(key, Part) for key in left.parts) or (left.is_alive and is_same_object(left, right))
-    return ({}, {}) if is_explained else (left.parts, right.parts)
-
-
-_WITHOUT_REASONS = Comparator(_parts_of_both, lambda _left, _right: "")  # a third of the time
-_WITH_REASONS = Comparator(_parts_of_both, lambda left, right: cause_of(left, right) or "")
+_EXPLAINED = Comparator(exactly=False)
 
 
 def call_differences(old: Signature, new: Signature, *, reasons: bool = True) -> list[Difference]:
     """The differences between two calls: arguments, then settings and options."""
-    differences = list(_argument_differences(old, new, _WITH_REASONS if reasons else _WITHOUT_REASONS))
+    differences = list(_argument_differences(old, new, _EXPLAINED._replace(reasons=reasons)))
     if any(difference.kind in {"added", "removed"} for difference in differences):  # flax repeats them in a static
         differences = [difference for difference in differences if str(difference.path[-1]) != FLAX_NODES]
     if old.settings is not new.settings:
         differences += _setting_differences(old.settings, new.settings)
     if old.batch != new.batch and len(old.batch) == len(new.batch):
-        differences.append(Difference(("the size of vmap",), _size(old.batch), _size(new.batch), "batch"))
+        sizes = (batch[0] if len(batch) == 1 else batch for batch in (old.batch, new.batch))
+        differences.append(Difference(("the size of vmap",), *sizes, "batch"))
     changed = {difference.path for difference in differences}  # a mesh with other axes is a setting
     options = _by_name("option", old.options, new.options)
     return differences + [difference for difference in options if difference.path not in changed]
-
-
-def _size(batch: tuple[int, ...]) -> Any:
-    return batch[0] if len(batch) == 1 else batch[::-1]  # the outermost axis first, as users write them
 
 
 def _argument_differences(old: Signature, new: Signature, compare: Comparator) -> Iterator[Difference]:
@@ -73,7 +58,7 @@ def _argument_differences(old: Signature, new: Signature, compare: Comparator) -
             if old.passed[name] != new.passed[name]:
                 yield Difference((name,), old.passed[name], new.passed[name], "passing")
             if name not in old.statics:
-                yield from differences(a, b, values=False, path=(name,), compare=compare)
+                yield from differences(a, b, values=False, path=(name,), reasons=compare.reasons)
 
 
 def _presence_difference(name: str, a: Any, b: Any, default: Any) -> Difference:
@@ -92,7 +77,10 @@ def _by_name(kind: DifferenceKind, old: Mapping[str, Any], new: Mapping[str, Any
         a, b = old.get(name), new.get(name)
         if a is not b and not one_static(a, b):
             values = _settings(a, b) if kind == "setting" else (snapshot(a), snapshot(b))
-            yield static_difference((name,), *values, _WITHOUT_REASONS, kind)
+            is_text = type(values[0]) is Verbatim
+            yield (
+                Difference((name,), *values, kind) if is_text else static_difference((name,), *values, _EXPLAINED, kind)
+            )
 
 
 def _setting_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:

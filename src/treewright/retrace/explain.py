@@ -11,6 +11,7 @@ import jax
 
 from treewright._base.jax_private import is_jitted, options_of
 from treewright._base.text import did_you_mean, short_text
+from treewright._contents import wrapper_chain
 from treewright._loop import loop
 from treewright.errors import RetraceWarning, TooManyTracesError
 from treewright.retrace.comparison import call_differences, without_placement
@@ -22,6 +23,7 @@ from treewright.retrace.jax_private import (
     frames_up_to_user,
     goes_through,
     is_bound,
+    is_of_library,
     jit_call,
     use_in,
 )
@@ -91,6 +93,7 @@ class _BlockOrDecorator:
     def __init__(self, only: Only, **options: Any) -> None:
         if not (only is None or isinstance(only, str) or callable(only)):
             raise TypeError(f"{type(self).__name__}(only=...) needs a function or its name, got {short_text(only)}.")
+        self._reject_untracked(only)
         self._only, self._options = only, options
         self._open: list[RetraceTracker] = []  # one for each open block, innermost last
         frame = frames_up_to_user()[-1]
@@ -105,9 +108,7 @@ class _BlockOrDecorator:
         decorated: Any = function
         if not callable(decorated) or isinstance(decorated, type):
             raise TypeError(f"@{decorator} needs a function, got {short_text(function)}.")
-        fix = _fix_for_untracked(function, decorator)
-        if fix:
-            raise TypeError(f"@{decorator} can't track the calls of {short_text(function)}. {fix}")
+        self._reject_untracked(function)
         if self._only is not None:
             name = definition_of(function)[0]
             raise TypeError(
@@ -139,17 +140,33 @@ class _BlockOrDecorator:
         if tracker.violations:
             note = "(The error was raised inside the block, but caught there or in a different thread.)"
             raise TooManyTracesError(f"{tracker.violations[0]}\n{note}")
-        if not isinstance(only, str) or only in tracker.traced or not tracker.traced:
+        traced = tracker.traced
+        if not isinstance(only, str) or only in traced:
             return
-        hint, traced = did_you_mean(only, tracker.traced), ", ".join(sorted(tracker.traced)) or "none"
+        hint = did_you_mean(only, traced)
+        if not hint and all(map(is_of_library, traced.values())):  # these run beside functions compiled before
+            return
         text = (
             f"only={only!r} matched nothing: no function with this name was traced in the block{hint}. Traced "
-            f"functions: {traced}. If it was compiled before the block, pass the function instead of its name."
+            f"functions: {', '.join(sorted(traced))}. If it was compiled before the block, pass the function instead "
+            f"of its name."
         )
         if limit:
             raise ValueError(text)
         if hint:  # without one, a limit of 0 was respected, or there was no retrace
             warnings.warn(text, RetraceWarning, stacklevel=2)
+
+    def _reject_untracked(self, function: Any) -> None:
+        """Reject a callable whose calls can't be attributed to it."""
+        name, fix = type(self).__name__, ""
+        if isinstance(function, loop):
+            fix = f"A loop jits its step: write loop({name}(...)(step), state), or only=step."
+        elif type(function).__module__ == EQUINOX_PMAP:
+            fix = f"Write `with {name}(...):` around the calls."
+        elif callable(function) and not any(type(each).__weakrefoffset__ for each in wrapper_chain(function)):
+            fix = "Its class allows no weak references, which jit needs too: use a function that calls it."
+        if fix:
+            raise TypeError(f"{name} can't track the calls of {short_text(function)}. {fix}")
 
     def __del__(self) -> None:
         if self._created_at is not None:
@@ -169,16 +186,6 @@ def _function_that_calls(method: Any) -> Any:
         return method(*args, **kwargs)
 
     return call
-
-
-def _fix_for_untracked(function: Any, decorator: str) -> str:
-    """The fix if a decorator would not see the calls of this object; else empty."""
-    of_step = f"{decorator}(1)" if decorator == max_traces.__name__ else f"{decorator}()"
-    if isinstance(function, loop):
-        return f"Decorate its step: loop({of_step}(step), state)."
-    if type(function).__module__ == EQUINOX_PMAP:
-        return f"Write `with {of_step}:` around the calls."
-    return ""
 
 
 def _matches(only: Callable[..., Any] | str, call: Call) -> bool:
@@ -248,8 +255,11 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
     `jit`, or on a function that is not jitted, such as a test, it counts the traces of that function, by each `jit` or
     `loop` of it, and of each jitted function that it calls, but not in threads that it starts. On a callable object, it
     counts the traces of the object itself, not of what its methods call. A new limit on the same object, as from a
-    notebook cell that runs again, replaces the old one and begins a new count. Equinox takes a `filter_jit` inside
-    another one apart, so the limit of the inner one belongs below it.
+    notebook cell that runs again, replaces the old one and begins a new count. What is called while another function is
+    traced is part of that trace, and does not count.
+
+    Equinox takes a `filter_jit` inside another one apart, so the limit of the inner one belongs below it. Others belong
+    above: below `filter_jit` an equinox module is not seen, nor is a function below `nnx.jit(nnx.grad(...))`.
 
     Args:
         limit: The maximum number of traces of each function.
@@ -259,9 +269,10 @@ class max_traces(_BlockOrDecorator):  # noqa: N801  it is used like a function
 
     Raises:
         TooManyTracesError: From the call that exceeds the limit; the message is the report.
-        ValueError: If a limit is negative; and at the end of a block, if other functions were traced in it, but none
-            with the name `only`, and `limit` is not 0.
-        TypeError: As a decorator of a `loop` or of `equinox.filter_pmap`, whose calls it can't see.
+        ValueError: If a limit is negative; and at the end of a block, if other functions of the user were traced in it,
+            but none with the name `only`, and `limit` is not 0.
+        TypeError: For a `loop`, a function of `equinox.filter_pmap`, or an object without weak references, whose calls
+            can't be seen.
         RuntimeError: If traces can't be counted in this version of JAX; from the first compilation, if compilations
             can't be counted and `recompiles` is set.
 

@@ -12,11 +12,11 @@ import jax
 
 from treewright._base.jax_private import is_key_dtype, is_ref_type
 from treewright._core import first_text
+from treewright._loop import loop
 from treewright._trees.causes import class_of
 from treewright._trees.difference import Difference
 from treewright._trees.level import LeafType
 from treewright.retrace.jax_private import is_installed
-from treewright.retrace.signature import is_of_loop
 
 
 def fix_for(difference: Difference) -> str:
@@ -37,12 +37,6 @@ def other_kind_of_key(old: LeafType, new: LeafType) -> str | None:
     return "create all random keys in the same way: jax.random.key(seed)" if is_other else None
 
 
-def axes_in_a_different_order(old: LeafType, new: LeafType) -> str | None:
-    """Padding can't help."""
-    is_same = sorted(old.aval.shape) == sorted(new.aval.shape)
-    return "the same axes in a different order" if is_same else None
-
-
 def smaller_last_batch(old: LeafType, new: LeafType) -> str | None:
     """An epoch ends with the examples that are left."""
     a, b = old.aval.shape, new.aval.shape
@@ -51,8 +45,9 @@ def smaller_last_batch(old: LeafType, new: LeafType) -> str | None:
 
 
 def other_size(old: LeafType, new: LeafType) -> str | None:
-    """JAX compiles for each shape."""
-    return "pad to one size, or to a few" if len(old.aval.shape) == len(new.aval.shape) else None
+    """JAX compiles for each shape. The same axes in a different order can't be padded."""
+    a, b = old.aval.shape, new.aval.shape
+    return "pad to one size, or to a few" if len(a) == len(b) and sorted(a) != sorted(b) else None
 
 
 # Dtypes
@@ -105,11 +100,6 @@ def none_for_a_value(old: Any, new: Any) -> str | None:
     return "pass the same type in each call, such as an array of zeros instead of None" if is_none else None
 
 
-def list_for_a_tuple(old: Any, new: Any) -> str | None:
-    """JAX distinguishes the two."""
-    return "use one of the two" if {getattr(tree, "cls", None) for tree in (old, new)} == {list, tuple} else None
-
-
 def class_of_a_library(_old: Any, new: Any) -> str | None:
     """The user can't add methods to it."""
     module = sys.modules.get(class_of(new).__module__)
@@ -131,7 +121,7 @@ def mesh_in_use(old: Any, _new: Any) -> str | None:
 
 def recreated_loop(_old: Any, new: Any) -> str | None:
     """Each loop jits a function of its own."""
-    if new.code is None or not is_of_loop(new.code.code):
+    if new.code is None or new.code.file != loop.__init__.__code__.co_filename:
         return None
     return (
         "each loop compiles its own program: create it once, pass the changing values as inputs, and assign run.state "
@@ -142,12 +132,12 @@ def recreated_loop(_old: Any, new: Any) -> str | None:
 # By cause, or by kind if a difference has no cause; asked in this order.
 RULES: Mapping[str, tuple[Callable[..., str | None], ...]] = types.MappingProxyType(
     {
-        "shape": (other_kind_of_key, axes_in_a_different_order, smaller_last_batch, other_size),
+        "shape": (other_kind_of_key, smaller_last_batch, other_size),
         "dtype": (python_number,),
         "weak_type": (python_number,),
         "sharding": (batch_in_numpy, created_outside_the_mesh),
         "placement": (batch_in_numpy, spread_by_the_first_step),
-        "class": (ref_created_again, none_for_a_value, list_for_a_tuple),
+        "class": (ref_created_again, none_for_a_value),
         "identity": (class_of_a_library,),
         "static": (static_number,),
         "value": (static_number,),

@@ -10,6 +10,7 @@ import functools
 import inspect
 import threading
 import types
+import weakref
 from collections.abc import Callable, Collection, Hashable, Mapping
 from traceback import walk_stack
 from typing import Any, Literal, TypeAlias
@@ -33,8 +34,7 @@ from treewright._contents import unwrap, wrapper_chain
 
 # The frames with a call of a jitted function, during its trace and during its compilation. Without them, or their
 # variables, nothing is observed, and blocks warn; `max_traces` raises.
-TRACE_FRAME = "_trace_for_jit"
-CALL_FRAMES = frozenset({TRACE_FRAME, "cache_miss"})
+TRACE_FRAME, CALL_FRAME = "_trace_for_jit", "cache_miss"
 # The frames of a trace for no program: of `eval_shape`, `make_jaxpr` and `jitted.trace`, unless `lower` called them.
 # Without the first, such a trace is reported like any other; without the second, a lowered one is not reported.
 TRACE_ONLY_FRAME, LOWER_FRAME = "jit_trace", "jit_lower"
@@ -92,7 +92,7 @@ class Call:
     # Whether JAX ran the function for this call, reused an earlier trace, or neither because the function raised.
     outcome: Outcome = "unknown"
     in_transformation: bool = False  # True inside `grad` or `vmap`, which trace without an event
-    batch: tuple[int, ...] = ()  # the sizes of the axes that `vmap` maps over, innermost first
+    batch: tuple[int, ...] = ()  # the sizes of the axes that `vmap` maps over, outermost first, as users write them
     is_for_program: bool = True  # False in `eval_shape` and the like, which compile nothing
     # What the call went through: JAX's record of the jitted function, or the wrapper of equinox or flax.
     entries: tuple[Any, ...] = ()
@@ -117,15 +117,21 @@ def is_bound(function: Any) -> bool:
     return is_of_equinox or isinstance(function, (functools.partial, *METHOD_TYPES))
 
 
+_WITH_OWN_CODE: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
+
+
 def use_in(function: Any) -> Any:
     """The function or jitted function that is limited by a decorator; a different object is limited itself.
 
-    The function gets a copy of its code, so the stack shows whether it runs, or another closure of the same `def`.
+    The function gets a copy of its code, so the stack shows whether it runs, or another closure of the same `def`. It
+    keeps this copy, because it may be decorated again while it runs.
     """
     kinds = (EQUINOX_JIT, FLAX_NNX)
     for use in wrapper_chain(function):
         if isinstance(use, types.FunctionType):
-            use.__code__ = use.__code__.replace()
+            if use not in _WITH_OWN_CODE:
+                use.__code__ = use.__code__.replace()
+                _WITH_OWN_CODE.add(use)
             return use
         if is_jitted(use) or type(use).__module__.startswith(kinds):
             return use
@@ -176,6 +182,11 @@ def is_installed(file: str) -> bool:
     return "-packages" in file or file.startswith(("<frozen ", STANDARD_FOLDER))
 
 
+def is_of_library(definition: Any) -> bool:
+    """Whether a function of this definition, as returned by `definition_of`, is in an installed file."""
+    return isinstance(definition, tuple) and is_installed(definition[1])
+
+
 def _line_of_user(nearest: types.FrameType) -> str:
     """The line of the user that called a library, such as optax, and the library's line; or the nearest line alone."""
     frame: types.FrameType | None = nearest
@@ -193,7 +204,7 @@ def _line(frame: types.FrameType) -> str:
 
 def call_in(frames: list[types.FrameType]) -> Call | None:
     """The innermost call of a jitted function in these frames; None if there is none to read."""
-    index = next((index for index, frame in enumerate(frames) if _is_of_jax(frame, CALL_FRAMES)), None)
+    index = next((index for index, frame in enumerate(frames) if _is_of_jax(frame, (TRACE_FRAME, CALL_FRAME))), None)
     call = None if index is None else _call_of_jax(frames[index])
     if index is None or call is None:
         return None
@@ -237,9 +248,8 @@ def _call_of_jax(frame: types.FrameType) -> Call | None:
 
 def _is_for_program(frames: list[types.FrameType]) -> bool:
     """Whether a trace is for a call or for `lower`."""
-    names = [
-        frame.f_code.co_name for frame in frames if _is_of_jax(frame, {*CALL_FRAMES, TRACE_ONLY_FRAME, LOWER_FRAME})
-    ]
+    called = (TRACE_FRAME, CALL_FRAME, TRACE_ONLY_FRAME, LOWER_FRAME)
+    names = [frame.f_code.co_name for frame in frames if _is_of_jax(frame, called)]
     return names[1:2] != [TRACE_ONLY_FRAME] or LOWER_FRAME in names[2:3]
 
 
@@ -254,9 +264,9 @@ def _cached(jit: Any, function: Any, info: Any) -> int:
         entries = sum(int(jit(each, info)._cache_size()) for each in functions.values())
     except (AttributeError, TypeError):
         return 0
-    called = {*CALL_FRAMES - {TRACE_FRAME}, TRACE_ONLY_FRAME, LOWER_FRAME}
+    called = (CALL_FRAME, TRACE_ONLY_FRAME, LOWER_FRAME)
     frames = [frame for frame, _ in walk_stack(None) if _is_of_jax(frame, called)] if entries else []
-    running = [frame for frame in frames if frame.f_code.co_name not in {TRACE_ONLY_FRAME, LOWER_FRAME}]
+    running = [frame for frame in frames if frame.f_code.co_name == CALL_FRAME]
     of_function = sum(id(frame.f_locals.get("fun")) in functions for frame in running)
     return max(entries - of_function, 0) if of_function or len(running) < len(frames) else 0
 
@@ -352,7 +362,6 @@ class Event:
     call: Call | None  # the call that caused it, if JAX's frames show it
     is_operation: bool  # True for JAX's own functions, such as `jnp.ones`
     caller: str  # the user's line: `train.py:69 in main`, or `train.py:31 (at _tree_math.py:275 in _square)`
-    signature: Any = None  # the call's signature, shared by all listeners
     thread: int = dataclasses.field(default_factory=threading.get_ident)
 
 

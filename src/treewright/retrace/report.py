@@ -42,7 +42,8 @@ class RetraceReport:
         caller: The line that called the function, such as `train.py:69 in main`.
         unseen: What could not be observed, so the report may lack it; else empty.
         before: For the first observed trace or recompile of a function: the entries it had in JAX's cache before. A
-            program can have two, for numpy arrays and for JAX's, and a call that failed has one too.
+            program can have two, for numpy arrays and for JAX's; a call that failed has one too, and so has a call that
+            another thread began at the same time.
 
     Examples:
         >>> step = jax.jit(lambda batch: batch["x"].sum())
@@ -74,7 +75,7 @@ class RetraceReport:
             lines.append(f"compared with trace {self.compared_with}")
         if self.before:
             programs = "program" if self.before == 1 else "programs"
-            lines.append(f"not its first call: it had up to {self.before} {programs}, whose arguments were not seen")
+            lines.append(f"it had up to {self.before} {programs} before, whose arguments were not seen")
         return "\n    ".join([*lines, self.unseen] if self.unseen else lines)
 
     def __repr__(self) -> str:

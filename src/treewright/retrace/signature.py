@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import types
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
@@ -12,13 +11,12 @@ import numpy as np
 from jax.core import Tracer
 
 from treewright._base.text import short_text
-from treewright._loop import FlatTree, loop
+from treewright._loop import FlatTree
 from treewright._reports import first_names
 from treewright._trees.causes import one_static, snapshot
 from treewright._trees.level import LeafType, Level, leaf_type_of, level_of
 from treewright.retrace.jax_private import Call, compiled_mesh, trace_settings
 
-_MAX_DEPTH = 200  # levels of a tree in its snapshot; Python's stack ends at a few hundred
 _MAX_DEVICES = 8  # device ids in the text of a placement
 _NO_CHILD = (None, None)
 
@@ -58,7 +56,7 @@ def signature_of(call: Call, like: Signature | None = None) -> Signature:
     settings: Mapping[str, Any] = {**trace_settings(), **call.settings}
     if like is not None and like.settings == settings:
         settings = like.settings
-    defaults = {par.name: snapshot(par.default) for par in parameters if par.default is not par.empty}
+    defaults = {par.name: _as_jit_sees(par.default) for par in parameters if par.default is not par.empty}
     options = {**options, **compiled_mesh()}
     return Signature(arguments, frozenset(statics), passed, settings, options, defaults, call.batch)
 
@@ -80,7 +78,7 @@ def _named(parameters: list[inspect.Parameter], call: Call) -> Iterator[tuple[st
         yield name if name in known else f"{others}[{name!r}]", name, call.kwargs[name], "by keyword"
 
 
-def _tree_snapshot(tree: Any, like: Any, call: Call, depth: int = 0) -> Level | LeafType:
+def _tree_snapshot(tree: Any, like: Any, call: Call) -> Level | LeafType:
     """The levels and leaf types of a tree; unchanged parts are shared with `like`, an earlier snapshot.
 
     So the comparison with many earlier calls skips them.
@@ -90,8 +88,6 @@ def _tree_snapshot(tree: Any, like: Any, call: Call, depth: int = 0) -> Level | 
     level = None if is_array else level_of(tree)
     if level is None:
         return _leaf_snapshot(tree, like, call)
-    if depth == _MAX_DEPTH:
-        return LeafType(None, type(tree), jax.tree.structure(tree))
     like = like if isinstance(like, Level) and like.cls is level.cls else None
     children: list[tuple[Any, Any]] = []
     is_same = like is not None and len(like.children) == len(level.children)
@@ -100,7 +96,7 @@ def _tree_snapshot(tree: Any, like: Any, call: Call, depth: int = 0) -> Level | 
         level.children, like.children if like else (), fillvalue=_NO_CHILD
     ):
         if key is not None:
-            new = _tree_snapshot(child, earlier, call, depth + 1)
+            new = _tree_snapshot(child, earlier, call)
             is_same = is_same and new is earlier and (key is other or key == other)
             children.append((key, new))
     aux = snapshot(level.aux) if level.keys is None else level.keys
@@ -120,6 +116,11 @@ def _leaf_snapshot(leaf: Any, like: Any, call: Call) -> LeafType:
         is_same = value is like.value or (one_static(like.value, value) and one_static(like.value, value, exactly=True))
         return like if is_same else LeafType(aval, kind.python, value, placement)
     return LeafType(aval, kind.python, value, placement)
+
+
+def _as_jit_sees(default: Any) -> Any:
+    """A default: an array by its type, in which numpy's float64 is float32, and any other value by itself."""
+    return leaf_type_of(default) if isinstance(default, jax.Array | np.ndarray) else snapshot(default)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -154,9 +155,3 @@ def placement_of(value: Any) -> Placement | None:
     if value.committed if is_array else isinstance(value, jax.Ref):
         return Placement(value.sharding)
     return _IN_NUMPY if isinstance(value, np.ndarray) else _ANYWHERE
-
-
-def is_of_loop(code: types.CodeType | None) -> bool:
-    """Whether this is the code of the function that a `loop` jits."""
-    file: str = loop.__init__.__code__.co_filename
-    return code is not None and code.co_filename == file and code.co_qualname.startswith(f"{loop.__name__}.")

@@ -183,13 +183,13 @@ class RetraceTracker:
         recompiles: int | None = None,
     ) -> None:
         self.violations: list[str] = []
-        self.traced: set[str] = set()  # the names of all traced functions, tracked or not
+        self.traced: dict[str, Any] = {}  # the definitions of all traced functions, tracked or not, by name
         self._on_report, self._concerns = on_report, concerns
         self._limits: Mapping[str, int | None] = {"trace": limit, "recompile": recompiles}
         self._lock = threading.RLock()
         self._histories: dict[Any, CallHistory] = {}
         self._pending: dict[int, _CurrentCall] = {}  # per thread, the call that is not compiled yet
-        self._events: set[str] = set()  # the kinds of events so far, "transformation" and "unread"
+        self._has_compiled = False
 
     def start(self, *, stacklevel: int, key: Hashable = None) -> bool:
         """Begin tracking, in place of another tracker with this key; True without one.
@@ -206,8 +206,7 @@ class RetraceTracker:
         """End tracking, and warn about events that were not observed."""
         OBSERVER.remove(self)
         self.flush()
-        is_complete = "compile" in self._events and not {"transformation", "unread"} & self._events
-        if self._events and not (is_complete or can_observe_compilations()):
+        if self._has_compiled and not can_observe_compilations():
             warnings.warn(_NO_COMPILATIONS, RetraceWarning, stacklevel=stacklevel + 1)
 
     def flush(self) -> None:
@@ -218,9 +217,9 @@ class RetraceTracker:
     def on_event(self, event: Event) -> None:
         """Process one event from JAX."""
         call = event.call
-        self._events |= {event.kind, "unread"} if call is None and event.kind == "compile" else {event.kind}
         # Not earlier, because the test starts JAX's backends: `jax.distributed.initialize` must come before it.
-        if event.kind != "trace" and self._limits["recompile"] is not None and not can_observe_compilations():
+        self._has_compiled = self._has_compiled or event.kind != "trace"
+        if self._has_compiled and self._limits["recompile"] is not None and not can_observe_compilations():
             raise RuntimeError(_CANT_COUNT)
         if event.kind == "lower" and event.thread in self._pending:
             self._pending[event.thread].seconds += event.seconds
@@ -231,7 +230,7 @@ class RetraceTracker:
                 self._history(event).programs_before(call)
             return
         if event.kind == "trace" and call.outcome != "shared":
-            self.traced.add(event.definition[0])
+            self.traced.update([event.definition])
         if self._concerns is not None and not self._concerns(call):
             return
         if event.kind == "trace":
@@ -269,8 +268,6 @@ class RetraceTracker:
         if current is None:
             return
         current.seconds += event.seconds
-        if call.in_transformation:
-            self._events.add("transformation")
         current.history.counts["compile"] += 1
         past, kind = current.trace, _kind_of_compilation(current, call)
         if kind == "first program":
@@ -287,19 +284,18 @@ class RetraceTracker:
         function, is_new = call.function, not sharing
         try:
             history = self._history(event)
-            if event.signature is None:
-                event.signature = signature_of(call, history.calls[-1].signature if history.calls else None)
+            signature = signature_of(call, history.calls[-1].signature if history.calls else None)
             reference = weakref.ref(function)
             before = history.programs_before(call)
-            closest, differences = history.closest(function, event.signature, sharing=sharing)
-            if sharing and closest is None and history.uses_unused(function, event.signature):
-                closest, differences = history.closest(function, event.signature, sharing=False)
+            closest, differences = history.closest(function, signature, sharing=sharing)
+            if sharing and closest is None and history.uses_unused(function, signature):
+                closest, differences = history.closest(function, signature, sharing=False)
                 is_new = True
         except Exception:  # noqa: BLE001  a user's __eq__ or __hash__, or an unhashable function
             return None
         if before:  # with programs of its own, it is not compared with a different function of the same definition
             closest, differences = None, []
-        return _CurrentCall(reference, history, event.signature, closest, differences, is_new, programs_before=before)
+        return _CurrentCall(reference, history, signature, closest, differences, is_new, programs_before=before)
 
     def _history(self, event: Event) -> CallHistory:
         """The history of the function's definition."""

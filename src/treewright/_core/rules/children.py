@@ -84,25 +84,23 @@ def _needs_adopt(layer: Any) -> bool:
     )
 
 
-def iterable_as_leaf(cls: type[Any], field: "FieldInfo", value: Any) -> str | None:
-    """JAX treats a `map`, a set or the values of a dict as one leaf."""
-    if not (isinstance(value, _ITERABLES) and _is_leaf(value)):
-        return None
-    return _unlikely_leaf(cls, field, value, f"Pass a tuple: {field.name} = tuple(...).")
-
-
-def setting_as_child(cls: type[Any], field: "FieldInfo", value: Any) -> str | None:
-    """A string, a function or a config as a child is a leaf that jit, grad and vmap reject."""
-    is_dataclass = dataclasses.is_dataclass(type(value))
-    if not ((isinstance(value, _SETTINGS) or callable(value) or is_dataclass) and _is_leaf(value)):
+def unlikely_leaf(cls: type[Any], field: "FieldInfo", value: Any) -> str | None:
+    """A string, a function or a config is a leaf that jit, grad and vmap reject; a `map` or a set is one for JAX."""
+    is_iterable, is_dataclass = isinstance(value, _ITERABLES), dataclasses.is_dataclass(type(value))
+    if not (is_iterable or is_dataclass or isinstance(value, _SETTINGS) or callable(value)) or not _is_leaf(value):
         return None
     fix = f"If it is a setting, make it static:\n  {declared_as('static', field, cls)}\n"
     if is_dataclass:
         fix += f"If it contains arrays, decorate {type(value).__qualname__} with @pytree_dataclass.\n"
-    return _unlikely_leaf(cls, field, value, f"{fix}To keep it as a leaf anyway, declare it with field().")
+    keep, function = "To keep it as a leaf anyway, declare it with field().", function_text(value)
+    return (
+        f"{cls.__qualname__}.{field.name} is a child but holds "
+        f"{text_with_class(value) if function is None else f'the function {function}'}. jit, grad and vmap accept only "
+        f"arrays and numbers as leaves.\n{f'Pass a tuple: {field.name} = tuple(...).' if is_iterable else fix + keep}"
+    )
 
 
-CHILD = (layer_of_other_library, iterable_as_leaf, setting_as_child)  # the first text is the warning
+CHILD = (layer_of_other_library, unlikely_leaf)  # the first text is the warning
 
 
 def _is_leaf(value: Any) -> bool:
@@ -110,15 +108,6 @@ def _is_leaf(value: Any) -> bool:
     cls = type(value)
     is_array = hasattr(cls, "dtype") or hasattr(cls, "__jax_array__")
     return not is_array and foreign_library(cls) is None and jax.tree_util.all_leaves([value])
-
-
-def _unlikely_leaf(cls: type[Any], field: "FieldInfo", value: Any, fix: str) -> str:
-    function = function_text(value)
-    description = text_with_class(value) if function is None else f"the function {function}"
-    return (
-        f"{cls.__qualname__}.{field.name} is a child but holds {description}. jit, grad and vmap accept only arrays "
-        f"and numbers as leaves.\n{fix}"
-    )
 
 
 def has_jax_arrays(value: Any) -> bool:

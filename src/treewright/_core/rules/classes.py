@@ -207,7 +207,7 @@ def values_of_mixin(draft: Draft, info: NodeInfo) -> str | None:
         for name, annotation in _annotations(base).items()
         if name in vars(base) and not (name in info.by_name or name in draft.body)
         if not hasattr(type(vars(base)[name]), "__get__")
-        if special_form(annotation, base) not in (typing.ClassVar, typing.Final)
+        if special_form(annotation, base, (typing, typing_extensions)) not in (typing.ClassVar, typing.Final)
     ]
     return "\n".join(texts) or None
 

@@ -6,7 +6,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from treewright._base.functions import MISSING
@@ -31,12 +31,15 @@ def specifier_in_annotation(annotation: Any, cls: type[Any]) -> str | None:
     return specifier_in(annotation)
 
 
-def special_form(annotation: Any, cls: type[Any]) -> Any:
-    """`ClassVar` for `ClassVar[int]`, also in a string, if `dataclasses` finds it there without evaluating."""
+def special_form(annotation: Any, cls: type[Any], modules: Collection[Any] = (typing,)) -> Any:
+    """`ClassVar` for `ClassVar[int]`, also in a string, if `dataclasses` finds it there without evaluating.
+
+    `dataclasses` knows one module.
+    """
     if isinstance(annotation, str):
         module, name = _FIRST_NAME.findall(annotation)[0]
         names = vars(sys.modules[cls.__module__])
-        is_of_typing = module == "" or names.get(module) is typing
+        is_of_typing = module == "" or any(names.get(module) is each for each in modules)
         annotation = (vars(typing) if module else names).get(name) if is_of_typing else None
     return typing.get_origin(annotation) or annotation
 

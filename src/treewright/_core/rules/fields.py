@@ -65,27 +65,20 @@ def specifier_in_the_annotation(draft: Draft) -> str | None:
     return None
 
 
-def hides_field(draft: Draft) -> str | None:
-    """Instances would return this value, while the field stays in the tree with another."""
-    for name, base, given in _redeclared_fields(draft):
-        if name not in draft.annotations:
-            return (
-                f"{draft.cls.__qualname__}.{name} would hide an inherited field. For a new default, repeat the "
-                f"annotation:\n  {_repeated(draft, name, base, given)}\n"
-                f"For a constant, write {name}: ClassVar = ..."
-            )
-    return None
-
-
-def lost_options(draft: Draft) -> str | None:
-    """A field that is annotated again without its specifier loses its options: a static becomes a child."""
+def declared_again_otherwise(draft: Draft) -> str | None:
+    """A value alone would hide the field that stays in the tree; without its specifier, a static becomes a child."""
     for name, base, given in _redeclared_fields(draft):
         loss, kind = _loss(base), specifier_name(base.kind)
-        if loss is not None and not (options_of(given) or _is_class_var(draft, name)):
-            plain = specifier_text("child", defaults_of(given))
+        line, field = _repeated(draft, name, base, given), f"{draft.cls.__qualname__}.{name}"
+        if name not in draft.annotations:
             return (
-                f"{draft.cls.__qualname__}.{name} redeclares a {kind}() field without {kind}(), which would {loss}.\n"
-                f"  Write {_repeated(draft, name, base, given)}, or {plain} for a plain child."
+                f"{field} would hide an inherited field. For a new default, repeat the annotation:\n  {line}\n"
+                f"For a constant, write {name}: ClassVar = ..."
+            )
+        if loss is not None and not (options_of(given) or _is_class_var(draft, name)):
+            return (
+                f"{field} redeclares a {kind}() field without {kind}(), which would {loss}.\n"
+                f"  Write {line}, or {specifier_text('child', defaults_of(given))} for a plain child."
             )
     return None
 
@@ -128,7 +121,7 @@ def _loss(base: FieldInfo) -> str | None:
     return f"lose its {' and '.join(options)}" if options else None
 
 
-DECLARATIONS = (field_and_method, specifier_not_called, specifier_in_the_annotation, hides_field, lost_options)
+DECLARATIONS = (field_and_method, specifier_not_called, specifier_in_the_annotation, declared_again_otherwise)
 
 
 def default_before(cls: type[Any], name: str, other: str) -> str:
@@ -137,11 +130,6 @@ def default_before(cls: type[Any], name: str, other: str) -> str:
         f"{cls.__qualname__}: non-default argument {name!r} follows default argument {other!r}. Add a default "
         f"to {name}, or make it keyword-only: field(kw_only=True)."
     )
-
-
-def no_identifier(cls: type[Any], name: str) -> str:
-    """`make_dataclass` accepts any string, but a parameter needs a name."""
-    return f"{cls.__qualname__} has a field named {name!r}, which is not an identifier. Rename it."
 
 
 def _default_in(value: Any) -> Any:

@@ -115,11 +115,11 @@ def init_var_read(full_name: str) -> str:
     )
 
 
-def older_definition(cls: type[Any], name: str, names: Iterable[str]) -> str:
-    """The class statement ran again, with another field."""
+def older_definition(cls: type[Any], names: Iterable[str], missing: str = "") -> str:
+    """The class statement ran again, with other fields, and autoreload made the old instances ones of the new class."""
     return (
-        f"This {cls.__qualname__} has no field {name}: it belongs to an older definition of the class, with the fields "
-        f"{', '.join(names) or 'none'}. Recreate the object."
+        f"This {cls.__qualname__} {f'has no field {missing}: it ' if missing else ''}belongs to an older definition of "
+        f"the class, with the fields {', '.join(names) or 'none'}. Recreate the object."
     )
 
 
