@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import dispatch, pjit
+from jax._src import dispatch, monitoring, pjit
 
 import treewright
 from tests.conftest import skip_before_jax
@@ -71,7 +71,7 @@ def test_this_jax_version_has_everything_needed() -> None:
 
 
 @pytest.mark.slow
-def test_watching_before_any_trace_needs_no_device() -> None:
+def test_watching_before_any_compilation_needs_no_device() -> None:
     program = """
 import jax, treewright
 from jax._src import xla_bridge
@@ -82,9 +82,10 @@ def step(x):
     return x
 
 with treewright.explain_retraces(), treewright.max_traces(1, recompiles=0):
-    print(xla_bridge.backends_are_initialized())
-    jax.config.update("jax_num_cpu_devices", 2)  # as jax.distributed.initialize, possible only without a backend
-    step(1.0)
+    jax.eval_shape(step, 1.0)
+print(xla_bridge.backends_are_initialized())
+jax.config.update("jax_num_cpu_devices", 2)  # as jax.distributed.initialize, possible only without a backend
+step(1.0)
 """
 
     command = [sys.executable, "-m", "treewright", "retraces", "/dev/stdin"]
@@ -176,6 +177,19 @@ def test_a_block_that_ends_during_an_event_hides_it_from_no_other_block() -> Non
             call()
 
     assert len(reports) == 2
+
+
+@pytest.mark.parametrize("has_list", [True, False])
+def test_cleared_listeners_are_registered_again(has_list: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    clear = jax.monitoring.clear_event_listeners
+    if not has_list:
+        monkeypatch.delattr(monitoring, "get_event_duration_listeners")
+
+    with treewright.max_traces(0):
+        clear()  # type: ignore[no-untyped-call]
+    for _ in range(2):
+        reports = explained(*calls_with_lengths(jax.jit(fresh(double)), 2, 3))
+        assert [report.number for report in reports] == [2]
 
 
 # Settings, pmap, and the outcome of a call

@@ -189,7 +189,7 @@ class RetraceTracker:
         self._lock = threading.RLock()
         self._histories: dict[Any, CallHistory] = {}
         self._pending: dict[int, _CurrentCall] = {}  # per thread, the call that is not compiled yet
-        self._events: set[str] = set()  # the kinds of events so far, "transformation" and "unread"
+        self._has_compiled = False
 
     def start(self, *, stacklevel: int, key: Hashable = None) -> bool:
         """Begin tracking, in place of another tracker with this key; True without one.
@@ -206,8 +206,7 @@ class RetraceTracker:
         """End tracking, and warn about events that were not observed."""
         OBSERVER.remove(self)
         self.flush()
-        is_complete = "compile" in self._events and not {"transformation", "unread"} & self._events
-        if self._events and not (is_complete or can_observe_compilations()):
+        if self._has_compiled and not can_observe_compilations():
             warnings.warn(_NO_COMPILATIONS, RetraceWarning, stacklevel=stacklevel + 1)
 
     def flush(self) -> None:
@@ -218,9 +217,9 @@ class RetraceTracker:
     def on_event(self, event: Event) -> None:
         """Process one event from JAX."""
         call = event.call
-        self._events |= {event.kind, "unread"} if call is None and event.kind == "compile" else {event.kind}
         # Not earlier, because the test starts JAX's backends: `jax.distributed.initialize` must come before it.
-        if event.kind != "trace" and self._limits["recompile"] is not None and not can_observe_compilations():
+        self._has_compiled = self._has_compiled or event.kind != "trace"
+        if self._has_compiled and self._limits["recompile"] is not None and not can_observe_compilations():
             raise RuntimeError(_CANT_COUNT)
         if event.kind == "lower" and event.thread in self._pending:
             self._pending[event.thread].seconds += event.seconds
@@ -269,8 +268,6 @@ class RetraceTracker:
         if current is None:
             return
         current.seconds += event.seconds
-        if call.in_transformation:
-            self._events.add("transformation")
         current.history.counts["compile"] += 1
         past, kind = current.trace, _kind_of_compilation(current, call)
         if kind == "first program":
