@@ -312,9 +312,6 @@ def test_a_name_without_a_dot_is_a_field_of_the_root() -> None:
     assert message(params, "bias").endswith('To select it at any depth, write "**[\'bias\']" or "**.bias".')
 
 
-# A predicate
-
-
 # Rejected uses; the slips have the common ones
 
 

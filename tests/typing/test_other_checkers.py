@@ -35,10 +35,9 @@ def test_checkers_understand_nodes_as_documented(checker: str, library: str, tmp
 
 
 @pytest.mark.parametrize("checker", FASTEST)
-@pytest.mark.parametrize("case", ["running.py"])
-def test_a_program_that_trains_in_a_loop_and_saves_has_no_error(checker: str, case: str, tmp_path: Path) -> None:
+def test_a_program_that_trains_in_a_loop_and_saves_has_no_error(checker: str, tmp_path: Path) -> None:
     skip_before_jax(0, 10, 2)
-    program = (Path(__file__).parent / "cases" / case).read_text(encoding="utf-8")
+    program = (Path(__file__).parent / "cases" / "running.py").read_text(encoding="utf-8")
 
     assert errors(checker, program, tmp_path) == {}
 

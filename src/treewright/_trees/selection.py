@@ -80,7 +80,7 @@ def _places(where: Where, root: Place, run: Run) -> list[Place] | None:
     at all the places. For n of these objects, log2(n) more runs have others where it read them, but not at a different
     half of their places.
     """
-    if not run.found or not all(run.found):
+    if not all(run.found):
         return None
     places = [found[0] for found in run.found]
     in_doubt = [i for i, found in enumerate(run.found) if len(found) > 1 or _may_be_elsewhere(found[0], run.shared)]

@@ -41,7 +41,7 @@ class Run:
 
     def __init__(self, where: Any, root: Place, apart: Collection[int] = (), *, whole: bool = False) -> None:
         self.apart, self.whole = apart, whole
-        self.order: list[Place] = []  # the places that the function read
+        self.way: list[tuple[int, Key]] = []  # what the function read, with the `id` of the owner
         self.read: dict[int, dict[Place, None]] = {}  # by the `id` of their value, with what was copied in a container
         self.copies: dict[int, Any] = {}  # by the `id` of the object, or of its place if it is apart
         self.made: dict[int, Place] = {}  # the places of copies by their `id`
@@ -67,11 +67,6 @@ class Run:
         # The nodes and containers that were read at several places, by their `id`.
         self.shared = {key for key in self.copies if len(self.read.get(key, ())) > 1}
 
-    @property
-    def way(self) -> list[tuple[int, Key]]:
-        """The fields and items that the function read, with the `id` of their owner."""
-        return [(id(place.parent.value), place.key) for place in self.order if place.parent]
-
     def value_at(self, place: Place) -> Any:
         """What the function gets at a place: the leaf, the copy of a node or container, or a stand-in."""
         value = place.value
@@ -91,18 +86,21 @@ class Run:
         value, cls = place.value, type(place.value)
         if is_node_class(cls):
             children, statics = flat_form(value)
-            values: Any = _Values(place, self, children, statics.table.keys)
-            static_values = _Values(place, self, statics.values, statics.table.names)
-            return from_flat_form(cls, (values, _Statics(statics, static_values)))
+            static_values = self._lazy(_Lazy, place, statics.values, statics.table.names)
+            pair = self._lazy(_Lazy, place, children, statics.table.keys), _Statics(statics, static_values)
+            return from_flat_form(cls, pair)
         if cls in _LAZY and not (self.whole and value):
             self.is_lazy = True
-            lazy = _LAZY[cls]()
-            lazy.place, lazy.run, lazy.places = place, self, {}
-            return lazy
+            return self._lazy(_LAZY[cls], place, value, None)
         copied = with_parts(value, {entry.key: self.value_at(entry) for entry in place.entries()})
         if isinstance(copied, dict):
             self.dicts.append((copied, place))
         return copied
+
+    def _lazy(self, cls: type[Any], place: Place, items: Any, keys: Any) -> Any:
+        lazy = cls()
+        lazy.place, lazy.run, lazy.items, lazy.keys, lazy.places = place, self, items, keys, {}
+        return lazy
 
     def _places_of(self, value: Any) -> list[Place]:
         """Where the function may have read an object that it returned."""
@@ -119,7 +117,7 @@ class Run:
             return place, item_key(place.value, item)
         owners = self._places_of(getattr(error, "obj", self))
         key = GetAttrKey(getattr(error, "name", None) or "")
-        return (owners[0], key) if len(owners) == 1 and owners[0].child(key) is None else None
+        return (owners[0], key) if len(owners) == 1 else None
 
 
 def flat(result: Any, places: Collection[int] = ()) -> tuple[list[Any], Any]:
@@ -144,37 +142,13 @@ def is_leaf(value: Any) -> bool:
 # Copies
 
 
-class _Values:
-    """The values of a node's children or statics in a run. They are read, and copied, one by one."""
-
-    __slots__ = ("entries", "keys", "place", "places", "run")
-
-    def __init__(self, place: Place, run: Run, entries: tuple[Any, ...], keys: tuple[Any, ...]) -> None:
-        self.place, self.run, self.entries, self.keys = place, run, entries, keys
-        self.places: dict[int, Place] = {}
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self.__getitem__, range(len(self.entries)))
-
-    def __reduce__(self) -> tuple[Any, ...]:  # a deep copy of the run would keep the tree alive
-        return tuple, ((*self,),)
-
-    def __getitem__(self, index: Any) -> Any:
-        if index not in self.places:
-            key = self.keys[index]
-            key = GetAttrKey(key) if type(key) is str else key
-            self.places[index] = Place(self.entries[index], key, self.place)
-        self.run.order.append(self.places[index])
-        return self.run.value_at(self.places[index])
-
-
 class _Statics(Statics):
     """The statics of a node in a run, whose values are read one by one. They equal the node's own."""
 
     __slots__ = ("own",)
 
     def __init__(self, own: Statics, values: Any) -> None:
-        self.own, self.values, self.table, self.keys, self.watched = own, values, own.table, own.keys, own.watched
+        self.own, self.values, self.table, self.keys = own, values, own.table, own.keys
 
     def __eq__(self, other: object) -> bool:
         return self.own is getattr(other, "own", other)
@@ -184,38 +158,50 @@ class _Statics(Statics):
 
 
 class _Lazy:
-    """A list, tuple or dict whose items are copied when they are read: one of 1,000 takes as long as one of 2."""
+    """Items that are copied when they are read: one of 1,000 takes as long as one of 2.
 
-    base: Any
-    place: Place
+    They are a node's children or statics, or the items of a list, tuple or dict in a subclass with the same methods.
+    """
+
+    base: Any = tuple
+    place: Place  # of the owner
     run: Run
+    items: Any
+    keys: tuple[Any, ...] | None  # or names, of a node's children or statics
     places: dict[Any, Place]  # by index or name
 
     def __getitem__(self, name: Any) -> Any:
-        owner = self.place
         try:
-            value = owner.value[name]
+            value = self.items[name]
         except (TypeError, LookupError) as error:
-            self.run.missing = error, owner, name
+            self.run.missing = error, self.place, name
             raise
         if isinstance(name, slice):
             return self.whole()[name]
         if self.base is not dict:
-            name = range(len(owner.value))[name]  # not from the end
+            name = range(len(self.items))[name]  # not from the end
         elif type(name) is not str:
-            name = item_key(owner.value, name).key  # 1 if read by True
+            name = item_key(self.items, name).key  # 1 if read by True
         if name not in self.places:
-            self.places[name] = Place(value, (DictKey if self.base is dict else SequenceKey)(name), owner)
-        self.run.order.append(self.places[name])
-        return self.run.value_at(self.places[name])
+            key = self.keys[name] if self.keys else (DictKey if self.base is dict else SequenceKey)(name)
+            self.places[name] = Place(value, GetAttrKey(key) if type(key) is str else key, self.place)
+        place = self.places[name]
+        self.run.way.append((id(self.place.value), place.key))
+        return self.run.value_at(place)
 
     def __len__(self) -> int:
-        return len(self.place.value)
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.whole())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # a deep copy of the run would keep the tree alive
+        return self.whole().__reduce_ex__(protocol)
 
     def whole(self) -> Any:
         """A list, tuple or dict of all copies."""
         if self.base is dict:
-            return {name: self[name] for name in self.place.value}
+            return {name: self[name] for name in self.items}
         return self.base(map(self.__getitem__, range(len(self))))
 
 
@@ -225,8 +211,7 @@ def _through_whole(name: str) -> Any:
 
 def _lazy_class(base: Any) -> Any:
     own = {*vars(_Lazy), "__new__", "__init__", "__getattribute__"}
-    names = {name for name, method in vars(base).items() if callable(method)} | {"__reduce_ex__"}
-    methods = {name: _through_whole(name) for name in names - own}
+    methods = {name: _through_whole(name) for name in vars(base).keys() - own}
     cls = type(base.__name__, (_Lazy, base), {**methods, "base": base, "__module__": base.__module__})
     jax.tree_util.register_pytree_node(cls, lambda lazy: ((lazy.whole(),), None), lambda _, children: children[0])
     return cls
@@ -245,8 +230,7 @@ def with_parts(value: Any, parts: Mapping[Key, Any]) -> Any:
         return from_flat_form(type(value), (tuple(map(parts.get, keys, children)), statics))
     if isinstance(value, (*STRUCTURES, FrozenMapping)) or not all(isinstance(key, GetAttrKey) for key in parts):
         return with_changes(value, parts)
-    changes = {key.name: part for key, part in parts.items() if getattr(value, key.name, part) is not part}
-    return with_attributes(value, changes)
+    return with_attributes(value, {key.name: part for key, part in parts.items()})
 
 
 # Stand-ins for leaves
