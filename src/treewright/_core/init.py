@@ -17,13 +17,15 @@ the text is, inside a function whose parameters are the helpers:
       if not __is_own__: return __build__(self, __assign__, __own__, {'kernel': kernel, ...}, None)
       if steps is __own__.factory: steps = __own__.fields['steps'].call('default_factory', __own__.cls)
       kernel = __own__.fields['kernel'].call('converter', __own__.cls, kernel)
-      try: __statics__ = __table__.by_value[__type__(activation), activation]()
+      try: __statics__ = __table__.known[__type__(activation), activation]()
       except __Exception__: __statics__ = None
       __store__(self, ((kernel, steps, ), __statics__ or __table__.intern_by_key((activation,))))
       if __table__.to_check: __check__(self)
 """
 
+import contextlib
 import dataclasses
+import inspect
 import linecache
 import sys
 import zlib
@@ -37,6 +39,8 @@ from treewright._core.info import FLAT_FORM_NAME, FieldInfo, NodeInfo
 from treewright._core.instance import check, run_init, run_post_init, set_attribute
 from treewright._core.rules import fields as rules
 from treewright.errors import NodeDefinitionError
+
+_NAMES_MAY_BE_UNKNOWN: Any = {"annotation_format": Format.FORWARDREF} if sys.version_info >= (3, 14) else {}
 
 
 class _Own:
@@ -137,7 +141,7 @@ def _storing(info: NodeInfo, me: str) -> list[str]:
     if info.statics:
         names = ", ".join(info.table.names)
         kinds = ", ".join([f"__type__({name})" for name in info.table.names])
-        lines.append(f"try: __statics__ = __table__.by_value[{kinds}, {names}]()")
+        lines.append(f"try: __statics__ = __table__.known[{kinds}, {names}]()")
         lines.append("except __Exception__: __statics__ = None")
         statics = f"__statics__ or __table__.intern_by_key(({names},))"
     attribute = "" if hasattr(info.cls, FLAT_FORM_NAME) else f"{FLAT_FORM_NAME!r}, "
@@ -180,3 +184,14 @@ def _annotate(init: Any, cls: type[Any], arguments: Sequence[FieldInfo]) -> None
         init.__annotate__ = __annotate__
     else:  # before 3.14
         init.__annotations__ = {**annotated, "return": None}
+
+
+class Signature:
+    """The docstring of a class without one, as `dataclasses` writes it: the signature, built when it is first read."""
+
+    def __get__(self, node: Any, cls: Any = None) -> str:
+        doc: str = cls.__name__
+        with contextlib.suppress(TypeError, ValueError):
+            doc += str(inspect.signature(cls, **_NAMES_MAY_BE_UNKNOWN)).replace(" -> None", "")
+        cls.__doc__ = doc
+        return doc
