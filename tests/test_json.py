@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 import subprocess
 import sys
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -75,6 +77,8 @@ class Named(dict[str, Any]):
         self.name = name
 
 
+PATTERNS = [re.compile("a" * 300 + end) for end in "bc"]
+IDS = [uuid.UUID(int=3, is_safe=safety) for safety in (uuid.SafeUUID.safe, uuid.SafeUUID.unsafe)]
 CHANGED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "an array as the rate": (lambda: optax.adam(jnp.float32(1e-3)), lambda: optax.adam(jnp.float32(0.5))),
     "a schedule object": (lambda: optax.sgd(Warmup(10)), lambda: optax.sgd(Warmup(1000))),
@@ -96,6 +100,8 @@ CHANGED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "the object of a method": (lambda: Warmup(1).halved, lambda: Warmup(2).halved),
     "the method of an object": (lambda: Warmup(1).halved, lambda: Warmup(1).__call__),
     "an attribute of a dict": (lambda: Named("p", rate=1), lambda: Named("q", rate=1)),
+    "the end of a long pattern": (lambda: table_schedule(PATTERNS[0]), lambda: table_schedule(PATTERNS[1])),
+    "the safety of a UUID": (lambda: table_schedule(IDS[0]), lambda: table_schedule(IDS[1])),
 }
 
 

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from treewright._base.functions import (
-    BY_VALUE,
     C_METHOD_TYPES,
+    CONSTANTS,
     METHOD_TYPES,
     MISSING,
     attribute_of,
@@ -39,7 +39,7 @@ _NAMES = ("__name__", "__qualname__", "__module__", "__doc__")
 _HIDDEN = frozenset({"piece", "name", "annotation", "uncompared"})  # roles that no report shows
 
 
-class Part(NamedTuple):
+class PartKey(NamedTuple):
     """The key of a part of a callable or an object that is not an item of a container."""
 
     role: str  # such as "captured", "default", "global", "argument", "option", "attribute"
@@ -54,15 +54,20 @@ _KEYS: Mapping[str, Callable[[Any], Key]] = types.MappingProxyType(
 )
 
 
+def is_plain(cls: type[Any]) -> bool:
+    """Whether exact keys compare the instances of a class by value; these refer to no arrays."""
+    if cls in CONSTANTS:
+        return True
+    kind = kind_of(cls)
+    return kind is not None and kind.make is None and cls is not functools.partial
+
+
 def contents(value: Any) -> dict[Key, Any]:
-    """The contents of a value: items and fields by JAX's keys, the parts of callables and other objects by `Part`.
+    """The contents of a value: items and fields by JAX's keys, the parts of callables and other objects by `PartKey`.
 
     A leaf has none.
     """
-    if type(value) in BY_VALUE:
-        return {}
-    kind = kind_of(type(value))
-    if isinstance(value, _WHOLE) or (kind is not None and kind.make is None and type(value) is not functools.partial):
+    if is_plain(type(value)) or isinstance(value, _WHOLE):
         return {}
     parts = tuple(part for part in comparison_of(value, "field").parts if part[0] not in _HIDDEN)
     return dict(_with_keys(value, _of_wrapper(value, parts) or (*parts, *_described(value, parts))))
@@ -86,7 +91,7 @@ def _with_keys(value: Any, parts: Parts) -> Iterator[tuple[Key, Any]]:
             named = enumerate(values)
         for name, part in dict(named).items():
             if name != "__wrapped__" or role == "function":  # `wraps` makes it an attribute too
-                yield _KEYS.get(role, functools.partial(Part, role))(name), part
+                yield _KEYS.get(role, functools.partial(PartKey, role))(name), part
 
 
 def _described(value: Any, parts: Parts) -> Parts:

@@ -147,7 +147,11 @@ class _Description:
         is_function = isinstance(value, types.FunctionType)
         texts = sorted(map(self.separately, value)) if isinstance(value, set | frozenset) else list(self.parts(value))
         if not (texts or is_function or isinstance(value, Mapping)):
-            return _plain_text(value) if _kind_of(cls) else f"{self.name(cls)}({_plain_text(value)})"
+            kind = _kind_of(cls)
+            parts = kind and kind.parts(value)
+            if kind is not None and parts is not None:  # `repr` leaves out parts of a UUID or a long pattern
+                return encoded_text([kind.name, *map(encode, parts)])
+            return _plain_text(value) if kind else f"{self.name(cls)}({_plain_text(value)})"
         contents_text = f"{{{', '.join(texts)}}}" if isinstance(value, Mapping) else ", ".join(texts)
         return f"{'' if cls is tuple else self.name(value if is_function else cls)}({contents_text})"
 

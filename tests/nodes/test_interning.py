@@ -122,7 +122,7 @@ class Kept(Module):
 
 def test_statics_of_constants_are_kept_for_the_next_node() -> None:
     table = table_of(Kept)
-    for value in ("a", 1, (1, "b"), np.dtype("f4"), jnp.float32, jax.nn.relu):
+    for value in ("a", 1, (1, "b"), ((1, 1), ((2,),)), np.dtype("f4"), jnp.float32, jax.nn.relu):
         first = id(statics_of(Kept(value)))
 
         assert table.in_use
@@ -152,6 +152,7 @@ def test_the_number_of_kept_statics_is_limited() -> None:
         local_member,
         lambda: np.dtype("f4", metadata={"v": Running(1)}),
         lambda: "long" * 1000,
+        lambda: ((0,) * 40,) * 40,
     ],
 )
 def test_statics_of_users_live_as_long_as_their_nodes(make: Callable[[], Any]) -> None:

@@ -195,7 +195,6 @@ REJECTED = {
         "from flax import nnx\nclass A(Module):\n d = nnx.Linear(2, 2, rngs=nnx.Rngs(0))",
         r"A\.d = .* no ann",
     ),
-    "a static in quotes": ("class A(Module):\n n: 'int = static()'", r"A\.n has static in its annotation"),
     "a generator": (
         "class A(Module):\n x: float\n def __post_init__(self):\n  yield",
         r"A\.__post_init__ is a generator",

@@ -400,11 +400,13 @@ def captured(function: types.FunctionType) -> dict[str, Any]:
         cosine(0)  # assigns decay_steps = 400.0, but is the same schedule
     """
     variables: dict[str, Any] = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+    names = function.__code__.co_freevars
+    for index, cell in enumerate(function.__closure__ or ()):  # half the time of zip(strict=True)
         try:  # half the time of contextlib.suppress
             value = cell.cell_contents
         except ValueError:  # not bound yet
             continue
+        name = names[index]
         if type(value) is float and value and value.is_integer() and is_library_function(function):
             value = int(value) if name in assigned_by(function.__code__) else value
         variables[name] = value

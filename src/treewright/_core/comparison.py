@@ -97,6 +97,8 @@ def _changeable(reason: str, parts: Parts = ()) -> Comparison:
 def comparison_of(value: Any, holder: Holder) -> Comparison:
     """How a value is compared."""
     cls = type(value)
+    if cls is tuple:
+        return Comparison("parts", (tuple,), (("item", holder, value),))
     if cls is types.FunctionType:
         return _of_function(value, holder)
     if cls in _PARTIALS:
@@ -123,8 +125,6 @@ def _of_kind(kind: Kind, value: Any, holder: Holder) -> Comparison:
     parts = kind.parts(value)
     if parts is None:  # more than its parts
         return _by_identity(value, holder)
-    if cls is tuple:
-        return Comparison("parts", (cls,), (("item", holder, parts),))
     if kind is NAMEDTUPLE:
         own = (cls, Unchanged(value)) if cls.__dictoffset__ else (cls,)
         return Comparison("parts", own, (("item", holder, tuple(parts)[1:]),))
@@ -354,7 +354,9 @@ def _inside(holder: Holder) -> Holder:
 def _of_partial(value: functools.partial[Any], holder: Holder) -> Comparison:
     """By function and arguments, if it has no attributes."""
     inner = _inside(holder)
-    parts: Parts = (("function", inner, {"func": value.func}), ("argument", inner, value.args))
+    parts: Parts = (("function", inner, {"func": value.func}),)
+    if value.args:
+        parts = (*parts, ("argument", inner, value.args))
     if value.keywords:
         parts = (*parts, ("argument", inner, value.keywords))
     if value.__dict__:

@@ -46,7 +46,7 @@ def make_node_class(cls: Any, options: Mapping[str, bool], *, is_module: bool) -
     _read_fields(draft)
     init, keeps_init = _init_of(draft)
     info, arguments = _node_info(draft, keeps_init=keeps_init)
-    # Before the rest: where IPython's autoreload can't replace the code of `__init__`, it leaves the class as it was.
+    # Before the fields: where IPython's autoreload can't replace the code of `__init__`, it keeps the old fields.
     if options["init"] and not keeps_init:
         cls.__init__ = make_init(info, arguments)
     elif cls.__init__ is not init:

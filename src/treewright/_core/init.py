@@ -17,7 +17,7 @@ the text is, inside a function whose parameters are the helpers:
       if not __is_own__: return __build__(self, __assign__, __own__, {'kernel': kernel, ...}, None)
       if steps is __own__.factory: steps = __own__.fields['steps'].call('default_factory', __own__.cls)
       kernel = __own__.fields['kernel'].call('converter', __own__.cls, kernel)
-      try: __statics__ = __table__.by_value[__type__(activation), activation]()
+      try: __statics__ = __table__.known[__type__(activation), activation]()
       except __Exception__: __statics__ = None
       __store__(self, ((kernel, steps, ), __statics__ or __table__.intern_by_key((activation,))))
       if __table__.to_check: __check__(self)
@@ -137,7 +137,7 @@ def _storing(info: NodeInfo, me: str) -> list[str]:
     if info.statics:
         names = ", ".join(info.table.names)
         kinds = ", ".join([f"__type__({name})" for name in info.table.names])
-        lines.append(f"try: __statics__ = __table__.by_value[{kinds}, {names}]()")
+        lines.append(f"try: __statics__ = __table__.known[{kinds}, {names}]()")
         lines.append("except __Exception__: __statics__ = None")
         statics = f"__statics__ or __table__.intern_by_key(({names},))"
     attribute = "" if hasattr(info.cls, FLAT_FORM_NAME) else f"{FLAT_FORM_NAME!r}, "

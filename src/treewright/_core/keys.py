@@ -21,8 +21,10 @@ from treewright._base.text import is_node_class
 from treewright._core.comparison import Comparison, Holder, IdentityKey, Unchanged, comparison_of
 
 _FUNCTIONS = frozenset({types.FunctionType, functools.partial, types.MethodType})  # can't change by assignments
-Entered = dict[int, tuple[int, Any]]  # in a function or the like: the callables entered so far, by `id`, by number
-Opened = tuple[Entered, dict[tuple[int, Holder], tuple[Hashable, Any]]]  # and the keys of all other values
+# Inside a function or the like: the callables entered so far, by `id`, with their numbers. And the keys of all other
+# parts. Both keep their values, so that the ids stay in use.
+Entered = dict[int, tuple[int, Any]]
+Known = dict[tuple[int, Holder], tuple[Hashable, Any]]
 Doubts = list[tuple[Any, Holder]]  # values that are not compared by value, and their holders
 
 
@@ -35,7 +37,7 @@ def exact_key(value: object, doubts: Doubts | None = None) -> Hashable:
         NoExactKeyError: If the value, or one inside it, is mutable, an array, a tracer, or not hashable; or if it
             reaches a node with arrays, also inside a function.
     """
-    return _key(value, "field", ({}, {}), [] if doubts is None else doubts)
+    return _key(value, "field", {}, {}, [] if doubts is None else doubts)
 
 
 def equal_keys(left: Any, right: Any) -> bool:
@@ -58,11 +60,10 @@ def compared_by_itself(value: object, key: Any) -> bool:
     return len(key) == 2 and key[0] is type(value) and key[1] is value
 
 
-def _key(value: Any, holder: Holder, opened: Opened, doubts: Doubts) -> Hashable:
+def _key(value: Any, holder: Holder, entered: Entered, known: Known, doubts: Doubts) -> Hashable:
     """The exact key of a value; None if it can change inside a function, which is then compared by identity.
 
-    Inside a function, partial or method, `entered` has the callables around it, and what is entered again gets the
-    number of its first visit:
+    Inside a function, partial or method, what is entered again gets the number of its first visit:
 
         (1, 2.0)                -> (tuple, "item", (int, 1), (float, 2.0))
         partial(f, 1)           -> (partial, Unchanged(...), "function", "func", key of f, "argument", (int, 1))
@@ -73,52 +74,49 @@ def _key(value: Any, holder: Holder, opened: Opened, doubts: Doubts) -> Hashable
     cls = type(value)
     if cls in BY_VALUE or (cls is float and value and value == value):  # noqa: PLR0124
         return (cls, value)
-    entered, known = opened
-    before = (entered.get(id(value)) or known.get((id(value), holder))) if entered or known else None
-    if before is not None:
-        return before[0]
+    return _key_of_object(value, holder, entered, known, doubts)
+
+
+def _key_of_object(value: Any, holder: Holder, entered: Entered, known: Known, doubts: Doubts) -> Hashable:
+    """The key of a value that is more than a plain number or text, and that was not met before."""
     how = comparison_of(value, holder)
     if how.problem is not None:
         raise how.problem()
-    if (how.can_change or how.by == "author") and cls not in _FUNCTIONS:
+    if (how.can_change or how.by == "author") and type(value) not in _FUNCTIONS:
         doubts.append((value, holder))
     callables = len(entered)
     if how.may_recur:
-        around = entered or {}
-        around[id(value)] = callables, value
-        opened = around, known if callables else {}
+        if not callables:
+            entered, known = {}, {}
+        entered[id(value)] = callables, value
     try:
-        key = _key_of_parts(how, opened, doubts) if how.parts else how.own
+        key = _key_of_parts(how, entered, known, doubts) if how.parts else how.own
     except RecursionError:  # nested deeper than Python's own stack
         if callables or not how.may_recur:
             raise
         _reject_arrays(value, holder)
         key = None
     if how.by == "identity" or (key is None and not callables):
-        key = None if how.can_change and callables else identity_key(value)
-    if how.parts and len(entered) == callables:
-        known[id(value), holder] = key, value  # with the value, so that its id stays in use
+        return None if how.can_change and callables else identity_key(value)
     return key
 
 
-def _key_of_parts(how: Comparison, opened: Opened, doubts: Doubts) -> Hashable:
+def _key_of_parts(how: Comparison, entered: Entered, known: Known, doubts: Doubts) -> Hashable:
     """The own part of a comparison, and the keys of the parts with their roles and names; None if a part can change.
 
     It enters all parts in any case, because each may reach a node with arrays.
     """
-    entered, _ = opened
     keys: list[Any] = [*how.own]
     can_change = False
     for role, holder, parts in how.parts:
         if role == "member":  # in any order, so without common numbers
-            members = frozenset([_key(part, holder, ({0: (0, None)} if entered else {}, {}), doubts) for part in parts])
+            members = frozenset([_key(part, holder, {0: (0, None)} if entered else {}, {}, doubts) for part in parts])
             can_change = can_change or None in members
             keys.append(members)
             continue
         if role == "uncompared":  # A function that is in a part too must have its key there, not a number.
-            apart: Opened = dict(entered), {}
-            for part in parts.values():
-                _key(part, holder, apart, doubts)
+            apart = Comparison("parts", (), (("item", holder, tuple(parts.values())),))
+            _key_of_parts(apart, dict(entered), {}, doubts)
             continue
         keys.append(role)
         values = parts
@@ -129,9 +127,18 @@ def _key_of_parts(how: Comparison, opened: Opened, doubts: Doubts) -> Hashable:
             else:
                 keys += parts
         for part in values:
-            key = (type(part), part) if type(part) in BY_VALUE else _key(part, holder, opened, doubts)
-            can_change = can_change or key is None
-            keys.append(key)
+            cls = type(part)
+            if cls in BY_VALUE or (cls is float and part and part == part):  # noqa: PLR0124  as in `_key`, but faster
+                keys.append((cls, part))
+                continue
+            before = entered.get(id(part)) or known.get((id(part), holder))
+            if before is None:
+                callables = len(entered)
+                before = _key_of_object(part, holder, entered, known, doubts), part
+                if len(entered) == callables:
+                    known[id(part), holder] = before
+            can_change = can_change or before[0] is None
+            keys.append(before[0])
     return None if can_change else tuple(keys)
 
 

@@ -7,7 +7,7 @@ Python code.
 import collections
 import dataclasses
 import enum
-import itertools
+import functools
 import operator
 import threading
 import types
@@ -40,14 +40,12 @@ class Statics:
         table: The table that contains them.
         values: The values in the order of the fields.
         keys: Their exact keys.
-        watched: The containers in the values that must be unchanged when the same objects come again; None until then.
     """
 
-    __slots__ = ("__weakref__", "keys", "table", "values", "watched")
+    __slots__ = ("__weakref__", "keys", "table", "values")
     table: "StaticTable"
     values: tuple[Any, ...]
     keys: tuple[Hashable, ...]
-    watched: tuple[Unchanged, ...] | None
 
     def __repr__(self) -> str:
         """The fields and values, which JAX prints in its messages.
@@ -89,16 +87,23 @@ class _Entry(weakref.ref[Statics]):
         return self.hash
 
 
+class _Known(dict[Any, Callable[[], Statics | None]]):
+    """References to statics, by types and values where `==` is exact, otherwise by the ids of both."""
+
+    def __missing__(self, types_and_values: tuple[Any, ...]) -> Callable[[], Statics | None]:
+        return self.get(tuple(map(id, types_and_values)), types.NoneType)  # which returns None
+
+
 @dataclasses.dataclass(eq=False, repr=False)
 class StaticTable:
     """Weak references to the statics of one class that are in use.
 
-    `in_use` finds them by their keys, the other two without computing a key:
+    `in_use` finds them by their keys, `known` without computing a key. The generated `__init__` reads it:
 
-        Net(x, "relu")   # in `by_value`, as (str, "relu"): type and `==` are exact. The generated `__init__` reads it.
+        Net(x, "relu")   # in `known`, as (str, "relu"): type and `==` are exact
         Net(x, adam)     # by its key: its parts are many
-        Net(x, adam)     # by its key; the same object came twice, so it is in `by_id` now, with what must not change
-        Net(x, adam)     # in `by_id`, if what must not change has not
+        Net(x, adam)     # by its key; the same object came twice, so `known` has its id now, and what must not change
+        Net(x, adam)     # in `known`, if what must not change has not
 
     Without an equal node, a node would build the key of its statics again, in ten times as long (benchmarks: node). So
     the last statics that contain only constants are kept alive; those with an object of the user's live as long as
@@ -114,8 +119,7 @@ class StaticTable:
         self.keys: tuple[Any, ...] = tuple(map(GetAttrKey, self.children))
         self.to_check = MAX_CHECKED_NODES  # how many more nodes of the class are checked closely
         self.warned: set[str] = set()  # children with a warning: one for each field
-        self.by_value: dict[Hashable, weakref.ref[Statics]] = {}
-        self.by_id: dict[Hashable, weakref.ref[Statics]] = {}
+        self.known = _Known()
         self.in_use: dict[_Entry, _Entry] = {}
         self._kept: collections.deque[Statics] = collections.deque(maxlen=MAX_KEPT)
         self._doubted: weakref.WeakSet[type[Any]] = weakref.WeakSet()  # classes of values with a warning
@@ -129,48 +133,36 @@ class StaticTable:
     def intern(self, values: tuple[Any, ...]) -> Statics:
         """The unique `Statics` for these values, in the order of the fields. The generated `__init__` inlines this."""
         try:
-            statics = self.by_value[*map(type, values), *values]()
+            statics = self.known[*map(type, values), *values]()
         except Exception:  # noqa: BLE001  a user's __hash__; intern_by_key reports it with class and field
             statics = None
         return self.intern_by_key(values) if statics is None else statics
 
     def intern_by_key(self, values: tuple[Any, ...]) -> Statics:
-        """The unique `Statics` for values that are not in `by_value`."""
-        repeated = self._find_by_id(values) if self.by_id else None
-        if repeated is not None:
-            return repeated
+        """The unique `Statics` for values that are not in `known`."""
         keys = self._keys_of(values)
-        new = Statics(self, values, keys, None)
+        new = Statics(self, values, keys)
         entry = _Entry(new, self._forget)
         statics = None
         with self._lock:
             while statics is None:  # Another thread may free equal statics at this moment.
                 statics = self.in_use.setdefault(entry, entry)()
+            by_value = (*map(type, values), *values)
+            by_id = tuple(map(id, by_value))
             if statics is new:
                 is_constant = all(map(_is_constant, values))
-                if all(map(_can_find_by_value, values, keys)):
-                    self._remember(self.by_value, (*map(type, values), *values), statics)
-                elif is_constant:
-                    statics.watched = ()
-                    self._remember(self.by_id, tuple(map(id, values)), statics)
                 if is_constant:
                     self._kept.append(statics)
-            elif statics.watched is None and all(map(operator.is_, values, statics.values)):
-                watched = list(map(watched_below, values, keys))
-                statics.watched = tuple(itertools.chain(*filter(None, watched)))
-                if None not in watched:
-                    self._remember(self.by_id, tuple(map(id, values)), statics)
+                if all(map(_can_find_by_value, values, keys)):
+                    self._remember(by_value, statics, [])
+                elif is_constant:
+                    self._remember(by_id, statics, [])
+            elif by_id not in self.known and all(map(operator.is_, values, statics.values)):
+                self._remember(by_id, statics, list(map(watched_below, values, keys)))
         return statics
 
     def _forget(self, entry: _Entry) -> None:
         self.in_use.pop(entry, None)
-
-    def _find_by_id(self, values: tuple[Any, ...]) -> Statics | None:
-        """The statics of the same objects, if nothing in them has changed."""
-        reference = self.by_id.get(tuple(map(id, values)))
-        statics = None if reference is None else reference()
-        is_unchanged = statics is not None and all(each.is_unchanged() for each in statics.watched or ())
-        return statics if is_unchanged else None
 
     def _keys_of(self, values: tuple[Any, ...]) -> tuple[Hashable, ...]:
         """The exact key of each value. Warns for each mutable object that may be meant as a constant."""
@@ -200,19 +192,20 @@ class StaticTable:
             warn_user(problem, StaticWarning)
             self._doubted.add(cls)  # not if the warning was an error, which must come again
 
-    def _remember(self, table: dict[Hashable, weakref.ref[Statics]], key: Hashable, statics: Statics) -> None:
-        """Add an entry that lives as long as the statics."""
+    def _remember(self, key: Hashable, statics: Statics, watched: list[list[Unchanged] | None]) -> None:
+        """Add an entry to `known` that lives as long as the statics."""
+        reference = weakref.ref(statics, functools.partial(self.known.pop, key))
+        self.known[key] = functools.partial(_if_unchanged, reference, watched) if watched else reference
 
-        def forget(reference: "weakref.ref[Statics]") -> None:
-            with self._lock:
-                if table.get(key) is reference:
-                    del table[key]
 
-        table[key] = weakref.ref(statics, forget)
+def _if_unchanged(reference: weakref.ref[Statics], watched: list[list[Unchanged] | None]) -> Statics | None:
+    """The statics, if nothing in them has changed."""
+    is_unchanged = all(each is not None and all(map(Unchanged.is_unchanged, each)) for each in watched)
+    return reference() if is_unchanged else None
 
 
 def _can_find_by_value(value: Any, key: Any) -> bool:
-    """Whether a value can replace its exact key in `by_value`.
+    """Whether a value can replace its exact key in `known`.
 
     Its hash and `==` must be exact or by identity. And it must not refer to a node, because it would keep the node
     alive, and so the table's entry. Importable values live forever anyway.
@@ -224,13 +217,13 @@ def _can_find_by_value(value: Any, key: Any) -> bool:
     return is_exact and callable(value) and import_path(value) is not None
 
 
-def _is_constant(value: Any) -> bool:
+def _is_constant(value: Any, room: int = _MAX_LENGTH) -> bool:
     """Whether a value is small, can't change and holds nothing of the user's: a number, or a library's function."""
     cls = type(value)
     if cls is str or cls is bytes:
-        return len(value) <= _MAX_LENGTH
-    if cls is tuple:  # not nested, which could be any number of parts
-        return len(value) <= _MAX_LENGTH and all(type(part) is not tuple and _is_constant(part) for part in value)
+        return len(value) <= room
+    if cls is tuple:  # whose parts share the room
+        return len(value) <= room and all(_is_constant(part, room // len(value)) for part in value)
     if cls is types.FunctionType and "<" in value.__qualname__:
         return False  # for speed: a lambda or a local function can't be imported
     return cls in CONSTANTS or (isinstance(value, np.dtype) and value.isbuiltin == 1) or library_of(value) != ""

@@ -1,18 +1,15 @@
 """Explain why two similar-looking statics differ: snapshots, nested differences, causes."""
 
 import dataclasses
-import enum
-import functools
 import types
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
 
 from treewright._base.functions import (
-    CONSTANTS,
     METHOD_TYPES,
     is_generated,
     is_library,
@@ -21,9 +18,8 @@ from treewright._base.functions import (
 )
 from treewright._base.jax_private import Path, path_text
 from treewright._base.text import short_text
-from treewright._contents import Part, contents, unwrap_api_boundary
-from treewright._core import By, Comparison, equal_keys, exact_key, is_node, kind_of, within
-from treewright._freeze import FrozenArray
+from treewright._contents import PartKey, contents, is_plain, unwrap_api_boundary
+from treewright._core import By, Comparison, equal_keys, exact_key, is_node, within
 from treewright._reports import first_names
 from treewright._trees.difference import ABSENT, describe_apart
 
@@ -33,11 +29,8 @@ _MAX_DEPTH = 8  # levels
 _MAX_PARTS = 400  # parts in all
 _MAX_PLACES = 16  # changed places in one container that are listed; with more, the whole container is
 _MAX_SHOWN = 3  # changes listed in a cause
-# Values that need no snapshot: they can't change and refer to no arrays. Subclasses may have attributes.
-_CONSTANTS: tuple[Any, ...] = (
-    *(*CONSTANTS, types.NotImplementedType, type, types.ModuleType, types.BuiltinFunctionType),
-    *(enum.Enum, np.dtype, np.generic, FrozenArray),
-)
+# Values that need no snapshot, like plain values: they can't change and refer to no arrays.
+_CONSTANTS: tuple[Any, ...] = (types.NotImplementedType, type, types.ModuleType, types.BuiltinFunctionType)
 _ARRAYS = (jax.Array, np.ndarray)
 _CONTAINERS = frozenset({list, dict, set, bytearray})  # the same object may have other contents later
 # How a report introduces the parts of a function, by role.
@@ -63,7 +56,7 @@ class Cause(str):
 # Snapshots
 
 
-_FUNCTION, _SELF = Part("object", "__func__"), Part("object", "self")
+_FUNCTION, _SELF = PartKey("object", "__func__"), PartKey("object", "self")
 
 
 class Code(NamedTuple):
@@ -90,9 +83,9 @@ class Snapshot:
         foreign: How `jit` compares it as a static of a foreign class: "value" is its own `==`.
         exact: How nodes compare it as a static.
         can_change: How it can change, so that nodes compare it by identity.
-        kept: The value itself, if it is plain, or its class defines `==` and allows no weak reference.
         code: The code of a Python function.
-        is_whole: Whether it has all parts by which the value is compared. If not, `kept` is compared in their place.
+        reference: Returns the value itself while it is alive: a weak reference, or a strong one to a value whose class
+            defines `==` and allows no weak reference. None for others, whose `address` identifies them.
     """
 
     cls: type[Any]
@@ -101,24 +94,21 @@ class Snapshot:
     foreign: By
     exact: By
     can_change: str
-    kept: Any
     code: Code | None
     address: int
-    reference: weakref.ref[Any] | None
-    is_whole: bool = True
+    reference: Callable[[], Any] | None
 
     def __repr__(self) -> str:
         return self.text
 
     @property
-    def value(self) -> Any:
-        """The value itself if its class defines `==`; None if it is deleted: JAX's caches depend on that."""
-        return self.kept if self.kept is not None or self.reference is None else self.reference()
+    def kept(self) -> Any:
+        """The value itself if it is known to be alive, and so its parts; else None. JAX's caches depend on that."""
+        return None if self.reference is None else self.reference()
 
     @property
     def is_alive(self) -> bool:
-        """Whether the value is known to be alive, and so its parts."""
-        return self.reference is not None and self.reference() is not None
+        return self.kept is not None
 
     @property
     def inner(self) -> Any:
@@ -130,30 +120,29 @@ def snapshot(value: Any) -> Any:
     """A snapshot of a value; a plain value itself.
 
     It has all parts by which `jit` or a node compares the value, and of objects that are compared by identity the first
-    ones. So of `(1, Trainer())` it has both items, and a part of the trainer's attributes.
+    ones. So of `(1, Trainer())` it has both items, and a part of the trainer's attributes. Below a hundred levels, the
+    values themselves are parts.
     """
     budget = iter(range(_MAX_PARTS))
     visited: dict[int, tuple[Any, Any]] = {}  # id -> the value, to keep the id in use, and its snapshot
 
     def snapshot_of(value: Any, level: int, depth: int | None) -> Any:
         """The snapshot of a part; `depth` is None as long as every part is compared."""
-        if isinstance(value, _CONSTANTS) and not contents(value):
+        named = [*contents(value).items()]
+        if level == _MAX_LEVELS or is_plain(type(value)) or (isinstance(value, _CONSTANTS) and not named):
             return value
         if id(value) in visited:
             return visited[id(value)][1]
         visited[id(value)] = value, ("...", len(visited))  # for a value inside itself
         snap = _snapshot_without_parts(value)
-        named = [*contents(value).items()]
         if snap.foreign == snap.exact == "identity" and depth is None:
             depth = _MAX_DEPTH
         if depth is not None:
             # One level before the next, so that no part hides its neighbours by its size.
             named = [item for item, _ in zip(named, budget, strict=False)] if depth else []
-        if level == _MAX_LEVELS and named:
-            named, snap.kept, snap.is_whole = [], value, False
         for key, part in named:
             # A global function may in turn read half a program.
-            is_global = isinstance(key, Part) and key.role == "global" and isinstance(part, types.FunctionType)
+            is_global = isinstance(key, PartKey) and key.role == "global" and isinstance(part, types.FunctionType)
             inner = 0 if is_global else None if depth is None else depth - 1
             snap.parts[key] = snapshot_of(part, level + 1, inner)
         visited[id(value)] = value, snap
@@ -194,16 +183,14 @@ def _snapshot_without_parts(value: Any) -> Snapshot:
     code: Code | None = None
     if isinstance(function, types.FunctionType):
         code = Code(function.__code__, function.__code__.co_filename, is_library_function(function))
+    reference: Callable[[], Any] | None
     try:
         reference = None if cls in _CONTAINERS else weakref.ref(value)
     except TypeError:
-        reference = None
-    kind = kind_of(cls)
-    is_plain = kind is not None and kind.make is None and cls is not functools.partial  # it refers to no arrays
-    kept = value if is_plain or (foreign == "value" and reference is None) else None
+        reference = (lambda: value) if foreign == "value" else None
     how = _how_compared(value)
     exact = foreign if how.problem is not None else how.by
-    return Snapshot(cls, short_text(value), {}, foreign, exact, how.can_change, kept, code, id(value), reference)
+    return Snapshot(cls, short_text(value), {}, foreign, exact, how.can_change, code, id(value), reference)
 
 
 # Differences
@@ -247,9 +234,7 @@ def _one_static_then(left: Snapshot, right: Snapshot, known: Known, *, exactly: 
     if not exactly and left.cls is right.cls is types.MethodType:
         functions, owners = ([each.parts[key] for each in (left, right)] for key in (_FUNCTION, _SELF))
         return one_static(*functions, known=known) and is_same_object(owners[0], owners[1], known)
-    old, new = left.value, right.value
-    if not (left.is_whole and right.is_whole):
-        return left.cls is right.cls and one_static(old, new, exactly=exactly)
+    old, new = left.kept, right.kept
     if how == "parts" and (left.parts or old is None or new is None):
         return one_content(left, right, known, exactly=exactly)
     if old is None or new is None:  # One is deleted, and its parts do not show whether they were equal.
@@ -339,7 +324,7 @@ def _opened(left: Any, right: Any, *, only_containers: bool) -> tuple[Mapping[An
     if class_of(left) is not class_of(right):
         return {}, {}
     ours, theirs = (side.parts if isinstance(side, Snapshot) else contents(side) for side in (left, right))
-    is_closed = ours.keys() != theirs.keys() or any(isinstance(key, Part) for key in ours)
+    is_closed = ours.keys() != theirs.keys() or any(isinstance(key, PartKey) for key in ours)
     is_changed = isinstance(left, Snapshot) and left.is_alive and is_same_object(left, right)
     return ({}, {}) if is_closed or is_changed else (ours, theirs)
 
@@ -539,7 +524,7 @@ def _of_methods(old: Snapshot, new: Snapshot) -> Cause | None:
 
 def _of_objects(old: Snapshot, new: Snapshot) -> Cause | None:
     cls: Any = old.cls
-    a, b = old.value, new.value
+    a, b = old.kept, new.kept
     changed = changes(old, new)
     if changed and is_same_object(old, new) and new.is_alive:
         return Cause("changed in place", f"the same object, changed in place: {_listed(changed)}")
@@ -557,8 +542,6 @@ def _of_objects(old: Snapshot, new: Snapshot) -> Cause | None:
         return None
     if changed:
         return Cause("other attributes", f"these differ: {_listed(changed)}")
-    if not old.is_whole:
-        return Cause("other attributes", f"they differ more than {_MAX_LEVELS} levels below")
     if not by_identity and describe_apart(old, new) is not None:
         return None  # the texts show it
     return Cause("same text", f"a different {cls.__qualname__} with the same text")

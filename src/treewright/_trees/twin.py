@@ -149,7 +149,7 @@ class _Statics(Statics):
     __slots__ = ("own",)
 
     def __init__(self, own: Statics, values: Any) -> None:
-        self.own, self.values, self.table, self.keys, self.watched = own, values, own.table, own.keys, own.watched
+        self.own, self.values, self.table, self.keys = own, values, own.table, own.keys
 
     def __eq__(self, other: object) -> bool:
         return self.own is getattr(other, "own", other)

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import typing_extensions
+from typing_extensions import Format
 
 from treewright._base.functions import foreign_library, native_base
 from treewright._base.text import is_node_class, short_text, with_article
@@ -204,7 +205,7 @@ def values_of_mixin(draft: Draft, info: NodeInfo) -> str | None:
         f"neither a node class nor a dataclass: all instances share {short_text(vars(base)[name])}. Decorate "
         f"{base.__qualname__} with @pytree_dataclass, or write {name}: ClassVar = ... for a constant."
         for base in _mixins(draft.cls)
-        for name, annotation in _annotations(base).items()
+        for name, annotation in typing_extensions.get_annotations(base, format=Format.FORWARDREF).items()
         if name in vars(base) and not (name in info.by_name or name in draft.body)
         if not hasattr(type(vars(base)[name]), "__get__")
         if special_form(annotation, base, (typing, typing_extensions)) not in (typing.ClassVar, typing.Final)
@@ -229,10 +230,6 @@ def _mixins(cls: type[Any]) -> Iterator[type[Any]]:
     others = [base for base in cls.__mro__[1:-1] if _DECLARING.isdisjoint(vars(base))]
     seen = {base for other in cls.__mro__[1:] if others and is_node_class(other) for base in other.__mro__}
     return (base for base in others if base not in seen and not getattr(base, "_is_protocol", False))
-
-
-def _annotations(cls: type[Any]) -> dict[str, Any]:
-    return typing_extensions.get_annotations(cls, format=typing_extensions.Format.FORWARDREF)
 
 
 def _is_special(name: str) -> bool:
