@@ -52,7 +52,7 @@ def select_by_function(
         mask = None if all(run.found) else as_mask(result)
         if mask is not None:
             return mask
-        if places is None:
+        if places is None and run.is_lazy:
             run = Run(where, root, whole=True)
             places, structure = _places(where, root, run), run.structure
         if not places:
