@@ -82,6 +82,8 @@ def test_verify_reports_a_damaged_step_and_continues(
     assert status == 1
     assert text.count("  2 arrays verified\n") == 2
     assert f"{run / '2'} is damaged: " in text
+    (run / "3" / "_CHECKPOINT_METADATA").write_bytes((run / "1" / "_CHECKPOINT_METADATA").read_bytes())
+    assert f"{run / '3'} is damaged: " in output_of(capsys, "run", "--verify")[1]
     save(tmp_path / "file", net())
     assert output_of(capsys, tmp_path / "file", "--verify")[0] == 0
 

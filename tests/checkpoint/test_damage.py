@@ -243,3 +243,15 @@ def test_messages_about_damage_are_short(tmp_path: Path) -> None:
     with pytest.raises(CheckpointDamagedError) as caught:
         load(tmp_path / "x")
     assert len(str(caught.value)) < 1000
+
+
+def test_a_header_above_the_limit_of_safetensors_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treewright.checkpoint.format.MAX_BYTES", 1000)
+    text = r"The names, statics and items would take [\d,]+ bytes .* limit of safetensors is 1,000\. Stack layers, save"
+    with pytest.raises(CheckpointError, match=f"^{text}"):
+        save(tmp_path / "x", {"a" * 1000: 1})
+    manager = CheckpointManager(tmp_path / "run")
+    manager.save(1, LIKE, items={"text": "a" * 1000})
+    with pytest.raises(CheckpointError, match=f"Step 1 could not be saved .*: {text}"):
+        manager.wait()
+    assert [path.name for path in tmp_path.rglob("*")] == ["run"]

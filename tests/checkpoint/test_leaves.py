@@ -131,8 +131,7 @@ def test_unsupported_leaves_are_rejected_by_path(leaf: Any, problem: str, engine
     with pytest.raises(CheckpointError) as caught:
         engine.save({"a": [leaf], "b": 1})
 
-    assert f"\n  ['a'][0] {problem}" in str(caught.value) or problem == "not an array or a number"
-    assert problem in str(caught.value)
+    assert f"\n  ['a'][0] {problem}" in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 

@@ -87,10 +87,22 @@ def help_on_init(cls: type) -> list[str]:
     return [line for line in pydoc.plain(pydoc.render_doc(cls)).splitlines() if "__init__(" in line]
 
 
+def docstring(cls: Any) -> str:
+    """A class's docstring: Python 3.14 writes it with the dataclass, 3.15 and Treewright at the first access."""
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        if sys.version_info < (3, 15) and not hasattr(cls, "__node_info__") and "looked_at" not in vars(cls):
+            signature = inspect.signature(cls, annotation_format=annotationlib.Format.FORWARDREF)
+            cls.__doc__, cls.looked_at = cls.__name__ + str(signature).replace(" -> None", ""), True
+    return str(cls.__doc__)
+
+
 def views(cls: Any) -> Iterator[tuple[str, Callable[[], object]]]:
     """Functions that show the annotations of a class, by name."""
     yield "fields", lambda: [(each.name, each.type) for each in dataclasses.fields(cls)]
     yield "signature", lambda: str(inspect.signature(cls))
+    yield "docstring", lambda: docstring(cls)
     yield "help", lambda: help_on_init(cls)
     yield "annotations", lambda: cls.__init__.__annotations__
     yield "hints of __init__", lambda: typing.get_type_hints(cls.__init__, include_extras=True)

@@ -173,6 +173,7 @@ def test_a_node_has_the_signature_of_the_frozen_dataclass_with_the_same_fields(f
     )
     assert str(inspect.signature(ours)) == str(inspect.signature(theirs))
     assert ours.__match_args__ == theirs.__match_args__  # type: ignore[attr-defined]
+    assert ours.__doc__ == theirs.__doc__
 
 
 @given(nodes(), nodes())

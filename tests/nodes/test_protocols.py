@@ -200,7 +200,7 @@ def test_help_shows_signature_docstring_and_methods() -> None:
     ):
         assert part in text
     assert "Apply it." in pydoc.render_doc(Net(2).__call__, renderer=plain)
-    assert inspect.getdoc(Box) == ""
+    assert inspect.getdoc(Box) == "Box(value: Any)"
 
 
 def test_a_cached_property_is_computed_once_and_not_a_field() -> None:

@@ -520,9 +520,11 @@ def test_a_decorator_rejects_options_of_blocks() -> None:
             TypeError, match=r"only=...\) decorates double, but a decorator tracks only its own function"
         ):
             watch(double)
-    wrong: Any = treewright.max_traces(1)
-    with pytest.raises(TypeError, match="@max_traces needs a function, got 3"):
-        wrong(3)
+    for wrong in (3, Scale):
+        with pytest.raises(TypeError, match=r"@max_traces needs a function, got (3|Scale)"):
+            treewright.max_traces(1)(wrong)  # type: ignore[type-var]
+        with pytest.raises(TypeError, match=r"max_traces\(only=...\) needs a function or its name, got (3|Scale)"):
+            treewright.max_traces(1, only=wrong)  # type: ignore[arg-type]
     bare: Any = treewright.explain_retraces
     with pytest.raises(TypeError, match=r"takes no positional argument, got .*double\. Write @explain_retraces\(\)"):
         bare(double)

@@ -6,13 +6,7 @@ from treewright._core.copies import replace, with_fields
 from treewright._core.definition import make_node_class
 from treewright._core.fields import AnyStatic, FieldKind, StaticValue, buffer, field, static
 from treewright._core.info import FLAT_FORM_NAME, FieldInfo, NodeInfo, info_of
-from treewright._core.instance import (
-    Unfinished,
-    check,
-    flat_form,
-    from_flat_form,
-    is_node,
-)
+from treewright._core.instance import Unfinished, check, flat_form, from_flat_form, is_node
 from treewright._core.keys import equal_keys, exact_key, within
 from treewright._core.kinds import JSON_TYPES, Kind, kind_of, with_parts
 from treewright._core.methods import NODE_METHODS, leaves_equal, replace_method

@@ -14,7 +14,7 @@ from treewright._core.bound import wrap_methods
 from treewright._core.field_views import ArgumentView, FieldView, field_view
 from treewright._core.fields import MISSING, options_of, reject_field_on_class
 from treewright._core.info import FLAT_FORM_NAME, Draft, FieldInfo, NodeInfo
-from treewright._core.init import make_init
+from treewright._core.init import Signature, make_init
 from treewright._core.instance import Unfinished, wrap_init
 from treewright._core.methods import NODE_METHODS, replace_method
 from treewright._core.registration import register_once
@@ -59,7 +59,7 @@ def make_node_class(cls: Any, options: Mapping[str, bool], *, is_module: bool) -
     cls.__node_info__, cls.__node_fields__ = info, info.by_name
     _install_methods(draft)
     warn(FINISHED, NodeDefinitionWarning, draft, info)
-    cls.__doc__ = draft.body.get("__doc__") or ""  # not that of a base
+    cls.__doc__ = draft.body.get("__doc__") or Signature()
     register_once(cls)
 
 
@@ -88,7 +88,7 @@ def _read_fields(draft: Draft) -> None:
     are_frozen = {
         vars(base)["__dataclass_params__"].frozen for base in cls.__mro__ if "__dataclass_params__" in vars(base)
     }
-    cls.__doc__ = "placeholder"  # Without it, dataclasses would write the signature, which does not exist yet.
+    cls.__doc__ = "placeholder"  # Without it, dataclasses would build one from the signature, which does not exist yet.
     decorate = dataclasses.dataclass(
         init=False,
         repr=False,
@@ -221,12 +221,8 @@ def _install_methods(draft: Draft) -> None:
 
 
 def _is_inherited_from_user(draft: Draft, name: str, ours: Any) -> bool:
-    """Whether a base class has its own version of one of our methods."""
+    """Whether a base class has its own version of one of our methods. That of a dataclass would miss fields."""
     inherited = draft.inherited.get(name)
-    return not (inherited is ours or inherited is getattr(object, name, None) or _is_of_dataclass(draft.cls, name))
-
-
-def _is_of_dataclass(cls: type[Any], name: str) -> bool:
-    """Whether a class inherits a method from a dataclass that is not a node: it would compare or show fewer fields."""
-    writer = next((base for base in cls.__mro__[1:] if name in vars(base)), object)
-    return "__dataclass_params__" in vars(writer) and "__node_info__" not in vars(writer)
+    writer = next((base for base in draft.cls.__mro__[1:] if name in vars(base)), object)
+    is_of_dataclass = "__dataclass_params__" in vars(writer) and "__node_info__" not in vars(writer)
+    return not (inherited is ours or inherited is getattr(object, name, None) or is_of_dataclass)

@@ -114,7 +114,10 @@ def options_of(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
     `{"pytree_node": False}` of `flax.struct.field`, `{"converter": f}` of `equinox.field`.
     """
     metadata = field.metadata
-    options: Mapping[str, Any] = metadata.get(_OPTIONS_KEY, {})
+    try:
+        options: Mapping[str, Any] = metadata.get(_OPTIONS_KEY, {})
+    except AttributeError:  # dataclasses accepts any mapping, even one without `get`.
+        return {}
     if "converter" in metadata and options.get("converter") is None:
         options = {**options, "converter": metadata["converter"]}
     if metadata and options.get("kind", "child") == "child":

@@ -23,7 +23,9 @@ the text is, inside a function whose parameters are the helpers:
       if __table__.to_check: __check__(self)
 """
 
+import contextlib
 import dataclasses
+import inspect
 import linecache
 import sys
 import zlib
@@ -37,6 +39,8 @@ from treewright._core.info import FLAT_FORM_NAME, FieldInfo, NodeInfo
 from treewright._core.instance import check, run_init, run_post_init, set_attribute
 from treewright._core.rules import fields as rules
 from treewright.errors import NodeDefinitionError
+
+_NAMES_MAY_BE_UNKNOWN: Any = {"annotation_format": Format.FORWARDREF} if sys.version_info >= (3, 14) else {}
 
 
 class _Own:
@@ -180,3 +184,14 @@ def _annotate(init: Any, cls: type[Any], arguments: Sequence[FieldInfo]) -> None
         init.__annotate__ = __annotate__
     else:  # before 3.14
         init.__annotations__ = {**annotated, "return": None}
+
+
+class Signature:
+    """The docstring of a class without one, as `dataclasses` writes it: the signature, built when it is first read."""
+
+    def __get__(self, node: Any, cls: Any = None) -> str:
+        doc: str = cls.__name__
+        with contextlib.suppress(TypeError, ValueError):
+            doc += str(inspect.signature(cls, **_NAMES_MAY_BE_UNKNOWN)).replace(" -> None", "")
+        cls.__doc__ = doc
+        return doc

@@ -14,13 +14,7 @@ from treewright._base.jax_private import jax_trees, numbers_of
 from treewright._base.text import is_node_class, node_repr
 from treewright._core.copies import replace_fields
 from treewright._core.info import FLAT_FORM_NAME, info_of
-from treewright._core.instance import (
-    delete_attribute,
-    flat_form,
-    from_flat_form,
-    is_node,
-    set_attribute,
-)
+from treewright._core.instance import delete_attribute, flat_form, from_flat_form, is_node, set_attribute
 from treewright._core.keys import compared_by_itself, exact_key
 from treewright._core.rules import instances as rules
 from treewright._core.rules.statics import NoExactKeyError, pickle_of_other_fields

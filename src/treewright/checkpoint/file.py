@@ -18,7 +18,7 @@ from treewright.checkpoint.fit import MISSING, LoadOptions, check_options
 from treewright.checkpoint.format import CODES, open_safetensors, write_safetensors
 from treewright.checkpoint.host import local_blocks, on_host, pieces_of
 from treewright.checkpoint.loading import load_tree
-from treewright.checkpoint.manifest import LeafRecord, Manifest, from_metadata, is_sealed
+from treewright.checkpoint.manifest import DIGEST, TEXT, LeafRecord, Manifest, from_metadata
 from treewright.checkpoint.tree import parts_to_save
 from treewright.errors import CheckpointError
 
@@ -182,7 +182,7 @@ def open_saved(path: Path) -> Generator[tuple[Manifest, BlockReader]]:
         CheckpointError: If it is not a file, lacks a manifest, or has a different format version.
     """
     with open_safetensors(path) as file:
-        if not is_sealed(file.metadata):
+        if file.metadata.keys().isdisjoint({TEXT, DIGEST}):
             raise CheckpointError(
                 f"{path} has no manifest: a different program wrote this safetensors file. Load it by name: "
                 f"from_names(read_names(path), like=...)."

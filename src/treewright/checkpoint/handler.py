@@ -33,7 +33,7 @@ from treewright.checkpoint.folder import FILE, LISTING, as_folder
 from treewright.checkpoint.format import SafetensorsFile, open_safetensors, write_safetensors
 from treewright.checkpoint.host import on_host
 from treewright.checkpoint.loading import load_tree
-from treewright.checkpoint.manifest import LeafRecord, Manifest, from_metadata, is_sealed, join_name, seal, unseal
+from treewright.checkpoint.manifest import TEXT, LeafRecord, Manifest, from_metadata, join_name, seal, unseal
 from treewright.checkpoint.tree import Parts, parts_to_save
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
@@ -91,17 +91,12 @@ def step_to_save(
     """
     parts = parts_to_save(state, problems_of=problems_of)
     layouts: dict[Layout, int] = {}
-
-    @functools.cache
-    def layout_and_numbers(sharding: Any, grid: tuple[int, ...]) -> tuple[int, Any]:
-        layout, numbers = blocks_of(sharding, grid)
-        return layouts.setdefault(layout, len(layouts)), numbers
-
     blocks: dict[str, list[tuple[tuple[int, bool], Any]]] = {}
     for leaf in parts.manifest.leaves:
         array = array_to_save(parts.values[leaf.name])
         if isinstance(array, jax.Array) and array.size:
-            leaf.layout, here = layout_and_numbers(array.sharding, grid_of(array))
+            layout, here = blocks_of(array.sharding, grid_of(array))
+            leaf.layout = layouts.setdefault(layout, len(layouts))
             shards = [(each.device, each.data) for each in array.addressable_shards]
             blocks[leaf.name] = [(here[device], data) for device, data in shards if device in here]
         else:
@@ -259,9 +254,10 @@ def listed_of_step(folder: Any) -> tuple[Mapping[str, Any], Mapping[str, float],
     with parsing(f"{LISTING} of step {folder.name}"):
         if not _is_file(path) or (isinstance(path, Path) and path.stat().st_size > _MAX_LISTING_BYTES):
             raise ValueError(f"it is missing, or not a regular file of at most {_MAX_LISTING_BYTES:,} bytes")
-        metadata = json.loads(path.read_bytes()).get("custom_metadata") or {}
-        if is_sealed(metadata):
-            listed = unseal(metadata)
+        content = path.read_bytes()
+        listing = json.loads(content)
+        if TEXT.encode() in content:  # several times, so that a damaged file of ours is not taken for a different one
+            listed = unseal(listing["custom_metadata"])
             return dict(listed["retention"]), dict(listed["metrics"]), str(listed["save"])
     raise CheckpointError(
         f"Step {folder.name} in {folder.parent} has no manifest: a different program saved it with Orbax. "

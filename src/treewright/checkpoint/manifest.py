@@ -155,11 +155,6 @@ def _fields_of(record: LeafRecord | NodeRecord) -> dict[str, Any]:
     return {name: value for name, value in vars(record).items() if name != "saved_name"}
 
 
-def is_sealed(metadata: Mapping[str, Any]) -> bool:
-    """Whether `seal` wrote it, although it may be damaged."""
-    return not metadata.keys().isdisjoint({TEXT, DIGEST})
-
-
 def unseal(metadata: Mapping[str, Any], key: str = TEXT) -> Any:
     """The document that `seal` wrote.
 

@@ -24,8 +24,8 @@ def call_differences(old: Signature, new: Signature, *, reasons: bool = True) ->
     if old.settings is not new.settings:
         differences += _setting_differences(old.settings, new.settings)
     if old.batch != new.batch and len(old.batch) == len(new.batch):
-        sizes = (batch[0] if len(batch) == 1 else batch for batch in (old.batch, new.batch))
-        differences.append(Difference(("the size of vmap",), *sizes, "batch"))
+        left, right = (batch[0] if len(batch) == 1 else batch for batch in (old.batch, new.batch))
+        differences.append(Difference(("the size of vmap",), left, right, "batch"))
     changed = {difference.path for difference in differences}  # a mesh with other axes is a setting
     options = _by_name("option", old.options, new.options)
     return differences + [difference for difference in options if difference.path not in changed]

@@ -91,7 +91,7 @@ class _BlockOrDecorator:
     _created_at: tuple[str, int] | None = None  # the file and line, until first use
 
     def __init__(self, only: Only, **options: Any) -> None:
-        if not (only is None or isinstance(only, str) or callable(only)):
+        if not (only is None or isinstance(only, str) or _is_function(only)):
             raise TypeError(f"{type(self).__name__}(only=...) needs a function or its name, got {short_text(only)}.")
         self._reject_untracked(only)
         self._only, self._options = only, options
@@ -105,8 +105,7 @@ class _BlockOrDecorator:
         If it is not jitted, the jitted functions that it calls are tracked too.
         """
         self._created_at, decorator = None, type(self).__name__
-        decorated: Any = function
-        if not callable(decorated) or isinstance(decorated, type):
+        if not _is_function(function):
             raise TypeError(f"@{decorator} needs a function, got {short_text(function)}.")
         self._reject_untracked(function)
         if self._only is not None:
@@ -176,6 +175,10 @@ class _BlockOrDecorator:
                 f"the calls, or `@{name}(...)` above a function."
             )
             warnings.warn_explicit(text, RetraceWarning, *self._created_at)
+
+
+def _is_function(value: object) -> bool:
+    return callable(value) and not isinstance(value, type)  # a class, passed for its instances, would match none
 
 
 def _function_that_calls(method: Any) -> Any:
