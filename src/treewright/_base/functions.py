@@ -358,11 +358,12 @@ def why_open(function: types.FunctionType) -> tuple[str, list[Any]]:
         return f"has the attribute {next(iter(attributes))}", []
     if code.co_freevars and code.co_freevars != ("__class__",):
         return f"captures {code.co_freevars[0]}", []
-    _, more = code_reads(code)
+    reads, more = code_reads(code)
     if more:
         return more, []
     values: list[Any] = []
-    for name, value, module in reads_of(function):
+    for read in reads:  # faster than reads_of()
+        name, value, module = _read(function, *read)
         if not is_safe(value, module):
             return f"reads the global {name}", []
         values.append(value)
