@@ -89,9 +89,9 @@ def _rejected(value: Any, rule: rules.Rule, parts: Parts = ()) -> Comparison:
     return Comparison("identity", (), parts, problem=functools.partial(rules.NoExactKeyError, value, rule))
 
 
-def _changeable(reason: str, parts: Parts = ()) -> Comparison:
+def _changeable(can_change: str, parts: Parts = ()) -> Comparison:
     """The comparison of a value that can change. Its parts may reach a node with arrays."""
-    return Comparison("identity", (), parts, reason, may_recur=True)
+    return Comparison("identity", (), parts, can_change, may_recur=True)
 
 
 def comparison_of(value: Any, holder: Holder) -> Comparison:
@@ -327,8 +327,8 @@ def _of_function(value: types.FunctionType, holder: Holder) -> Comparison:
         return Comparison("identity", (), parts, may_recur=True) if parts else _BY_IDENTITY
     if from_library:  # == of code ignores the place; cloudpickle drops the file. The other globals are constant.
         return Comparison("parts", (module, value.__qualname__, value.__name__, code), parts, may_recur=True)
-    reason, reads = why_open(value)
-    return _changeable(reason, parts) if reason else _of_closed_function(value, inner, parts, reads)
+    can_change, reads = why_open(value)
+    return _changeable(can_change, parts) if can_change else _of_closed_function(value, inner, parts, reads)
 
 
 def _of_closed_function(value: types.FunctionType, holder: Holder, parts: Parts, reads: list[Any]) -> Comparison:
@@ -360,8 +360,8 @@ def _of_partial(value: functools.partial[Any], holder: Holder) -> Comparison:
     if value.keywords:
         parts = (*parts, ("argument", inner, value.keywords))
     if value.__dict__:
-        reason = f"has the attribute {next(iter(value.__dict__))}"
-        return _changeable(reason, (*parts, ("attribute", inner, value.__dict__)))
+        parts = (*parts, ("attribute", inner, value.__dict__))
+        return _changeable(f"has the attribute {next(iter(value.__dict__))}", parts)
     return Comparison("parts", (type(value), Unchanged(value)), parts, may_recur=True)
 
 

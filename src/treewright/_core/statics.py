@@ -224,8 +224,6 @@ def _is_constant(value: Any, room: int = _MAX_LENGTH) -> bool:
         return len(value) <= room
     if cls is tuple:  # whose parts share the room
         return len(value) <= room and all(_is_constant(part, room // len(value)) for part in value)
-    if cls is types.FunctionType and "<" in value.__qualname__:
-        return False  # for speed: a lambda or a local function can't be imported
     return cls in CONSTANTS or (isinstance(value, np.dtype) and value.isbuiltin == 1) or library_of(value) != ""
 
 

@@ -86,9 +86,10 @@ class Run:
         value, cls = place.value, type(place.value)
         if is_node_class(cls):
             children, statics = flat_form(value)
-            static_values = self._lazy(_Lazy, place, statics.values, statics.table.names)
-            pair = self._lazy(_Lazy, place, children, statics.table.keys), _Statics(statics, static_values)
-            return from_flat_form(cls, pair)
+            values = self._lazy(_Lazy, place, children, statics.table.keys)
+            if statics.values:
+                statics = _Statics(statics, self._lazy(_Lazy, place, statics.values, statics.table.names))
+            return from_flat_form(cls, (values, statics))
         if cls in _LAZY and not (self.whole and value):
             self.is_lazy = True
             return self._lazy(_LAZY[cls], place, value, None)
@@ -178,10 +179,10 @@ class _Lazy:
             raise
         if isinstance(name, slice):
             return self.whole()[name]
-        if self.base is not dict:
+        if self.base is dict:
+            name = name if type(name) is str else item_key(self.items, name).key  # 1 if read by True
+        elif self.keys is None:
             name = range(len(self.items))[name]  # not from the end
-        elif type(name) is not str:
-            name = item_key(self.items, name).key  # 1 if read by True
         if name not in self.places:
             key = self.keys[name] if self.keys else (DictKey if self.base is dict else SequenceKey)(name)
             self.places[name] = Place(value, GetAttrKey(key) if type(key) is str else key, self.place)

@@ -255,11 +255,9 @@ def captured_array(owner: type[Any], name: str, value: Any, changing: Any, holde
     """An array that a user's function captured looks like a parameter, but `jit` compiles it into the program."""
     if holder != "user" or not isinstance(changing, jax.Array) or isinstance(changing, jax.Ref):
         return None
-    inside = "" if changing is value else f", inside {text_with_class(value)}"
-    found = rule_of(changing)(changing).description
     return (
-        f"{owner.__qualname__}.{name} is static and holds {found}{inside}. jit compiles it in as a constant: no "
-        f"gradient reaches it, and no update.\n"
+        f"{_holds(owner, name, value, changing)}. jit compiles it in as a constant: no gradient reaches it, and no "
+        f"update.\n"
         f"If it is a parameter, make it a child. If it is a constant table, use treewright.freeze(numpy.asarray(...))."
     )
 
@@ -314,7 +312,9 @@ def _settable_names(cls: type[Any]) -> Iterator[str]:
 
 def _holds(owner: type[Any], name: str, value: Any, changing: Any) -> str:
     inside = "" if changing is value else f", inside {text_with_class(value)}"
-    return f"{owner.__qualname__}.{name} is static and holds {text_with_class(changing)}{inside}"
+    is_array = isinstance(changing, jax.Array)
+    description = f"an array, {text(changing)}" if is_array else text_with_class(changing)
+    return f"{owner.__qualname__}.{name} is static and holds {description}{inside}"
 
 
 def _if_meant(owner: type[Any], name: str) -> str:
