@@ -77,6 +77,10 @@ class Named(dict[str, Any]):
         self.name = name
 
 
+def nested(value: Any) -> Any:
+    return functools.reduce(lambda inner, _: (inner,), range(60), value)
+
+
 PATTERNS = [re.compile("a" * 300 + end) for end in "bc"]
 IDS = [uuid.UUID(int=3, is_safe=safety) for safety in (uuid.SafeUUID.safe, uuid.SafeUUID.unsafe)]
 CHANGED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
@@ -101,6 +105,8 @@ CHANGED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "the method of an object": (lambda: Warmup(1).halved, lambda: Warmup(1).__call__),
     "an attribute of a dict": (lambda: Named("p", rate=1), lambda: Named("q", rate=1)),
     "the end of a long pattern": (lambda: table_schedule(PATTERNS[0]), lambda: table_schedule(PATTERNS[1])),
+    "a text of numpy": (lambda: table_schedule(np.str_("age")), lambda: table_schedule(np.str_("sex"))),
+    "what is nested deeply": (lambda: table_schedule(slice(nested(1))), lambda: table_schedule(slice(nested(2)))),
     "the safety of a UUID": (lambda: table_schedule(IDS[0]), lambda: table_schedule(IDS[1])),
 }
 
@@ -141,6 +147,7 @@ TEXTS: dict[str, Any] = {
     "tests.test_json.Config(sizes=(2,))": Config((2,)),
     "np.float32(0.5)": np.float32(0.5),
     "dtype('>f4')": np.dtype(">f4"),
+    "scalar(dtype('bytes8'), bytes('61'))": np.bytes_(b"a"),
     "partial(print, (), (('end', ''),))": functools.partial(print, end=""),
     "PartitionSpec('x', None, ('y', 'z'))": SPEC("x", None, ("y", "z")),
 }

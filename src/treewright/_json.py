@@ -6,7 +6,6 @@ functions are written by name, `["name", "module:qualname"]`. Equal values are e
 set.
 """
 
-import contextlib
 import hashlib
 import json
 import math
@@ -150,7 +149,9 @@ class _Description:
             kind = _kind_of(cls)
             parts = kind and kind.parts(value)
             if kind is not None and parts is not None:  # `repr` leaves out parts of a UUID or a long pattern
-                return encoded_text([kind.name, *map(encode, parts)])
+                encoded = [kind.name, *map(encode, parts)]
+                text = encoded_text(encoded)
+                return f"{text} #{_digest(json.dumps(encoded))}" if "..." in text else text  # it may be cut
             return _plain_text(value) if kind else f"{self.name(cls)}({_plain_text(value)})"
         contents_text = f"{{{', '.join(texts)}}}" if isinstance(value, Mapping) else ", ".join(texts)
         return f"{'' if cls is tuple else self.name(value if is_function else cls)}({contents_text})"
@@ -244,9 +245,8 @@ def encoded_text(encoded: EncodedStatic, levels: int = _MAX_LEVELS) -> str:
             return name.replace(":", ".").removeprefix("builtins.")
         case ["float", str(number)]:
             return number
-        case ["scalar", ["dtype", str(dtype)], ["bytes", str(data)]]:
-            with contextlib.suppress(Exception):
-                return repr(np.frombuffer(bytes.fromhex(data), dtype)[0])
+        case ["scalar", ["dtype", str(dtype)], ["bytes", str(data)]] if text := _scalar_text(dtype, data):
+            return text
         case ["tuple", *parts]:
             return f"({', '.join([encoded_text(part, levels - 1) for part in parts])}{',' * (len(parts) == 1)})"
         case ["node", cls, ["tuple", *statics], *parts]:
@@ -258,6 +258,14 @@ def encoded_text(encoded: EncodedStatic, levels: int = _MAX_LEVELS) -> str:
         case _:
             pass
     return "..."
+
+
+def _scalar_text(dtype: str, data: str) -> str:
+    """The text of a numpy scalar; empty for a text, whose dtype numpy does not read, or forged data."""
+    try:
+        return repr(np.frombuffer(bytes.fromhex(data), dtype)[0])
+    except Exception:  # noqa: BLE001  numpy raises many types
+        return ""
 
 
 def _call(name: str, parts: Iterable[EncodedStatic], levels: int) -> str:
