@@ -97,6 +97,15 @@ class FailsOnLookup:
     def __call__(self) -> None: ...
 
 
+class HasNoTruth:
+    """A lazy data set: its length is not known before it is read."""
+
+    mesh = np.arange(2)
+
+    def __len__(self) -> int:
+        raise RuntimeError("not loaded")
+
+
 class FailsOnComparison:
     """A value that equals itself, and can't be compared with others."""
 
@@ -121,6 +130,7 @@ class ClassFailsOnComparison(type):
     ("make", "part"),
     [
         (lambda: FailsOnLookup(), "create it once and reuse it"),
+        (lambda: HasNoTruth(), "HasNoTruth has no __eq__"),
         (lambda: (FailsOnLookup(),), "create it once and reuse it"),
         (lambda: FailsOnComparison(), "a different FailsOnComparison with the same text"),
         (lambda: ClassFailsOnComparison("Model", (), {}), "two classes are named Model"),

@@ -126,8 +126,8 @@ def two_texts(left: Any, right: Any, *, reason: str = "") -> Sequence[str]:
 
 def describe_apart(left: Any, right: Any) -> Sequence[str] | None:
     """What distinguishes two meshes, shardings or other plain values whose texts are equal; None if nothing does."""
-    sides = [attribute_of(side, "kept") or side for side in (left, right)]  # of snapshots
-    meshes = [attribute_of(side, "mesh") or side for side in sides]
+    sides = [side if (kept := attribute_of(side, "kept")) is None else kept for side in (left, right)]  # of snapshots
+    meshes = [side if (mesh := attribute_of(side, "mesh")) is None else mesh for side in sides]
     if all(isinstance(mesh, jax.sharding.Mesh) for mesh in meshes):
         devices = [", ".join(str(device.id) for device in mesh.devices.flat) for mesh in meshes]
     elif all(isinstance(side, jax.sharding.Sharding) for side in sides):
