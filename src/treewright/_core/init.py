@@ -11,13 +11,13 @@ helpers like `__table__`, which can't be field names. For this class:
 the text is, inside a function whose parameters are the helpers:
 
     def __init__(self, kernel, activation=__default_activation__, steps=__factory__):
-      nonlocal __own__, __table__, __store__, __assign__, __build__, __check__, __Exception__, __type__
+      nonlocal __own__, __table__, __store__, __assign__, __build__, __check__, __absent__, __Exception__, __type__
       try: __is_own__ = __type__(self) is __own__.cls_a3df0c31
       except __Exception__: __is_own__ = False
       if not __is_own__: return __build__(self, __assign__, __own__, {'kernel': kernel, ...}, None)
       kernel = __own__.cls.__node_fields__['kernel'].call('converter', __own__.cls, kernel)
       if steps is __own__.factory: steps = __own__.cls.__node_fields__['steps'].call('default_factory', __own__.cls)
-      try: __statics__ = __table__.known[__type__(activation), activation]()
+      try: __statics__ = __table__.known.get((__type__(activation), activation), __absent__)()
       except __Exception__: __statics__ = None
       __store__(self, ((kernel, steps, ), __statics__ or __table__.intern_by_key((activation,))))
       if __table__.to_check: __check__(self)
@@ -28,6 +28,7 @@ import dataclasses
 import inspect
 import linecache
 import sys
+import types
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -64,7 +65,7 @@ def make_init(info: NodeInfo, arguments: Sequence[FieldInfo]) -> Callable[..., N
     cls, own = info.cls, _Own(info)
     slot: Any = getattr(cls, FLAT_FORM_NAME, None)  # A Module has a slot; setting it directly is 10 % faster.
     helpers = {"__own__": own, "__table__": info.table, "__store__": slot.__set__ if slot else object.__setattr__}
-    helpers |= {"__assign__": assign, "__build__": run_init, "__check__": check}
+    helpers |= {"__assign__": assign, "__build__": run_init, "__check__": check, "__absent__": types.NoneType}
     helpers |= {"__Exception__": Exception, "__type__": type}  # A module or a field may have these names.
     me = "__self__" if "self" in info.by_name or "self" in info.init_vars else "self"
     defaults: dict[str, Any] = {"__factory__": own.factory}
@@ -143,7 +144,7 @@ def _storing(info: NodeInfo, me: str) -> list[str]:
     if info.statics:
         names = ", ".join(info.table.names)
         kinds = ", ".join([f"__type__({name})" for name in info.table.names])
-        lines.append(f"try: __statics__ = __table__.known[{kinds}, {names}]()")
+        lines.append(f"try: __statics__ = __table__.known.get(({kinds}, {names}), __absent__)()")
         lines.append("except __Exception__: __statics__ = None")
         statics = f"__statics__ or __table__.intern_by_key(({names},))"
     attribute = "" if hasattr(info.cls, FLAT_FORM_NAME) else f"{FLAT_FORM_NAME!r}, "
