@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import keyword
 import types
 import typing
 from collections.abc import Iterator
@@ -22,6 +23,14 @@ from treewright._core.rules.declarations import (
     specifier_name,
     specifier_text,
 )
+
+
+def no_identifier(draft: Draft) -> str | None:
+    """`make_dataclass` rejects such names too: a parameter needs an identifier."""
+    for name in draft.annotations:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            return f"{draft.cls.__qualname__} has a field named {name!r}, which is not an identifier. Rename it."
+    return None
 
 
 def field_and_method(draft: Draft) -> str | None:
@@ -121,7 +130,13 @@ def _loss(base: FieldInfo) -> str | None:
     return f"lose its {' and '.join(options)}" if options else None
 
 
-DECLARATIONS = (field_and_method, specifier_not_called, specifier_in_the_annotation, declared_again_otherwise)
+DECLARATIONS = (
+    no_identifier,
+    field_and_method,
+    specifier_not_called,
+    specifier_in_the_annotation,
+    declared_again_otherwise,
+)
 
 
 def default_before(cls: type[Any], name: str, other: str) -> str:
