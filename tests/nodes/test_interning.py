@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import gc
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -180,6 +182,23 @@ def test_statics_of_users_live_as_long_as_their_nodes(make: Callable[[], Any]) -
     del node
 
     assert number_after_collection(table) == 0
+
+
+@pytest.mark.filterwarnings("ignore::treewright.errors.StaticWarning")
+def test_an_object_that_owns_nodes_with_itself_in_a_static_is_freed() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        logger: Any
+
+    class Trainer:
+        def __init__(self, wrap: Any) -> None:
+            self.config = wrap(Config(self))
+            self.nodes = [Kept(self.config), Kept(self.config), Kept(self.config)]  # found by its id from the third on
+
+    trainers = [weakref.ref(Trainer(wrap)) for wrap in (lambda config: config, lambda config: (1, config))]
+    gc.collect()
+
+    assert [trainer() for trainer in trainers] == [None, None]
 
 
 @pytest.mark.parametrize("decorator", [jax.custom_jvp, jax.custom_vjp])

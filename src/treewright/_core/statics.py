@@ -12,7 +12,7 @@ import operator
 import threading
 import types
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -40,12 +40,14 @@ class Statics:
         table: The table that contains them.
         values: The values in the order of the fields.
         keys: Their exact keys.
+        watched: What must be unchanged in each value when the same objects come again; None if that can't be known.
     """
 
-    __slots__ = ("__weakref__", "keys", "table", "values")
+    __slots__ = ("__weakref__", "keys", "table", "values", "watched")
     table: "StaticTable"
     values: tuple[Any, ...]
     keys: tuple[Hashable, ...]
+    watched: Sequence[list[Unchanged] | None]
 
     def __repr__(self) -> str:
         """The fields and values, which JAX prints in its messages.
@@ -138,7 +140,7 @@ class StaticTable:
         if statics is not None:
             return statics
         keys = self._keys_of(values)
-        new = Statics(self, values, keys)
+        new = Statics(self, values, keys, ())
         entry = _Entry(new, self._forget)
         with self._lock:
             while statics is None:  # Another thread may free equal statics at this moment.
@@ -149,11 +151,12 @@ class StaticTable:
                 if is_constant:
                     self._kept.append(statics)
                 if all(map(_can_find_by_value, values, keys)):
-                    self._remember(by_value, statics, [])
+                    self._remember(by_value, statics)
                 elif is_constant:
-                    self._remember(by_id, statics, [])
+                    self._remember(by_id, statics)
             elif by_id not in self.known and all(map(operator.is_, values, statics.values)):
-                self._remember(by_id, statics, list(map(watched_below, values, keys)))
+                statics.watched = list(map(watched_below, values, keys))
+                self._remember(by_id, statics)
         return statics
 
     def _forget(self, entry: _Entry) -> None:
@@ -187,16 +190,20 @@ class StaticTable:
             warn_user(problem, StaticWarning)
             self._doubted.add(cls)  # not if the warning was an error, which must come again
 
-    def _remember(self, key: Hashable, statics: Statics, watched: list[list[Unchanged] | None]) -> None:
-        """Add an entry to `known` that lives as long as the statics."""
+    def _remember(self, key: Hashable, statics: Statics) -> None:
+        """Add an entry to `known` that lives as long as the statics, and keeps none of their values alive."""
         reference = weakref.ref(statics, functools.partial(self.known.pop, key))
-        self.known[key] = functools.partial(_if_unchanged, reference, watched) if watched else reference
+        self.known[key] = functools.partial(_if_unchanged, reference) if statics.watched else reference
 
 
-def _if_unchanged(reference: weakref.ref[Statics], watched: list[list[Unchanged] | None]) -> Statics | None:
+def _if_unchanged(reference: weakref.ref[Statics]) -> Statics | None:
     """The statics, if nothing in them has changed."""
-    is_unchanged = all(each is not None and all(map(Unchanged.is_unchanged, each)) for each in watched)
-    return reference() if is_unchanged else None
+    statics = reference()
+    if statics is None or not all(
+        each is not None and all(map(Unchanged.is_unchanged, each)) for each in statics.watched
+    ):
+        return None
+    return statics
 
 
 def _can_find_by_value(value: Any, key: Any) -> bool:
