@@ -1,7 +1,7 @@
 """The generated `__init__`: source text that reads like handwritten code, compiled once per class.
 
-This is the only file in `_core` that calls `exec`. Names in the text are parameters, which are the fields' names, and
-helpers like `__table__`, which can't be field names. For this class:
+This is the only file in `_core` that calls `exec`. Names in the text are parameters, which are the fields' names and
+checked to be identifiers, and helpers like `__table__`, which can't be field names. For this class:
 
     class Layer(Module):
         kernel: jax.Array = field(converter=jnp.asarray)
@@ -39,6 +39,7 @@ from treewright._core.fields import MISSING
 from treewright._core.info import FLAT_FORM_NAME, FieldInfo, NodeInfo
 from treewright._core.instance import check, run_init, run_post_init, set_attribute
 from treewright._core.rules import fields as rules
+from treewright._core.rules import reject
 from treewright.errors import NodeDefinitionError
 
 _NAMES_MAY_BE_UNKNOWN: Any = {"annotation_format": Format.FORWARDREF} if sys.version_info >= (3, 14) else {}
@@ -92,6 +93,7 @@ def _parameters(cls: type[Any], arguments: Sequence[FieldInfo], defaults: dict[s
     with_default = None
     for argument in arguments:
         name = parameter = argument.name
+        reject([rules.no_identifier], NodeDefinitionError, cls, name)
         if argument.default is not MISSING:
             defaults[f"__default_{name}__"] = argument.default
             parameter = f"{name}=__default_{name}__"

@@ -25,14 +25,6 @@ from treewright._core.rules.declarations import (
 )
 
 
-def no_identifier(draft: Draft) -> str | None:
-    """`make_dataclass` rejects such names too: a parameter needs an identifier."""
-    for name in draft.annotations:
-        if not name.isidentifier() or keyword.iskeyword(name):
-            return f"{draft.cls.__qualname__} has a field named {name!r}, which is not an identifier. Rename it."
-    return None
-
-
 def field_and_method(draft: Draft) -> str | None:
     """The method would be the default of the field, or hide the field of a base."""
     for name, value in draft.body.items():
@@ -130,13 +122,14 @@ def _loss(base: FieldInfo) -> str | None:
     return f"lose its {' and '.join(options)}" if options else None
 
 
-DECLARATIONS = (
-    no_identifier,
-    field_and_method,
-    specifier_not_called,
-    specifier_in_the_annotation,
-    declared_again_otherwise,
-)
+DECLARATIONS = (field_and_method, specifier_not_called, specifier_in_the_annotation, declared_again_otherwise)
+
+
+def no_identifier(cls: type[Any], name: str) -> str | None:
+    """A parameter of the generated `__init__` needs an identifier."""
+    if name.isidentifier() and not keyword.iskeyword(name):
+        return None
+    return f"{cls.__qualname__} has a field named {name!r}, which is not an identifier. Rename it."
 
 
 def default_before(cls: type[Any], name: str, other: str) -> str:
