@@ -136,12 +136,15 @@ class StaticTable:
     def intern_by_key(self, values: tuple[Any, ...]) -> Statics:
         """The unique `Statics` for values that `known` does not have by value: by their ids, or by their keys."""
         by_id = tuple(map(id, values))
-        statics = self.known.get(by_id, types.NoneType)()
-        if statics is not None:
-            return statics
+        same = self.known.get(by_id, types.NoneType)()
+        if same is not None and all(
+            each is not None and all(map(Unchanged.is_unchanged, each)) for each in same.watched
+        ):
+            return same
         keys = self._keys_of(values)
         new = Statics(self, values, keys, ())
         entry = _Entry(new, self._forget)
+        statics = None
         with self._lock:
             while statics is None:  # Another thread may free equal statics at this moment.
                 statics = self.in_use.setdefault(entry, entry)()
@@ -192,18 +195,7 @@ class StaticTable:
 
     def _remember(self, key: Hashable, statics: Statics) -> None:
         """Add an entry to `known` that lives as long as the statics, and keeps none of their values alive."""
-        reference = weakref.ref(statics, functools.partial(self.known.pop, key))
-        self.known[key] = functools.partial(_if_unchanged, reference) if statics.watched else reference
-
-
-def _if_unchanged(reference: weakref.ref[Statics]) -> Statics | None:
-    """The statics, if nothing in them has changed."""
-    statics = reference()
-    if statics is None or not all(
-        each is not None and all(map(Unchanged.is_unchanged, each)) for each in statics.watched
-    ):
-        return None
-    return statics
+        self.known[key] = weakref.ref(statics, functools.partial(self.known.pop, key))
 
 
 def _can_find_by_value(value: Any, key: Any) -> bool:
