@@ -337,7 +337,7 @@ def test_long_lists_of_places_are_truncated() -> None:
         ([jnp.ones(2), 2.5], lambda tree: tree[0], 2),
         ([jnp.ones(2)], lambda tree: tree[0] if jnp.all(tree[0] > 0) else None, 2),
         ([jnp.ones(2)], lambda tree: tree[0] if jnp.sum(tree[0]) > 0 else None, 4),
-        (Linear(jnp.ones(2), None), lambda tree: tree.bias, 3),
+        (Linear(jnp.ones(2), None), lambda tree: tree.bias, 2),
         ([None] * 12, lambda tree: tree[0], 3),
         ([None] * 12, lambda tree: tree[:], 7),
         ([None] * 12, lambda tree: tree[:3], 5),
