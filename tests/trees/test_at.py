@@ -303,10 +303,16 @@ def test_a_dict_by_path_sets_each_place_and_any_other_dict_is_a_value() -> None:
         biases.set({".layers[0].bias": 1.0, ".layers[2].bias": 2.0})
 
 
+class Unhashable(str):
+    __slots__ = ()
+    __hash__: Any = None
+
+
 def test_a_name_without_a_dot_is_a_field_of_the_root() -> None:
     params: Any = {"dense": {"bias": 1.0, "kernel": 2.0}, "layers": [Linear(3.0, 4.0)]}
 
     assert at(small_net(), "name").get() == "net"
+    assert at(small_net(), Unhashable("name")).get() == "net"
     assert at(params, "**.bias").get() == {"['layers'][0].bias": 4.0}
     assert at(params, "**['bias']").get() == {"['dense']['bias']": 1.0}
     assert message(params, "bias").endswith('To select it at any depth, write "**[\'bias\']" or "**.bias".')
