@@ -240,6 +240,7 @@ class Slotted:
     size: int
 
     def __init__(self, size: int) -> None:
+        self.__size: int
         for name, value in {"weight": [0.0] * size, "size": size, "_Slotted__size": size}.items():
             object.__setattr__(self, name, value)
 
