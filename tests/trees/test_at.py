@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import OrderedDict, defaultdict
 from typing import Any, NamedTuple
 
@@ -263,7 +264,7 @@ for foreign in (Sized, Slotted, ReadOnly):
 setattr(ReadOnly, "size", property(lambda self: 3))  # noqa: B010  a checker would reject the assignment
 
 
-def test_at_bypasses_constructors_and_copy_methods_of_foreign_classes() -> None:
+def test_at_bypasses_constructors_of_foreign_classes_and_copy_methods_that_return_the_object() -> None:
     for sized in (Sized(3), Slotted(3)):
         tree = [sized]
         assert at(tree, lambda tree: tree[0].size).set(5)[0].size == 5
@@ -275,6 +276,55 @@ def test_at_bypasses_constructors_and_copy_methods_of_foreign_classes() -> None:
     assert at([Slotted(3)], "[0].size").set(5)[0].again == 3
     with pytest.raises(TypeError, match=r"^ReadOnly can't be copied with a different size: .* Build one instead\.$"):
         at(ReadOnly(), ".size").set(5)
+
+
+class Cached:
+    """Its copies have a lock of their own and no cached total."""
+
+    weight: Any
+    size: int
+
+    def __init__(self, size: int) -> None:
+        vars(self).update(weight=None, size=size, lock=object())
+
+    @functools.cached_property
+    def total(self) -> int:
+        return 10 * self.size
+
+    def __getstate__(self) -> Any:
+        return {"weight": self.weight, "size": self.size}
+
+    def __setstate__(self, state: Any) -> None:
+        vars(self).update(state, lock=object())
+
+
+class CopiedBySelf(Cached):
+    def __getstate__(self) -> Any:
+        return vars(self)
+
+    def __copy__(self) -> CopiedBySelf:
+        return type(self)(self.size)
+
+
+class Unit(Cached, int):
+    pass
+
+
+class FailedError(CopiedBySelf, Exception):
+    pass
+
+
+@pytest.mark.parametrize("cls", [Cached, CopiedBySelf, Unit, FailedError])
+def test_a_static_of_a_foreign_object_is_set_in_a_copy_that_the_class_makes(cls: Any) -> None:
+    dataclasses.dataclass(init=False, eq=False)(cls)
+    jax.tree_util.register_dataclass(cls, data_fields=["weight"], meta_fields=["size"])
+    before = cls(2)
+    assert before.total == 20
+    changed = at([before], "[0].size").set(3)[0]
+
+    assert (type(changed), changed.size, changed.total) == (cls, 3, 30)
+    assert changed.lock is not before.lock
+    assert (before.size, before.total) == (2, 20)
 
 
 # The text of a path

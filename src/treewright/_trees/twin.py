@@ -18,7 +18,7 @@ from treewright._core import Statics, flat_form, from_flat_form, is_node_class
 from treewright._freeze import FrozenMapping
 from treewright._trees.level import LEAVES
 from treewright._trees.pattern import item_key, missing_place
-from treewright._trees.places import Place, all_entries, with_attributes, with_changes
+from treewright._trees.places import Place, all_entries, bare_copy, with_attributes, with_changes
 
 STRUCTURES = (tuple, list, dict)  # may contain several places
 ONE = jax.tree.structure(0)  # the treedef of a single object
@@ -231,7 +231,10 @@ def with_parts(value: Any, parts: Mapping[Key, Any]) -> Any:
         return from_flat_form(type(value), (tuple(map(parts.get, keys, children)), statics))
     if isinstance(value, (*STRUCTURES, FrozenMapping)) or not all(isinstance(key, GetAttrKey) for key in parts):
         return with_changes(value, parts)
-    return with_attributes(value, {key.name: part for key, part in parts.items()})
+    try:
+        return with_attributes(value, {key.name: part for key, part in parts.items()}, bare_copy)
+    except TypeError:  # for example a property without a setter
+        return with_changes(value, parts)
 
 
 # Stand-ins for leaves
