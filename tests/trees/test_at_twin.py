@@ -379,6 +379,21 @@ def test_a_key_whose_lack_the_function_expects_is_not_blamed_for_another_error()
     assert getattr(caught.value, "__notes__", []) == []
 
 
+class Inactive(Layer):
+    @property
+    def active(self) -> Any:
+        raise AttributeError("not yet", name="w", obj=self)
+
+
+@pytest.mark.parametrize(
+    "where", [lambda m: m.active, lambda m: fail(AttributeError("not yet")) if m.b is None else None]
+)
+def test_an_attribute_error_of_the_function_itself_gets_no_note(where: Where) -> None:
+    with pytest.raises(AttributeError, match=r"^not yet$") as caught:
+        at(Inactive(TIED), where)
+    assert getattr(caught.value, "__notes__", []) == []
+
+
 def test_an_error_of_jax_about_tracers_gets_no_note() -> None:
     def step(net: Any) -> Any:
         return at(net, lambda m: m.layers[0].b if m.head.w.sum() > 0 else m.head.b).set(1.0)

@@ -118,7 +118,7 @@ class Run:
             return place, item_key(place.value, item)
         owners = self._places_of(getattr(error, "obj", self))
         key = GetAttrKey(getattr(error, "name", None) or "")
-        return (owners[0], key) if len(owners) == 1 else None
+        return (owners[0], key) if len(owners) == 1 and key.name and owners[0].child(key) is None else None
 
 
 def flat(result: Any, places: Collection[int] = ()) -> tuple[list[Any], Any]:
