@@ -27,6 +27,8 @@ from hypothesis import strategies as st
 
 from tests.conftest import importorskip
 from treewright import Module, at, count, nbytes, static
+from treewright._trees.places import Place
+from treewright._trees.twin import Run
 from treewright.errors import MissingPlaceError
 
 if TYPE_CHECKING:
@@ -244,6 +246,34 @@ def test_c_code_that_reads_a_long_list_gets_no_wrong_place() -> None:
         assert paths(tree, lambda m: list.__getitem__(m.layers, 3).b) == [".layers[3].b"]
         assert paths(tree, lambda m: (m.layers[3] if type(m.layers) is list else m.head).b) == [".layers[3].b"]
         assert paths(tree, lambda m: (m.layers[3] if type(m.layers) is list else m.head).w) == [".layers[3].w"]
+
+
+WRITES = {"append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update"}
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("get", "__contains__", "__getitem__", "__mul__", "__rmul__"), (1,)),
+    **dict.fromkeys(("index", "count"), (2.5,)),
+    "fromkeys": ("ab",),
+    **dict.fromkeys(("__len__", "__iter__", "__reversed__", "__repr__"), ()),
+}
+
+
+@pytest.mark.parametrize("value", [{"a": 1.5, 1: 2.5}, [1.5, 2.5], (1.5, 2.5)])
+def test_each_method_that_reads_a_list_tuple_or_dict_returns_the_same_in_a_run(value: Any) -> None:
+    def read(container: Any, name: str) -> Any:
+        result = getattr(container, name)(*ARGUMENTS.get(name, ()))
+        return [*result] if hasattr(result, "__iter__") else result
+
+    public = {name for name in vars(type(value)) if not name.startswith("_")} - WRITES
+    for name in public | ARGUMENTS.keys() & vars(type(value)).keys():
+        results: list[Any] = []
+        run = Run(lambda container, name=name, results=results: results.append(read(container, name)), Place(value))
+        assert (name, run.failure, results) == (name, "", [read(value, name)])
+
+
+def test_one_item_is_read_without_the_others() -> None:
+    table = dict.fromkeys(range(9), TIED)
+    for where in (lambda t: t[7], lambda t: t.get(7)):
+        assert len(Run(where, Place(table)).way) == 1
 
 
 ONE = jnp.ones(2)
