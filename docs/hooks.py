@@ -1,8 +1,6 @@
-"""For mkdocs: pages from outside docs/, links from names in guides to the reference, and the words for the search."""
+"""For mkdocs: pages from outside docs/, links from names in guides to the reference, and text that search skips."""
 
 import ast
-import html as html_text
-import json
 import posixpath
 import re
 from collections.abc import Iterator
@@ -10,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import mistakes
-from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
@@ -154,20 +151,3 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
         return f'<autoref identifier="{REFERENCE[name]}" optional>{match[0]}</autoref>'
 
     return CODE.sub(link, html)
-
-
-# The search adds up the words of a query, and a word of a title or a tag outweighs all text. So that a message finds
-# its program, its words are tags too.
-MESSAGE = re.compile(r"<pre><code>.*?</code></pre>\s*<pre><code>(.*?)</code></pre>", re.DOTALL)
-
-
-@event_priority(-50)  # after the search plugin has written the index, and before `offline` copies it
-def on_post_build(config: Any) -> None:
-    """Let the search find a mistake by any words of its message."""
-    file = Path(config["site_dir"]) / "search" / "search_index.json"
-    index = json.loads(file.read_text(encoding="utf-8"))
-    for entry in index["docs"]:
-        if entry["location"].startswith(mistakes.FOLDER) and (message := MESSAGE.search(entry["text"])):
-            entry["tags"] = sorted(set(re.findall(r"\w{3,}", html_text.unescape(message[1]).lower())))
-            entry["boost"] = 1.25
-    file.write_text(json.dumps(index), encoding="utf-8")

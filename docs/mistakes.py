@@ -11,8 +11,8 @@ WIDTH = 60  # of a heading
 INDEX = """# Every mistake
 
 Each program on these pages is a mistake, with the whole message and, where the message has a line to write, the right
-program. The tests of the package run them all. To find one, search this site for its message, or for words of it in
-quotation marks, which must all occur.
+program. The tests of the package run them all. To find one, search this site for words
+of its message in quotation marks.
 
 To turn off a warning, filter its category and the start of its message:
 `warnings.filterwarnings("ignore", category=treewright.errors.ChildWarning, message=r"Net\\.name ")`.

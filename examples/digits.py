@@ -82,6 +82,7 @@ class Images:
 
     def batches(self, size: int, random: np.random.Generator) -> Iterator["Images"]:
         """All images once, in random order. A smaller batch at the end is dropped: its shape would trace again."""
+        size = min(size, len(self))
         order = random.permutation(len(self))
         for start in range(0, len(self) - size + 1, size):
             yield self.select(order[start : start + size])

@@ -79,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = config_of(argv)
     config.folder.mkdir(parents=True, exist_ok=True)
     # Each device has a copy of the state and an equal part of the batch: 4 of 6 devices share a batch of 64.
-    mesh = jax.make_mesh((int(np.gcd(config.batch, jax.device_count())),), ("data",), axis_types=(AxisType.Auto,))
+    used = max(n for n in range(1, jax.device_count() + 1) if config.batch % n == 0)
+    mesh = jax.make_mesh((used,), ("data",), axis_types=(AxisType.Auto,))
     replicated, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
     images, digits = load_digits(return_X_y=True)
     images, digits = images.astype(np.float32) / 16, digits.astype(np.int32)

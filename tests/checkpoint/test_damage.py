@@ -107,7 +107,7 @@ def replaced(by: Callable[[Path], None]) -> Callable[[Path], None]:
     return change
 
 
-CHANGES: dict[str, Callable[[Path], None]] = {
+CHANGES: dict[str, Callable[[Path], object]] = {
     "gone": Path.unlink,
     "a bit of the first byte": flipped(0),
     "a bit in the middle": flipped(0.5),
@@ -118,9 +118,11 @@ CHANGES: dict[str, Callable[[Path], None]] = {
     "a link to itself": replaced(lambda file: file.symlink_to(file)),
     "a link to an endless device": replaced(lambda file: file.symlink_to("/dev/zero")),
     "a pipe": replaced(os.mkfifo),
-    "that of another step": lambda file: shutil.copy(file.parents[1] / "1" / file.name, file) and None,
+    "that of another step": lambda file: shutil.copy(file.parents[1] / "1" / file.name, file),
 }
-MORE_FLIPS = {f"a bit at {place}": flipped(place) for place in (n / 97 for n in range(97))}
+MORE_FLIPS: dict[str, Callable[[Path], object]] = {
+    f"a bit at {place}": flipped(place) for place in (n / 97 for n in range(97))
+}
 # Orbax's own entries in the second file may be changed, and nothing reads the third.
 FILES = ("process_0.safetensors", "_CHECKPOINT_METADATA", "commit_success.txt")
 
@@ -129,7 +131,9 @@ FILES = ("process_0.safetensors", "_CHECKPOINT_METADATA", "commit_success.txt")
 @pytest.mark.parametrize(
     "changes", [pytest.param(CHANGES, id="all"), pytest.param(MORE_FLIPS, id="flips", marks=pytest.mark.exhaustive)]
 )
-def test_any_change_to_a_file_is_damage_or_harmless(changes: dict[str, Callable[[Path], None]], tmp_path: Path) -> None:
+def test_any_change_to_a_file_is_damage_or_harmless(
+    changes: dict[str, Callable[[Path], object]], tmp_path: Path
+) -> None:
     def tree(number: int) -> Any:
         return {"x": jnp.full((100, 100), number), "host": np.full(3, float(number)), "n": number}
 
