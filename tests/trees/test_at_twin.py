@@ -27,8 +27,6 @@ from hypothesis import strategies as st
 
 from tests.conftest import importorskip
 from treewright import Module, at, count, nbytes, static
-from treewright._trees.places import Place
-from treewright._trees.twin import Run
 from treewright.errors import MissingPlaceError
 
 if TYPE_CHECKING:
@@ -258,22 +256,43 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("value", [{"a": 1.5, 1: 2.5}, [1.5, 2.5], (1.5, 2.5)])
-def test_each_method_that_reads_a_list_tuple_or_dict_returns_the_same_in_a_run(value: Any) -> None:
-    def read(container: Any, name: str) -> Any:
+def test_each_method_that_reads_a_list_tuple_or_dict_returns_the_same_in_each_call(value: Any) -> None:
+    def read(container: Any) -> Any:
         result = getattr(container, name)(*ARGUMENTS.get(name, ()))
         return [*result] if hasattr(result, "__iter__") else result
+
+    def where(container: Any) -> Any:
+        results.append(None)  # stays if it fails
+        results[-1] = read(container)
+        return container
 
     public = {name for name in vars(type(value)) if not name.startswith("_")} - WRITES
     for name in public | ARGUMENTS.keys() & vars(type(value)).keys():
         results: list[Any] = []
-        run = Run(lambda container, name=name, results=results: results.append(read(container, name)), Place(value))
-        assert (name, run.failure, results) == (name, "", [read(value, name)])
+        at(value, where)
+        assert (name, results) == (name, [read(value)] * 2)
 
 
-def test_one_item_is_read_without_the_others() -> None:
-    table = dict.fromkeys(range(9), TIED)
-    for where in (lambda t: t[7], lambda t: t.get(7)):
-        assert len(Run(where, Place(table)).way) == 1
+@jax.tree_util.register_pytree_node_class
+class Item:
+    """A container that knows whether it was copied."""
+
+    was_flattened = False
+
+    def tree_flatten(self) -> tuple[tuple[()], None]:
+        self.was_flattened = True
+        return (), None
+
+    @classmethod
+    def tree_unflatten(cls, _: Any, __: Any) -> Item:
+        return cls()
+
+
+@pytest.mark.parametrize("where", [lambda t: t[7], lambda t: t.get(7)])
+def test_one_item_of_a_dict_is_copied_without_the_others(where: Where) -> None:
+    table = {key: Item() for key in range(9)}
+    at(table, where)
+    assert [key for key, item in table.items() if item.was_flattened] == [7]
 
 
 ONE = jnp.ones(2)
