@@ -129,6 +129,18 @@ def test_statics_of_constants_are_kept_for_the_next_node() -> None:
         assert id(statics_of(Kept(value))) == first
 
 
+def test_values_without_a_hash_are_found_without_building_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Net(Module):
+        items: Any = static(identity=True)
+        setting: Any = static()
+
+    items, setting = [1], "relu"
+    nodes = [Net(items, setting), Net(items, setting)]
+    monkeypatch.setattr(type(table_of(Net)), "_keys_of", lambda *_: pytest.fail("built a key"))
+
+    assert statics_of(Net(items, setting)) is statics_of(nodes[0])
+
+
 def test_the_number_of_kept_statics_is_limited() -> None:
     class Counted(Module):
         setting: Any = static()
@@ -153,6 +165,7 @@ def test_the_number_of_kept_statics_is_limited() -> None:
         lambda: np.dtype("f4", metadata={"v": Running(1)}),
         lambda: "long" * 1000,
         lambda: ((0,) * 40,) * 40,
+        lambda: functools.reduce(lambda inner, _: (inner,), range(340), "deep"),
     ],
 )
 def test_statics_of_users_live_as_long_as_their_nodes(make: Callable[[], Any]) -> None:

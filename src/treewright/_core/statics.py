@@ -87,20 +87,13 @@ class _Entry(weakref.ref[Statics]):
         return self.hash
 
 
-class _Known(dict[Any, Callable[[], Statics | None]]):
-    """References to statics, by types and values where `==` is exact, otherwise by the ids of both."""
-
-    def __missing__(self, types_and_values: tuple[Any, ...]) -> Callable[[], Statics | None]:
-        return self.get(tuple(map(id, types_and_values)), types.NoneType)  # which returns None
-
-
 @dataclasses.dataclass(eq=False, repr=False)
 class StaticTable:
     """Weak references to the statics of one class that are in use.
 
-    `in_use` finds them by their keys, `known` without computing a key. The generated `__init__` reads it:
+    `in_use` finds them by their keys, `known` without computing a key:
 
-        Net(x, "relu")   # in `known`, as (str, "relu"): type and `==` are exact
+        Net(x, "relu")   # in `known`, as (str, "relu"): type and `==` are exact. The generated `__init__` reads it.
         Net(x, adam)     # by its key: its parts are many
         Net(x, adam)     # by its key; the same object came twice, so `known` has its id now, and what must not change
         Net(x, adam)     # in `known`, if what must not change has not
@@ -119,7 +112,7 @@ class StaticTable:
         self.keys: tuple[Any, ...] = tuple(map(GetAttrKey, self.children))
         self.to_check = MAX_CHECKED_NODES  # how many more nodes of the class are checked closely
         self.warned: set[str] = set()  # children with a warning: one for each field
-        self.known = _Known()
+        self.known: dict[Any, Callable[[], Statics | None]] = {}
         self.in_use: dict[_Entry, _Entry] = {}
         self._kept: collections.deque[Statics] = collections.deque(maxlen=MAX_KEPT)
         self._doubted: weakref.WeakSet[type[Any]] = weakref.WeakSet()  # classes of values with a warning
@@ -133,22 +126,24 @@ class StaticTable:
     def intern(self, values: tuple[Any, ...]) -> Statics:
         """The unique `Statics` for these values, in the order of the fields. The generated `__init__` inlines this."""
         try:
-            statics = self.known[*map(type, values), *values]()
+            statics = self.known.get((*map(type, values), *values), types.NoneType)()
         except Exception:  # noqa: BLE001  a user's __hash__; intern_by_key reports it with class and field
             statics = None
         return self.intern_by_key(values) if statics is None else statics
 
     def intern_by_key(self, values: tuple[Any, ...]) -> Statics:
-        """The unique `Statics` for values that are not in `known`."""
+        """The unique `Statics` for values that `known` does not have by value: by their ids, or by their keys."""
+        by_id = tuple(map(id, values))
+        statics = self.known.get(by_id, types.NoneType)()
+        if statics is not None:
+            return statics
         keys = self._keys_of(values)
         new = Statics(self, values, keys)
         entry = _Entry(new, self._forget)
-        statics = None
         with self._lock:
             while statics is None:  # Another thread may free equal statics at this moment.
                 statics = self.in_use.setdefault(entry, entry)()
             by_value = (*map(type, values), *values)
-            by_id = tuple(map(id, by_value))
             if statics is new:
                 is_constant = all(map(_is_constant, values))
                 if is_constant:
@@ -223,7 +218,7 @@ def _is_constant(value: Any, room: int = _MAX_LENGTH) -> bool:
     if cls is str or cls is bytes:
         return len(value) <= room
     if cls is tuple:  # whose parts share the room
-        return len(value) <= room and all(_is_constant(part, room // len(value)) for part in value)
+        return len(value) <= room and all(_is_constant(part, room // (len(value) + 1)) for part in value)
     return cls in CONSTANTS or (isinstance(value, np.dtype) and value.isbuiltin == 1) or library_of(value) != ""
 
 
