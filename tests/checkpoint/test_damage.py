@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -18,11 +17,10 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 
 from tests.checkpoint.engines import assert_same, flip_a_bit
-from tests.checkpoint.forged_files import forge_step
+from tests.checkpoint.forged_files import forge_listing, forge_step
 from tests.checkpoint.models import spec
 from tests.checkpoint.runs import LIKE, TREE, file_of, saved
 from treewright.checkpoint import CheckpointManager, load, save
-from treewright.checkpoint.manifest import seal
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointWarning
 
 if TYPE_CHECKING:
@@ -200,13 +198,12 @@ def by_another_program(step: Path) -> None:
     ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).save(step, TREE, custom_metadata={"framework": "treewright"})
 
 
-def of_version(**version: int) -> Callable[[Path], None]:
-    def change(step: Path) -> None:
-        listing = json.loads((step / "_CHECKPOINT_METADATA").read_text())
-        listing["custom_metadata"] = seal({**version, "retention": {}, "metrics": {}})
-        (step / "_CHECKPOINT_METADATA").write_text(json.dumps(listing))
+def of_version_7(step: Path) -> None:
+    forge_listing(step, lambda listed: [listed.pop(key) for key in ("version", "save")])
 
-    return change
+
+def of_version_9(step: Path) -> None:
+    forge_listing(step, lambda listed: listed.update(version=9))
 
 
 @pytest.mark.parametrize(
@@ -214,10 +211,10 @@ def of_version(**version: int) -> Callable[[Path], None]:
     [
         (by_another_program, "Step 2 in .* has no manifest: a different program saved it with Orbax"),
         (
-            of_version(),
+            of_version_7,
             "has format version 7, but this Treewright reads version 8.*Load it with the version that saved",
         ),
-        (of_version(version=9), "has format version 9, but this Treewright reads version 8.*with a newer version"),
+        (of_version_9, "has format version 9, but this Treewright reads version 8.*with a newer version"),
     ],
 )
 def test_a_step_of_another_format_is_not_damage(change: Callable[[Path], None], message: str, tmp_path: Path) -> None:
