@@ -17,9 +17,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 
 from tests.checkpoint.engines import assert_same, flip_a_bit
-from tests.checkpoint.forged_files import forge_step
+from tests.checkpoint.forged_files import forge_listing, forge_step
 from tests.checkpoint.models import spec
-from tests.checkpoint.runs import LIKE, file_of, saved
+from tests.checkpoint.runs import LIKE, TREE, file_of, saved
 from treewright.checkpoint import CheckpointManager, load, save
 from treewright.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointWarning
 
@@ -193,6 +193,39 @@ def test_an_error_of_the_machine_is_not_damage(
     assert found.step == 2
 
 
+def by_another_program(step: Path) -> None:
+    shutil.rmtree(step)
+    ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).save(step, TREE, custom_metadata={"framework": "treewright"})
+
+
+def of_version_7(step: Path) -> None:
+    forge_listing(step, lambda listed: [listed.pop(key) for key in ("version", "save")])
+
+
+def of_version_9(step: Path) -> None:
+    forge_listing(step, lambda listed: listed.update(version=9))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (by_another_program, "Step 2 in .* has no manifest: a different program saved it with Orbax"),
+        (
+            of_version_7,
+            "has format version 7, but this Treewright reads version 8.*Load it with the version that saved",
+        ),
+        (of_version_9, "has format version 9, but this Treewright reads version 8.*with a newer version"),
+    ],
+)
+def test_a_step_of_another_format_is_not_damage(change: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+    manager = saved(tmp_path, 1, 2)
+    change(tmp_path / "steps" / "2")
+    with pytest.raises(CheckpointError, match=message) as caught:
+        manager.restore_latest_valid(like=LIKE)
+    assert not isinstance(caught.value, CheckpointDamagedError)
+    assert manager.all_steps() == (1, 2)
+
+
 def test_a_step_of_64_bits_is_not_damage_without_them(tmp_path: Path) -> None:
     untyped: Any = jax
     x = untyped.device_put(jnp.arange(4.0), NamedSharding(Mesh(np.array(jax.devices()[:2]), ("a",)), spec("a")))
@@ -259,3 +292,19 @@ def test_a_header_above_the_limit_of_safetensors_is_rejected(tmp_path: Path, mon
     with pytest.raises(CheckpointError, match=f"Step 1 could not be saved .*: {text}"):
         manager.wait()
     assert [path.name for path in tmp_path.rglob("*")] == ["run"]
+
+
+def test_items_above_the_limit_of_a_header_are_rejected_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treewright.checkpoint.handler.MAX_BYTES", 1000)
+    with CheckpointManager(tmp_path) as manager:
+        for step, text in enumerate(["a" * 1000, "a" * 900, '"' * 125, '"' * 110]):
+            if step % 2:
+                manager.save(step, LIKE, items={"text": text})
+                continue
+            with pytest.raises(
+                CheckpointError, match=r"items=\) would take 1,0\d\d bytes .* 1,000\. Save large items as"
+            ):
+                manager.save(step, LIKE, items={"text": text})
+    assert manager.all_steps() == (1, 3)

@@ -49,7 +49,7 @@ def test_plain_safetensors_reads_a_file_by_readable_names(tmp_path: Path) -> Non
         }
         np.testing.assert_array_equal(opened.get_tensor("net.layers.0.kernel"), net().layers[0].kernel)
         assert opened.get_slice("half").get_dtype() == "BF16"
-        assert '"version":7' in opened.metadata()["treewright"]
+        assert '"version":8' in opened.metadata()["treewright"]
 
 
 def test_unsupported_dtypes_are_written_as_bytes(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_a_flipped_bit_anywhere_is_never_accepted(seed: Any, tmp_path: Path) -> 
 
 NO_FILE = "x is not a safetensors file, or its header is damaged"
 NO_MANIFEST = "x can't be loaded: The manifest is damaged: "
-OTHER_JSON = ("", "[]", "{", "3", '"a"', "[" * 100_000, '{"version": 7}', "null")
+OTHER_JSON = ("", "[]", "{", "3", '"a"', "[" * 100_000, '{"version": 8}', "null")
 # Changes to a valid file, or to its manifest if the value is text
 DAMAGED: list[tuple[Any, str]] = [
     *((lambda content, share=share: content[: int(len(content) * share)], NO_FILE) for share in (0, 0.001, 0.5, 0.999)),
@@ -373,7 +373,7 @@ def test_a_forged_header_loads_or_raises_a_checkpoint_error(data: Any, tmp_path_
 FORGED: dict[str, Any] = {
     "a version in words": lambda d: d.update(version="seven"),
     "an earlier version": lambda d: d.update(version=5),
-    "a later version": lambda d: d.update(version=8),
+    "a later version": lambda d: d.update(version=9),
     "no version": lambda d: d.pop("version"),
     "a container without a name": lambda d: d["nodes"][0].update(kind=None),
     "a missing child": lambda d: d["nodes"][0]["children"].append("z"),
@@ -403,7 +403,7 @@ FORGED: dict[str, Any] = {
 
 VERSIONS = {
     "an earlier version": "has format version 5.*Load it with the version that saved it, and save to_names",
-    "a later version": "has format version 8.*with a newer version",
+    "a later version": "has format version 9.*with a newer version",
 }
 
 

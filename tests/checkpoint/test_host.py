@@ -115,3 +115,18 @@ def test_an_array_in_host_memory_is_not_copied(memory: str, tmp_path: Path, copi
         found = manager.restore(like={"x": x})["x"]
     assert (found.sharding, jax.typeof(found)) == (x.sharding, jax.typeof(x))
     np.testing.assert_array_equal(np.asarray(found), np.arange(8.0))
+
+
+@pytest.mark.parametrize("shape", [(64,), (8, 8), (1, 64), (2, 4, 8), (2, 1, 32), (0, 8)])
+@pytest.mark.parametrize("limit", [1, 40, 1000])
+def test_pieces_of_an_array_are_consecutive_and_small(
+    shape: tuple[int, ...], limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_PIECE_BYTES", limit)
+    values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    half = shape[-1] // 2
+    rest = tuple((0, size) for size in shape[:-1])
+    blocks = [((*rest, (0, half)), values[..., :half]), ((*rest, (half, 2 * half)), values[..., half:])]
+    pieces = list(host.pieces_of((values.dtype, shape), blocks))
+    np.testing.assert_array_equal(np.concatenate([piece.ravel() for piece in pieces]), values.ravel())
+    assert all(piece.nbytes <= max(limit, values.itemsize) for piece in pieces)

@@ -165,6 +165,12 @@ gc.collect()
 if sys.argv[2] == "a save that fails":
     time.sleep(1)
     CheckpointManager(sys.argv[1] + "-2").save(1, {"x": jnp.ones(2)})  # after the other has failed
+if sys.argv[2].startswith("finished steps"):
+    for step in (2, 3):
+        if step == 2 or sys.argv[2].endswith("of a manager each"):
+            manager = CheckpointManager(sys.argv[1], keep=1)
+        manager.save(step, {"x": jnp.ones(2)})
+        time.sleep(1.5)
 if sys.argv[2] == "an exception":
     raise ValueError
 if sys.argv[2] == "sys.exit in a handler of SIGTERM":
@@ -178,6 +184,8 @@ ENDINGS: dict[str, tuple[int, tuple[int, ...], tuple[str, ...]]] = {
     "an exception": (1, (1,), ()),
     "sys.exit in a handler of SIGTERM": (7, (1,), ()),
     "a save that fails": (0, (), (FAILURE, FAILURE)),
+    "finished steps": (0, (1, 3), ()),  # keep=1 holds for the manager of 2 and 3
+    "finished steps of a manager each": (0, (1, 3), ()),
 }
 
 

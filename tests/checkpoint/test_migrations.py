@@ -259,6 +259,24 @@ def test_live_numpy_arrays_of_64_bits_are_not_narrowed(engine: Any) -> None:
 # Reading
 
 
+def test_a_leaf_is_not_read_after_the_load(engine: Any) -> None:
+    tree = {"a": 1.0, "b": 2.0}
+    kept: list[dict[str, Any]] = []
+
+    def migrate(leaves: dict[str, Any]) -> dict[str, Any]:
+        kept.extend([leaves, leaves.copy()])
+        return leaves
+
+    engine.save(tree)
+    engine.load(like=tree, migrate=migrate)
+
+    for leaves in kept:
+        with pytest.raises(
+            CheckpointError, match=r"\['a'\] was used after the checkpoint was loaded\. Read leaves inside"
+        ):
+            _ = leaves["a"]
+
+
 def test_migrate_reads_only_the_leaves_that_it_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     large = np.zeros(1 << 21, np.float32)
     read: list[list[str]] = []

@@ -371,8 +371,12 @@ OTHER_FIELDS = {  # one after the other, and a value of a new instance
     "y: float = 3.0; x: float = 5.0; mode: str = static(default='a')": ("x", "5.0"),
     "x: float; mode: str = static(default='a')": ("mode", "'a'"),  # one field less
     "x: float = field(converter=lambda x: 2 * x)": ("x", "8.0"),  # no static any more
+    "x: float = field(converter=lambda x: 3 * x)": ("x", "12.0"),
     "x: float; y: list = field(default_factory=lambda: [7])": ("y", "[7]"),
     "x: float; y: list = field(init=False, default_factory=lambda: [8])": ("y", "[8]"),
+    "x: float; y: list = field(init=False, default_factory=lambda: [9])": ("y", "[9]"),
+    "x: float; y: float = field(init=False, default=6.0)": ("y", "6.0"),
+    "x: float; y: float = field(init=False, default=7.0)": ("y", "7.0"),
     "x: float; y: float = field(init=False)\n    def __post_init__(self): self.y = self.x + 1": ("y", "5.0"),
     "x: float; y: float = 3.0; mode: str = static(default='b')": ("mode", "'b'"),
 }

@@ -2,7 +2,9 @@
 
 import dataclasses
 import gc
+import inspect
 import weakref
+from pathlib import PurePath
 from typing import Any
 
 import jax
@@ -175,6 +177,37 @@ def test_converters_run_before_post_init_and_checks_after_sealing() -> None:
 
     assert jax.tree.leaves(Node(1)) == [1.0, 2.0]
     assert order == ["convert", "post", "check"]
+
+
+@pytest.mark.parametrize("specifier", [field, static])
+def test_defaults_without_a_parameter_are_converted_before_post_init_and_after_super(specifier: Any) -> None:
+    class Base(Module):
+        path: Any = specifier(init=False, default="a/b", converter=PurePath)
+
+    class Sub(Base):
+        seen: Any = specifier(init=False)
+
+        def __post_init__(self) -> None:
+            self.seen = self.path
+
+    class Own(Sub):
+        path: Any = specifier(init=False, default="c/d", converter=PurePath)
+
+        def __init__(self) -> None:
+            super().__init__()
+
+    class Unset(Own):
+        path: Any = specifier(init=False)
+
+        def __init__(self) -> None:
+            self.path = PurePath("e")
+            super().__init__()
+
+    nodes: list[Any] = [Base(), Sub(), Own(), Unset()]
+
+    assert [node.path for node in nodes] == [*map(PurePath, ("a/b", "a/b", "c/d", "e"))]
+    assert [node.seen for node in nodes[1:]] == [node.path for node in nodes[1:]]
+    assert "__store__" in inspect.getsource(Base.__init__)  # not as slow as by assignments
 
 
 def test_init_converts_assigned_values_and_defaults() -> None:

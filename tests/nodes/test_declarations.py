@@ -134,7 +134,7 @@ def test_a_traceback_through_a_generated_init_shows_its_line() -> None:
     with pytest.raises(ValueError, match="3") as caught:
         Checked(3)
     lines = traceback.format_exception(caught.value)
-    assert any("w = __own__.fields['w'].call('converter', __own__.cls, w)" in line for line in lines)
+    assert any("w = __own__.cls.__node_fields__['w'].call('converter', __own__.cls, w)" in line for line in lines)
 
 
 # Names

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import gc
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -129,6 +131,18 @@ def test_statics_of_constants_are_kept_for_the_next_node() -> None:
         assert id(statics_of(Kept(value))) == first
 
 
+def test_values_without_a_hash_are_found_without_building_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Net(Module):
+        items: Any = static(identity=True)
+        setting: Any = static()
+
+    items, setting = [1], "relu"
+    nodes = [Net(items, setting), Net(items, setting)]
+    monkeypatch.setattr(type(table_of(Net)), "_keys_of", lambda *_: pytest.fail("built a key"))
+
+    assert statics_of(Net(items, setting)) is statics_of(nodes[0])
+
+
 def test_the_number_of_kept_statics_is_limited() -> None:
     class Counted(Module):
         setting: Any = static()
@@ -153,6 +167,7 @@ def test_the_number_of_kept_statics_is_limited() -> None:
         lambda: np.dtype("f4", metadata={"v": Running(1)}),
         lambda: "long" * 1000,
         lambda: ((0,) * 40,) * 40,
+        lambda: functools.reduce(lambda inner, _: (inner,), range(340), "deep"),
     ],
 )
 def test_statics_of_users_live_as_long_as_their_nodes(make: Callable[[], Any]) -> None:
@@ -167,6 +182,23 @@ def test_statics_of_users_live_as_long_as_their_nodes(make: Callable[[], Any]) -
     del node
 
     assert number_after_collection(table) == 0
+
+
+@pytest.mark.filterwarnings("ignore::treewright.errors.StaticWarning")
+def test_an_object_that_owns_nodes_with_itself_in_a_static_is_freed() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        logger: Any
+
+    class Trainer:
+        def __init__(self, wrap: Any) -> None:
+            self.config = wrap(Config(self))
+            self.nodes = [Kept(self.config), Kept(self.config), Kept(self.config)]  # found by its id from the third on
+
+    trainers = [weakref.ref(Trainer(wrap)) for wrap in (lambda config: config, lambda config: (1, config))]
+    gc.collect()
+
+    assert [trainer() for trainer in trainers] == [None, None]
 
 
 @pytest.mark.parametrize("decorator", [jax.custom_jvp, jax.custom_vjp])

@@ -303,6 +303,15 @@ def test_max_traces_can_limit_one_function() -> None:
             other_jitted(1.0)
 
 
+def test_the_name_of_a_class_limits_its_objects_and_the_class_itself() -> None:
+    for name, jitted in (("Scale", jax.jit(Scale(2.0))), ("EquinoxScale", jax.jit(EquinoxScale))):
+        with (
+            pytest.raises(TooManyTracesError, match=f"^{name} was traced; the limit is 0"),
+            treewright.max_traces(0, only=name),
+        ):
+            jitted(1.0)
+
+
 def test_a_caught_limit_error_is_raised_at_the_end_of_the_block() -> None:
     message = r"^double was traced twice.*\n(.*\n)*\(The error was raised inside the block, but caught there or .*$"
 
@@ -520,10 +529,10 @@ def test_a_decorator_rejects_options_of_blocks() -> None:
             TypeError, match=r"only=...\) decorates double, but a decorator tracks only its own function"
         ):
             watch(double)
-    for wrong in (3, Scale):
+    for wrong, text in ((3, r"3\.$"), (Scale, r"Scale\. Write only='Scale'\.$")):
         with pytest.raises(TypeError, match=r"@max_traces needs a function, got (3|Scale)"):
             treewright.max_traces(1)(wrong)  # type: ignore[type-var]
-        with pytest.raises(TypeError, match=r"max_traces\(only=...\) needs a function or its name, got (3|Scale)"):
+        with pytest.raises(TypeError, match=r"max_traces\(only=...\) needs a function or its name, got " + text):
             treewright.max_traces(1, only=wrong)  # type: ignore[arg-type]
     bare: Any = treewright.explain_retraces
     with pytest.raises(TypeError, match=r"takes no positional argument, got .*double\. Write @explain_retraces\(\)"):

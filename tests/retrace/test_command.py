@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import zipapp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,25 +92,50 @@ def test_the_command_runs_a_program_like_python(ending: str, tmp_path: Path) -> 
     assert watched == plain
 
 
-def test_the_command_runs_modules_like_python(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["-m package", "{}/package", "{}/app.pyz", "{}/app"])
+def test_the_command_runs_modules_folders_and_zip_files_like_python(command: str, tmp_path: Path) -> None:
+    once = ABOUT.replace("sys.path,", "list(dict.fromkeys(sys.path)),")  # a folder or zip file is twice in it
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
-    (tmp_path / "package" / "__main__.py").write_text(ABOUT)
+    (tmp_path / "package" / "__main__.py").write_text(ABOUT if command.startswith("-m") else once)
+    for name in ("app.pyz", "app"):
+        zipapp.create_archive(tmp_path / "package", tmp_path / name)
 
-    plain, watched = run_with_and_without("-m", "package", "-m", "x", folder=tmp_path)
+    plain, watched = run_with_and_without(*command.format(tmp_path).split(), "-m", "x", folder=tmp_path)
 
+    assert plain[0] == 0, plain
     assert watched == plain
 
 
+@pytest.mark.parametrize("command", ["-m package", "package"])
 @pytest.mark.parametrize("error", ["KeyError('mine')", "KeyboardInterrupt()"])
-def test_the_traceback_of_a_module_begins_with_its_own_frames(error: str, tmp_path: Path) -> None:
-    program(tmp_path, f"def f():\n    raise {error}\nf()\n")
+def test_a_traceback_begins_with_the_frames_of_the_program(error: str, command: str, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text(f"def f():\n    raise {error}\nf()\n")
 
-    plain, watched = (run(*command, "-m", "program", folder=tmp_path) for command in ((), RETRACES))
+    plain, watched = (run(*before, *command.split(), folder=tmp_path) for before in ((), RETRACES))
 
     lines = watched.stderr.partition("Traceback (most recent call last):\n")[2].splitlines()
-    assert lines[0].endswith('program.py", line 3, in <module>')
+    assert lines[0].endswith('__main__.py", line 3, in <module>')
     assert (watched.returncode, lines[4]) == (plain.returncode, plain.stderr.splitlines()[-1])
+
+
+def test_an_error_of_the_program_leaves_the_text_of_later_errors(tmp_path: Path) -> None:
+    program(tmp_path, "raise KeyError('mine')\n")
+    text = (
+        "import contextlib\n"
+        "from treewright.__main__ import main\n"
+        "with contextlib.suppress(KeyError):\n"
+        "    main(['retraces', 'program.py'])\n"
+        "raise ValueError('later')\n"
+    )
+    (tmp_path / "caller.py").write_text(text)
+
+    ended = run("caller.py", folder=tmp_path)
+
+    lines = ended.stderr.splitlines()
+    assert lines[1].endswith('caller.py", line 5, in <module>')
+    assert lines[3] == "ValueError: later"
 
 
 def test_child_processes_of_the_program_are_unaffected(tmp_path: Path) -> None:
@@ -156,7 +182,6 @@ def test_inherited_file_descriptors_stay_open(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["missing.py"], "file 'missing.py' not found; to run a package or an installed module, use -m missing.py"),
-        ([str(SOURCE)], "to run a package or an installed module, use -m "),
         ([], "no program to run"),
         (["--max-retraces", "-1", "x"], "argument --max-retraces: '-1' is not a number of retraces, such as 0"),
         (["--html", "x"], "unrecognized arguments: --html"),

@@ -319,7 +319,7 @@ class WithoutWeakReferences:
             loop(lambda state: (state, None), 0.0),
             r"jits its step: write loop\(max_traces\(...\)\(step\), state\), or only=",
         ),
-        (eqx.filter_pmap(new_function()), r"Write `with max_traces\(...\):` around the calls\."),
+        (eqx.filter_pmap(new_function()), r"Write `with max_traces\(...\):` around the calls, without only=\."),
         (np.sin, r"Its class allows no weak references, which jit needs too: use a function that calls it\."),
         (WithoutWeakReferences(), r"Its class allows no weak references"),
     ],

@@ -125,9 +125,32 @@ class Range(NamedTuple):
         return self.high
 
 
+@jax.tree_util.register_pytree_with_keys_class
+class ReadOnly:
+    """A container whose attribute can't be set."""
+
+    def __init__(self, weight: Any) -> None:
+        self._weight = weight
+
+    weight = property(operator.attrgetter("_weight"))
+
+    def tree_flatten_with_keys(self) -> Any:
+        return ((jax.tree_util.GetAttrKey("weight"), self._weight),), None
+
+    @classmethod
+    def tree_unflatten(cls, _: Any, children: Any) -> ReadOnly:
+        return cls(*children)
+
+
+FOREIGN = [ReadOnly(TIED), Weighted(1.0), Weighted(2.0)]
+
+
 @pytest.mark.parametrize(
     ("tree", "where", "paths"),
     [
+        (FOREIGN, lambda t: next(each for each in t if isinstance(each, Weighted)).bias, ["[1].bias"]),
+        (FOREIGN, lambda t: (jax.tree.leaves(t), t[2].bias)[1], ["[2].bias"]),
+        (FOREIGN, lambda t: t[2].bias if t[0].weight.ndim else t[1].bias, ["[2].bias"]),
         (SHARED, lambda t: t.spare.get("c", t.layers[2].bias), [".layers[2].bias"]),
         (SHARED, lambda t: sorted(t.layers, key=lambda layer: layer.kind)[1].weight, [".layers[0].weight"]),
         (SHARED, lambda t: t.layers[-1].weight if t.layers else t.spare, [".layers[2].weight"]),

@@ -246,6 +246,55 @@ def test_c_code_that_reads_a_long_list_gets_no_wrong_place() -> None:
         assert paths(tree, lambda m: (m.layers[3] if type(m.layers) is list else m.head).w) == [".layers[3].w"]
 
 
+WRITES = {"append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update"}
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("get", "__contains__", "__getitem__", "__mul__", "__rmul__"), (1,)),
+    **dict.fromkeys(("index", "count"), (2.5,)),
+    "fromkeys": ("ab",),
+    **dict.fromkeys(("__len__", "__iter__", "__reversed__", "__repr__"), ()),
+}
+
+
+@pytest.mark.parametrize("value", [{"a": 1.5, 1: 2.5}, [1.5, 2.5], (1.5, 2.5)])
+def test_each_method_that_reads_a_list_tuple_or_dict_returns_the_same_in_each_call(value: Any) -> None:
+    def read(container: Any) -> Any:
+        result = getattr(container, name)(*ARGUMENTS.get(name, ()))
+        return [*result] if hasattr(result, "__iter__") else result
+
+    def where(container: Any) -> Any:
+        results.append(None)  # stays if it fails
+        results[-1] = read(container)
+        return container
+
+    public = {name for name in vars(type(value)) if not name.startswith("_")} - WRITES
+    for name in public | ARGUMENTS.keys() & vars(type(value)).keys():
+        results: list[Any] = []
+        at(value, where)
+        assert (name, results) == (name, [read(value)] * 2)
+
+
+@jax.tree_util.register_pytree_node_class
+class Item:
+    """A container that knows whether it was copied."""
+
+    was_flattened = False
+
+    def tree_flatten(self) -> tuple[tuple[()], None]:
+        self.was_flattened = True
+        return (), None
+
+    @classmethod
+    def tree_unflatten(cls, _: Any, __: Any) -> Item:
+        return cls()
+
+
+@pytest.mark.parametrize("where", [lambda t: t[7], lambda t: t.get(7)])
+def test_one_item_of_a_dict_is_copied_without_the_others(where: Where) -> None:
+    table = {key: Item() for key in range(9)}
+    at(table, where)
+    assert [key for key, item in table.items() if item.was_flattened] == [7]
+
+
 ONE = jnp.ones(2)
 
 
@@ -376,6 +425,21 @@ def test_a_key_whose_lack_the_function_expects_is_not_blamed_for_another_error()
 
     with pytest.raises(KeyError, match=r"^'mine'$") as caught:
         at(NET, where)
+    assert getattr(caught.value, "__notes__", []) == []
+
+
+class Inactive(Layer):
+    @property
+    def active(self) -> Any:
+        raise AttributeError("not yet", name="w", obj=self)
+
+
+@pytest.mark.parametrize(
+    "where", [lambda m: m.active, lambda m: fail(AttributeError("not yet")) if m.b is None else None]
+)
+def test_an_attribute_error_of_the_function_itself_gets_no_note(where: Where) -> None:
+    with pytest.raises(AttributeError, match=r"^not yet$") as caught:
+        at(Inactive(TIED), where)
     assert getattr(caught.value, "__notes__", []) == []
 
 

@@ -1,7 +1,7 @@
 """The generated `__init__`: source text that reads like handwritten code, compiled once per class.
 
-This is the only file in `_core` that calls `exec`. Names in the text are parameters, which are the fields' names, and
-helpers like `__table__`, which can't be field names. For this class:
+This is the only file in `_core` that calls `exec`. Names in the text are parameters, which are the fields' names and
+checked to be identifiers, and helpers like `__table__`, which can't be field names. For this class:
 
     class Layer(Module):
         kernel: jax.Array = field(converter=jnp.asarray)
@@ -11,13 +11,13 @@ helpers like `__table__`, which can't be field names. For this class:
 the text is, inside a function whose parameters are the helpers:
 
     def __init__(self, kernel, activation=__default_activation__, steps=__factory__):
-      nonlocal __own__, __table__, __store__, __assign__, __build__, __check__, __Exception__, __type__
+      nonlocal __own__, __table__, __store__, __assign__, __build__, __check__, __absent__, __Exception__, __type__
       try: __is_own__ = __type__(self) is __own__.cls_a3df0c31
       except __Exception__: __is_own__ = False
       if not __is_own__: return __build__(self, __assign__, __own__, {'kernel': kernel, ...}, None)
-      if steps is __own__.factory: steps = __own__.fields['steps'].call('default_factory', __own__.cls)
-      kernel = __own__.fields['kernel'].call('converter', __own__.cls, kernel)
-      try: __statics__ = __table__.known[__type__(activation), activation]()
+      kernel = __own__.cls.__node_fields__['kernel'].call('converter', __own__.cls, kernel)
+      if steps is __own__.factory: steps = __own__.cls.__node_fields__['steps'].call('default_factory', __own__.cls)
+      try: __statics__ = __table__.known.get((__type__(activation), activation), __absent__)()
       except __Exception__: __statics__ = None
       __store__(self, ((kernel, steps, ), __statics__ or __table__.intern_by_key((activation,))))
       if __table__.to_check: __check__(self)
@@ -28,6 +28,7 @@ import dataclasses
 import inspect
 import linecache
 import sys
+import types
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -38,6 +39,7 @@ from treewright._core.fields import MISSING
 from treewright._core.info import FLAT_FORM_NAME, FieldInfo, NodeInfo
 from treewright._core.instance import check, run_init, run_post_init, set_attribute
 from treewright._core.rules import fields as rules
+from treewright._core.rules import reject
 from treewright.errors import NodeDefinitionError
 
 _NAMES_MAY_BE_UNKNOWN: Any = {"annotation_format": Format.FORWARDREF} if sys.version_info >= (3, 14) else {}
@@ -51,7 +53,7 @@ class _Own:
     """
 
     def __init__(self, info: NodeInfo) -> None:
-        self.cls, self.fields = info.cls, info.by_name
+        self.cls = info.cls
         # The default of a parameter whose field has a factory; prints as `<factory>`. cloudpickle copies it.
         self.factory: Any = getattr(dataclasses, "_HAS_DEFAULT_FACTORY")  # noqa: B009
 
@@ -64,7 +66,7 @@ def make_init(info: NodeInfo, arguments: Sequence[FieldInfo]) -> Callable[..., N
     cls, own = info.cls, _Own(info)
     slot: Any = getattr(cls, FLAT_FORM_NAME, None)  # A Module has a slot; setting it directly is 10 % faster.
     helpers = {"__own__": own, "__table__": info.table, "__store__": slot.__set__ if slot else object.__setattr__}
-    helpers |= {"__assign__": assign, "__build__": run_init, "__check__": check}
+    helpers |= {"__assign__": assign, "__build__": run_init, "__check__": check, "__absent__": types.NoneType}
     helpers |= {"__Exception__": Exception, "__type__": type}  # A module or a field may have these names.
     me = "__self__" if "self" in info.by_name or "self" in info.init_vars else "self"
     defaults: dict[str, Any] = {"__factory__": own.factory}
@@ -91,6 +93,7 @@ def _parameters(cls: type[Any], arguments: Sequence[FieldInfo], defaults: dict[s
     with_default = None
     for argument in arguments:
         name = parameter = argument.name
+        reject([rules.no_identifier], NodeDefinitionError, cls, name)
         if argument.default is not MISSING:
             defaults[f"__default_{name}__"] = argument.default
             parameter = f"{name}=__default_{name}__"
@@ -110,11 +113,11 @@ def _parameters(cls: type[Any], arguments: Sequence[FieldInfo], defaults: dict[s
 
 
 def _body(info: NodeInfo, me: str, own: _Own) -> list[str]:
-    given = [field for field in info.fields if field.init or field.default_factory is not MISSING]
+    given = [field for field in info.fields if not field.set_only_in_post_init]
     values = ", ".join([f"{field.name!r}: {field.name if field.init else '__own__.factory'}" for field in given])
     variables = f"({''.join(f'{name}, ' for name in info.init_vars)})" if info.runs_post_init else "None"
     assigning = f"return __build__({me}, __assign__, __own__, {{{values}}}, {variables})"
-    if info.has_own_new or info.runs_post_init or not all(field.init for field in info.fields):
+    if info.has_own_new or info.runs_post_init or len(given) < len(info.fields):
         return [assigning]
     lines = _storing(info, me)
     name = f"cls_{zlib.crc32(repr(lines).encode()):08x}"
@@ -131,17 +134,19 @@ def _storing(info: NodeInfo, me: str) -> list[str]:
     """The lines that store the flat form directly."""
     lines: list[str] = []
     for field in info.fields:
-        name, call = field.name, f"__own__.fields[{field.name!r}].call"
-        if field.default_factory is not MISSING:
-            lines.append(f"if {name} is __own__.factory: {name} = {call}('default_factory', __own__.cls)")
+        name, info_now = field.name, f"__own__.cls.__node_fields__[{field.name!r}]"  # which autoreload replaces
+        has_factory = field.default_factory is not MISSING
+        default = f"{info_now}.call('default_factory', __own__.cls)" if has_factory else f"{info_now}.default"
+        if has_factory or not field.init:
+            lines.append(f"{f'if {name} is __own__.factory: ' if field.init else ''}{name} = {default}")
         if field.converter is not None:
-            lines.append(f"{name} = {call}('converter', __own__.cls, {name})")
+            lines.append(f"{name} = {info_now}.call('converter', __own__.cls, {name})")
     children = "".join([f"{field.name}, " for field in info.children])
     statics = "__table__.empty"
     if info.statics:
         names = ", ".join(info.table.names)
         kinds = ", ".join([f"__type__({name})" for name in info.table.names])
-        lines.append(f"try: __statics__ = __table__.known[{kinds}, {names}]()")
+        lines.append(f"try: __statics__ = __table__.known.get(({kinds}, {names}), __absent__)()")
         lines.append("except __Exception__: __statics__ = None")
         statics = f"__statics__ or __table__.intern_by_key(({names},))"
     attribute = "" if hasattr(info.cls, FLAT_FORM_NAME) else f"{FLAT_FORM_NAME!r}, "
@@ -153,13 +158,19 @@ def _storing(info: NodeInfo, me: str) -> list[str]:
 def assign(node: Any, own: _Own, values: Mapping[str, Any], post_init: Sequence[Any] | None) -> None:
     """Assign the fields from a generated `__init__` that has to do more than store the flat form."""
     for name, value in values.items():
-        field = own.fields.get(name)
-        if value is not own.factory:
-            set_attribute(node, name, value)
-        elif field is not None and field.default_factory is not MISSING:  # otherwise sealing fills a field of new code
-            set_attribute(node, name, field.call("default_factory", own.cls))
+        given = _default_of(name, own, node) if value is own.factory else value
+        if given is not MISSING:  # otherwise sealing fills the field of new code
+            set_attribute(node, name, given)
     if post_init is not None:
         run_post_init(node, post_init)
+
+
+def _default_of(name: str, own: _Own, node: Any) -> Any:
+    """The new default of a field of the class; a subclass may have a different one, which counts if it is a value."""
+    field: FieldInfo | None = own.cls.__node_fields__.get(name)
+    if field is not None and field.default_factory is not MISSING:
+        return field.call("default_factory", own.cls)
+    return getattr(node.__node_fields__.get(name), "default", MISSING)
 
 
 def _annotate(init: Any, cls: type[Any], arguments: Sequence[FieldInfo]) -> None:

@@ -12,7 +12,7 @@ import operator
 import threading
 import types
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -40,12 +40,14 @@ class Statics:
         table: The table that contains them.
         values: The values in the order of the fields.
         keys: Their exact keys.
+        watched: What must be unchanged in each value when the same objects come again; None if that can't be known.
     """
 
-    __slots__ = ("__weakref__", "keys", "table", "values")
+    __slots__ = ("__weakref__", "keys", "table", "values", "watched")
     table: "StaticTable"
     values: tuple[Any, ...]
     keys: tuple[Hashable, ...]
+    watched: Sequence[list[Unchanged] | None]
 
     def __repr__(self) -> str:
         """The fields and values, which JAX prints in its messages.
@@ -87,20 +89,13 @@ class _Entry(weakref.ref[Statics]):
         return self.hash
 
 
-class _Known(dict[Any, Callable[[], Statics | None]]):
-    """References to statics, by types and values where `==` is exact, otherwise by the ids of both."""
-
-    def __missing__(self, types_and_values: tuple[Any, ...]) -> Callable[[], Statics | None]:
-        return self.get(tuple(map(id, types_and_values)), types.NoneType)  # which returns None
-
-
 @dataclasses.dataclass(eq=False, repr=False)
 class StaticTable:
     """Weak references to the statics of one class that are in use.
 
-    `in_use` finds them by their keys, `known` without computing a key. The generated `__init__` reads it:
+    `in_use` finds them by their keys, `known` without computing a key:
 
-        Net(x, "relu")   # in `known`, as (str, "relu"): type and `==` are exact
+        Net(x, "relu")   # in `known`, as (str, "relu"): type and `==` are exact. The generated `__init__` reads it.
         Net(x, adam)     # by its key: its parts are many
         Net(x, adam)     # by its key; the same object came twice, so `known` has its id now, and what must not change
         Net(x, adam)     # in `known`, if what must not change has not
@@ -119,7 +114,7 @@ class StaticTable:
         self.keys: tuple[Any, ...] = tuple(map(GetAttrKey, self.children))
         self.to_check = MAX_CHECKED_NODES  # how many more nodes of the class are checked closely
         self.warned: set[str] = set()  # children with a warning: one for each field
-        self.known = _Known()
+        self.known: dict[Any, Callable[[], Statics | None]] = {}
         self.in_use: dict[_Entry, _Entry] = {}
         self._kept: collections.deque[Statics] = collections.deque(maxlen=MAX_KEPT)
         self._doubted: weakref.WeakSet[type[Any]] = weakref.WeakSet()  # classes of values with a warning
@@ -133,32 +128,38 @@ class StaticTable:
     def intern(self, values: tuple[Any, ...]) -> Statics:
         """The unique `Statics` for these values, in the order of the fields. The generated `__init__` inlines this."""
         try:
-            statics = self.known[*map(type, values), *values]()
+            statics = self.known.get((*map(type, values), *values), types.NoneType)()
         except Exception:  # noqa: BLE001  a user's __hash__; intern_by_key reports it with class and field
             statics = None
         return self.intern_by_key(values) if statics is None else statics
 
     def intern_by_key(self, values: tuple[Any, ...]) -> Statics:
-        """The unique `Statics` for values that are not in `known`."""
+        """The unique `Statics` for values that `known` does not have by value: by their ids, or by their keys."""
+        by_id = tuple(map(id, values))
+        same = self.known.get(by_id, types.NoneType)()
+        if same is not None and all(
+            each is not None and all(map(Unchanged.is_unchanged, each)) for each in same.watched
+        ):
+            return same
         keys = self._keys_of(values)
-        new = Statics(self, values, keys)
+        new = Statics(self, values, keys, ())
         entry = _Entry(new, self._forget)
         statics = None
         with self._lock:
             while statics is None:  # Another thread may free equal statics at this moment.
                 statics = self.in_use.setdefault(entry, entry)()
             by_value = (*map(type, values), *values)
-            by_id = tuple(map(id, by_value))
             if statics is new:
                 is_constant = all(map(_is_constant, values))
                 if is_constant:
                     self._kept.append(statics)
                 if all(map(_can_find_by_value, values, keys)):
-                    self._remember(by_value, statics, [])
+                    self._remember(by_value, statics)
                 elif is_constant:
-                    self._remember(by_id, statics, [])
+                    self._remember(by_id, statics)
             elif by_id not in self.known and all(map(operator.is_, values, statics.values)):
-                self._remember(by_id, statics, list(map(watched_below, values, keys)))
+                statics.watched = list(map(watched_below, values, keys))
+                self._remember(by_id, statics)
         return statics
 
     def _forget(self, entry: _Entry) -> None:
@@ -192,16 +193,9 @@ class StaticTable:
             warn_user(problem, StaticWarning)
             self._doubted.add(cls)  # not if the warning was an error, which must come again
 
-    def _remember(self, key: Hashable, statics: Statics, watched: list[list[Unchanged] | None]) -> None:
-        """Add an entry to `known` that lives as long as the statics."""
-        reference = weakref.ref(statics, functools.partial(self.known.pop, key))
-        self.known[key] = functools.partial(_if_unchanged, reference, watched) if watched else reference
-
-
-def _if_unchanged(reference: weakref.ref[Statics], watched: list[list[Unchanged] | None]) -> Statics | None:
-    """The statics, if nothing in them has changed."""
-    is_unchanged = all(each is not None and all(map(Unchanged.is_unchanged, each)) for each in watched)
-    return reference() if is_unchanged else None
+    def _remember(self, key: Hashable, statics: Statics) -> None:
+        """Add an entry to `known` that lives as long as the statics, and keeps none of their values alive."""
+        self.known[key] = weakref.ref(statics, functools.partial(self.known.pop, key))
 
 
 def _can_find_by_value(value: Any, key: Any) -> bool:
@@ -223,7 +217,7 @@ def _is_constant(value: Any, room: int = _MAX_LENGTH) -> bool:
     if cls is str or cls is bytes:
         return len(value) <= room
     if cls is tuple:  # whose parts share the room
-        return len(value) <= room and all(_is_constant(part, room // len(value)) for part in value)
+        return len(value) <= room and all(_is_constant(part, room // (len(value) + 1)) for part in value)
     return cls in CONSTANTS or (isinstance(value, np.dtype) and value.isbuiltin == 1) or library_of(value) != ""
 
 

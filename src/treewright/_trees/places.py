@@ -1,6 +1,7 @@
 """Places: the values in a tree with their paths, a walk over them, and copies with other values there."""
 
 import collections
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -207,24 +208,42 @@ def with_changes(value: Any, changes: Mapping[Key, Any]) -> Any:
         return treedef.unflatten({**children, **changes}.values())
     if _is_replaceable(value, changes):
         return dataclasses.replace(value, **{key.name: new for key, new in changes.items()})
-    return with_attributes(value, {key.name: new for key, new in changes.items()})
+    return with_attributes(value, {key.name: new for key, new in changes.items()}, _copy)
 
 
-def with_attributes(value: Any, changes: Mapping[str, Any]) -> Any:
-    """A copy of an object with new values for some attributes. `copy.copy` may return the object itself."""
-    cls, state = type(value), object.__getstate__(value)
-    own, slots = state if isinstance(state, tuple) else (state, {})
+def with_attributes(value: Any, changes: Mapping[str, Any], copied: Callable[[Any], Any]) -> Any:
+    """A copy of an object with new values for some attributes."""
     try:
-        changed: Any = object.__new__(cls)
-        if own:
-            vars(changed).update(own)
-        for name, attribute in {**slots, **changes}.items():
+        changed = copied(value)
+        for name, attribute in changes.items():
             object.__setattr__(changed, name, attribute)
     except (AttributeError, TypeError) as error:
         raise TypeError(
-            f"{cls.__qualname__} can't be copied with a different {', '.join(changes)}: {error}. Build one instead."
+            f"{type(value).__qualname__} can't be copied with a different {', '.join(changes)}: {error}. Build one "
+            f"instead."
         ) from error
     return changed
+
+
+def _copy(value: Any) -> Any:
+    """A copy by the protocol of the class; if that returns the object itself or fails, a bare copy."""
+    with contextlib.suppress(Exception):
+        copied = copy.copy(value)
+        if copied is not value:
+            return copied
+    return bare_copy(value)
+
+
+def bare_copy(value: Any) -> Any:
+    """An object of the same class and attributes, without a call of the class's own methods."""
+    state: Any = object.__getstate__(value)
+    own, slots = state if isinstance(state, tuple) else (state, {})
+    copied = object.__new__(type(value))
+    if own:
+        vars(copied).update(own)
+    for name, attribute in slots.items():
+        object.__setattr__(copied, name, attribute)
+    return copied
 
 
 def _is_replaceable(value: Any, keys: Iterable[Key]) -> bool:

@@ -85,6 +85,7 @@ def _places(where: Where, root: Place, run: Run) -> list[Place] | None:
     places = [found[0] for found in run.found]
     in_doubt = [i for i, found in enumerate(run.found) if len(found) > 1 or _may_be_elsewhere(found[0], run.shared)]
     read: list[Place] = []
+    has_ties = False
     if in_doubt:
         ids = {id(places[i].value) for i in in_doubt}
         again = Run(where, root, ids | run.shared, whole=run.whole)
@@ -93,9 +94,10 @@ def _places(where: Where, root: Place, run: Run) -> list[Place] | None:
         for i in in_doubt:
             places[i] = again.found[i][0]
         read = [place for key in ids for place in again.read.get(key, ()) if is_leaf(place.value)]
+        has_ties = bool(run.shared) or len(read) > len(in_doubt)  # else that run had others at just these places
     if run.structure is not ONE:
         reject_overlaps(places)
-    if (run.is_lazy or in_doubt) and not _returns_others(where, root, run.structure, places, places):
+    if (run.is_lazy or has_ties) and not _returns_others(where, root, run.structure, places, places):
         return None
     return [] if read and not _is_as_claimed(where, root, run.structure, places, read) else places
 

@@ -18,7 +18,7 @@ from treewright._core import Statics, flat_form, from_flat_form, is_node_class
 from treewright._freeze import FrozenMapping
 from treewright._trees.level import LEAVES
 from treewright._trees.pattern import item_key, missing_place
-from treewright._trees.places import Place, all_entries, with_attributes, with_changes
+from treewright._trees.places import Place, all_entries, bare_copy, with_attributes, with_changes
 
 STRUCTURES = (tuple, list, dict)  # may contain several places
 ONE = jax.tree.structure(0)  # the treedef of a single object
@@ -98,9 +98,9 @@ class Run:
             self.dicts.append((copied, place))
         return copied
 
-    def _lazy(self, cls: type[Any], place: Place, items: Any, keys: Any) -> Any:
+    def _lazy(self, cls: type[Any], place: Place, parts: Any, names: Any) -> Any:
         lazy = cls()
-        lazy.place, lazy.run, lazy.items, lazy.keys, lazy.places = place, self, items, keys, {}
+        lazy.place, lazy.run, lazy.parts, lazy.names, lazy.places = place, self, parts, names, {}
         return lazy
 
     def _places_of(self, value: Any) -> list[Place]:
@@ -118,7 +118,7 @@ class Run:
             return place, item_key(place.value, item)
         owners = self._places_of(getattr(error, "obj", self))
         key = GetAttrKey(getattr(error, "name", None) or "")
-        return (owners[0], key) if len(owners) == 1 else None
+        return (owners[0], key) if len(owners) == 1 and key.name and owners[0].child(key) is None else None
 
 
 def flat(result: Any, places: Collection[int] = ()) -> tuple[list[Any], Any]:
@@ -167,31 +167,31 @@ class _Lazy:
     base: Any = tuple
     place: Place  # of the owner
     run: Run
-    items: Any
-    keys: tuple[Any, ...] | None  # or names, of a node's children or statics
+    parts: Any
+    names: tuple[Any, ...] | None  # or keys, of a node's children or statics
     places: dict[Any, Place]  # by index or name
 
     def __getitem__(self, name: Any) -> Any:
         try:
-            value = self.items[name]
+            value = self.parts[name]
         except (TypeError, LookupError) as error:
             self.run.missing = error, self.place, name
             raise
         if isinstance(name, slice):
             return self.whole()[name]
         if self.base is dict:
-            name = name if type(name) is str else item_key(self.items, name).key  # 1 if read by True
-        elif self.keys is None:
-            name = range(len(self.items))[name]  # not from the end
+            name = name if type(name) is str else item_key(self.parts, name).key  # 1 if read by True
+        elif self.names is None:
+            name = range(len(self.parts))[name]  # not from the end
         if name not in self.places:
-            key = self.keys[name] if self.keys else (DictKey if self.base is dict else SequenceKey)(name)
+            key = self.names[name] if self.names else (DictKey if self.base is dict else SequenceKey)(name)
             self.places[name] = Place(value, GetAttrKey(key) if type(key) is str else key, self.place)
         place = self.places[name]
         self.run.way.append((id(self.place.value), place.key))
         return self.run.value_at(place)
 
     def __len__(self) -> int:
-        return len(self.items)
+        return len(self.parts)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.whole())
@@ -202,7 +202,7 @@ class _Lazy:
     def whole(self) -> Any:
         """A list, tuple or dict of all copies."""
         if self.base is dict:
-            return {name: self[name] for name in self.items}
+            return {name: self[name] for name in self.parts}
         return self.base(map(self.__getitem__, range(len(self))))
 
 
@@ -213,6 +213,8 @@ def _through_whole(name: str) -> Any:
 def _lazy_class(base: Any) -> Any:
     own = {*vars(_Lazy), "__new__", "__init__", "__getattribute__"}
     methods = {name: _through_whole(name) for name in vars(base).keys() - own}
+    if base is dict:  # without a copy of all items
+        methods["get"] = lambda self, name, default=None: self[name] if name in self.parts else default
     cls = type(base.__name__, (_Lazy, base), {**methods, "base": base, "__module__": base.__module__})
     jax.tree_util.register_pytree_node(cls, lambda lazy: ((lazy.whole(),), None), lambda _, children: children[0])
     return cls
@@ -231,7 +233,10 @@ def with_parts(value: Any, parts: Mapping[Key, Any]) -> Any:
         return from_flat_form(type(value), (tuple(map(parts.get, keys, children)), statics))
     if isinstance(value, (*STRUCTURES, FrozenMapping)) or not all(isinstance(key, GetAttrKey) for key in parts):
         return with_changes(value, parts)
-    return with_attributes(value, {key.name: part for key, part in parts.items()})
+    try:
+        return with_attributes(value, {key.name: part for key, part in parts.items()}, bare_copy)
+    except TypeError:  # for example a property without a setter
+        return with_changes(value, parts)
 
 
 # Stand-ins for leaves

@@ -178,7 +178,7 @@ def jax_error_text(error: ValueError) -> str:
 
 
 def _by_path(root: Place, where: str) -> Selection:
-    steps = parse(where)
+    steps = parse(str(where))  # a subclass may lack a hash
     if not all(step.is_literal for step in steps):
         return _search(matching(root, steps), lambda: _no_match(root, where))
     place = root

@@ -33,7 +33,17 @@ from treewright.checkpoint.folder import FILE, LISTING, as_folder
 from treewright.checkpoint.format import SafetensorsFile, open_safetensors, write_safetensors
 from treewright.checkpoint.host import on_host
 from treewright.checkpoint.loading import load_tree
-from treewright.checkpoint.manifest import TEXT, LeafRecord, Manifest, from_metadata, join_name, seal, unseal
+from treewright.checkpoint.manifest import (
+    DIGEST,
+    MAX_BYTES,
+    LeafRecord,
+    Manifest,
+    check_version,
+    from_metadata,
+    join_name,
+    seal,
+    unseal,
+)
 from treewright.checkpoint.tree import Parts, parts_to_save
 from treewright.errors import CheckpointDamagedError, CheckpointError
 
@@ -58,6 +68,10 @@ class StepHandler(ocp.CheckpointHandler):  # type: ignore[misc]
         raise NotImplementedError(
             f"Restore it with treewright.checkpoint.CheckpointManager({str(directory.parent)!r})."
         )
+
+
+# Orbax's file of our steps has both, far apart: with one damaged, the step is still ours.
+_MARKS = (StepHandler.typestr(), f'"{DIGEST}"')
 
 
 @ocp.args.register_with_handler(StepHandler, for_save=True, for_restore=True)
@@ -119,6 +133,12 @@ def _json_of(items: Mapping[str, Any]) -> str:
         raise CheckpointError(f"save(..., items=) can't be written as JSON: {error}. {_JSON_VALUES}") from error
     if inexact:
         raise CheckpointError(f"save(..., items=): JSON can't represent {short_text(inexact)}. {_JSON_VALUES}")
+    size = len(json.dumps(json.dumps(text)))  # as the header of the file has them: each quote as eight characters
+    if size > MAX_BYTES:
+        raise CheckpointError(
+            f"save(..., items=) would take {size:,} bytes of the file's header, and the limit of safetensors is "
+            f"{MAX_BYTES:,}. Save large items as leaves of the tree."
+        )
     return text
 
 
@@ -247,7 +267,7 @@ def listed_of_step(folder: Any) -> tuple[Mapping[str, Any], Mapping[str, float],
 
     Raises:
         CheckpointDamagedError: If it can't be read.
-        CheckpointError: If a different program saved the step.
+        CheckpointError: If a different program saved the step, or it has a different format version.
         OSError: If the file system fails.
     """
     path = folder / LISTING
@@ -256,8 +276,9 @@ def listed_of_step(folder: Any) -> tuple[Mapping[str, Any], Mapping[str, float],
             raise ValueError(f"it is missing, or not a regular file of at most {_MAX_LISTING_BYTES:,} bytes")
         content = path.read_bytes()
         listing = json.loads(content)
-        if TEXT.encode() in content:  # several times, so that a damaged file of ours is not taken for a different one
+        if any(mark.encode() in content for mark in _MARKS):
             listed = unseal(listing["custom_metadata"])
+            check_version(listed.get("version", 7))  # version 7 did not list it
             return dict(listed["retention"]), dict(listed["metrics"]), str(listed["save"])
     raise CheckpointError(
         f"Step {folder.name} in {folder.parent} has no manifest: a different program saved it with Orbax. "

@@ -68,7 +68,7 @@ def region_of(bounds: Bounds, dtype: Any, blocks: Sequence[tuple[Bounds, Any]]) 
 
 
 def pieces_of(form: tuple[Any, Sequence[int]], blocks: Sequence[tuple[Bounds, Any]]) -> Iterator[Any]:
-    """The values of an array in C order, in consecutive pieces; of several blocks gathered some rows at a time.
+    """The values of an array in C order, in consecutive pieces; of several blocks gathered one piece at a time.
 
     Args:
         form: Its dtype and shape.
@@ -78,7 +78,20 @@ def pieces_of(form: tuple[Any, Sequence[int]], blocks: Sequence[tuple[Bounds, An
     if len(blocks) == 1:
         yield np.asarray(blocks[0][1], order="C")
         return
-    rest = [(0, size) for size in shape[1:]]
-    rows = max(1, _PIECE_BYTES // max(1, math.prod(shape[1:]) * dtype.itemsize))
-    for start in range(0, shape[0], rows):
-        yield region_of(((start, min(start + rows, shape[0])), *rest), dtype, blocks)
+    for bounds in _consecutive_parts(tuple(shape), dtype.itemsize):
+        yield region_of(bounds, dtype, blocks)
+
+
+def _consecutive_parts(shape: tuple[int, ...], itemsize: int) -> Iterator[Bounds]:
+    """Bounds of parts that follow each other in C order, of at most `_PIECE_BYTES`."""
+    row = math.prod(shape[1:]) * itemsize
+    if not shape or row * shape[0] <= _PIECE_BYTES:
+        yield tuple((0, size) for size in shape)
+    elif row <= _PIECE_BYTES:
+        count = _PIECE_BYTES // row
+        for start in range(0, shape[0], count):
+            yield (start, min(start + count, shape[0])), *((0, size) for size in shape[1:])
+    else:
+        for start in range(shape[0]):
+            for rest in _consecutive_parts(shape[1:], itemsize):
+                yield (start, start + 1), *rest

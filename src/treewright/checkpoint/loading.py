@@ -1,14 +1,15 @@
 """Load a checkpoint: call `migrate=` with its leaves, which are read when they are used, and read the others."""
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from treewright._base.jax_private import DictKey, jax_trees
 from treewright._base.text import short_text
 from treewright.checkpoint.fit import MISSING, Options, into_tree, part_and_names, replaced
 from treewright.checkpoint.manifest import LeafRecord, Manifest
-from treewright.checkpoint.placing import Read, as_saved, values_of
+from treewright.checkpoint.placing import LeafRequest, Read, as_saved, values_of
 from treewright.checkpoint.tree import tree_of
+from treewright.errors import CheckpointError
 
 
 def load_tree(manifest: Manifest, read: Read, like: Any, options: Options) -> Any:
@@ -22,14 +23,28 @@ def load_tree(manifest: Manifest, read: Read, like: Any, options: Options) -> An
         return tree_of(manifest, values_of(requests, read(requests)))
     if options["migrate"] is None:
         return into_tree(manifest, {}, like, options, read)
-    migrated = options["migrate"](SavedLeaves({leaf.name: leaf for leaf in manifest.leaves}, read))
-    if not isinstance(migrated, Mapping):
-        raise TypeError(
-            f"migrate= returned {short_text(migrated)}, but must return a dict: the leaves of the tree by flat name."
-        )
-    values = _unread(migrated)
-    changed = {leaf.name for leaf in manifest.leaves} ^ {*values}
-    return into_tree(*replaced(manifest, values), like, options, read, changed=changed)
+    is_loaded = False
+
+    def read_before_the_end(requests: Sequence[LeafRequest]) -> Iterator[Any]:
+        if is_loaded:
+            raise CheckpointError(
+                f"{requests[0].leaf.path} was used after the checkpoint was loaded. Read leaves inside migrate=; "
+                f"dict(leaves.items()) reads all."
+            )
+        return read(requests)
+
+    try:
+        migrated = options["migrate"](SavedLeaves({leaf.name: leaf for leaf in manifest.leaves}, read_before_the_end))
+        if not isinstance(migrated, Mapping):
+            raise TypeError(
+                f"migrate= returned {short_text(migrated)}, but must return a dict: the leaves of the tree by flat "
+                f"name."
+            )
+        values = _unread(migrated)
+        changed = {leaf.name for leaf in manifest.leaves} ^ {*values}
+        return into_tree(*replaced(manifest, values), like, options, read, changed=changed)
+    finally:
+        is_loaded = True
 
 
 class SavedLeaves(dict[str, Any]):

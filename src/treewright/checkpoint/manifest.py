@@ -18,7 +18,7 @@ from treewright.checkpoint.arrays import KINDS, Form, Layout, digest_of
 from treewright.checkpoint.disk import parsing
 from treewright.errors import CheckpointError
 
-VERSION = 7  # earlier versions were never released
+VERSION = 8  # earlier versions were never released
 MAX_BYTES = 100_000_000  # limit of a header, as in safetensors; parsed JSON needs about 20 times the memory
 TEXT, DIGEST = "treewright", "treewright.digest"  # keys in a file's metadata
 ROOT_LEAF = "value"  # the name of the only leaf of a tree that is a leaf
@@ -183,13 +183,22 @@ def from_metadata(metadata: Mapping[str, Any]) -> Manifest:
         return _manifest(unseal(metadata))  # the digest first: the version may be damaged
 
 
-def _manifest(document: Any) -> Manifest:
-    if (version := document["version"]) != VERSION:
+def check_version(version: Any) -> None:
+    """Check the format version of a checkpoint.
+
+    Raises:
+        CheckpointError: If it is another one.
+    """
+    if version != VERSION:
         fix = "a newer version" if version > VERSION else "the version that saved it, and save to_names(tree)"
         raise CheckpointError(
             f"The checkpoint has format version {version}, but this Treewright reads version {VERSION}. Load it with "
             f"{fix}."
         )
+
+
+def _manifest(document: Any) -> Manifest:
+    check_version(document["version"])
     manifest = Manifest(
         nodes=tuple([_node_record(**record) for record in document["nodes"]]),
         leaves=_leaves(document["leaves"]),

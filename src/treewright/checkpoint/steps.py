@@ -50,7 +50,7 @@ from treewright.checkpoint.handler import (
     step_to_save,
     tree_of_step,
 )
-from treewright.checkpoint.manifest import Manifest, seal
+from treewright.checkpoint.manifest import VERSION, Manifest, seal
 from treewright.checkpoint.reading import Restored, StepGoneError, read_step, step_number, steps_text
 from treewright.checkpoint.retention import Retention, numbers_of
 from treewright.checkpoint.waiting import Task
@@ -192,7 +192,7 @@ class CheckpointManager:
         with self._turn():
             _, step_with = self._wait_and_run("save", prepare, same=entries)
             task = Task(number, self._writer(number, step_with))
-            _SAVING.add(self)
+            _begin(self)
             self._pending = task
             task.start()
         if bool(self._is_closed):  # by a signal handler
@@ -250,13 +250,13 @@ class CheckpointManager:
             multiprocessing_options=processes,
             temporary_path_class=unfinished.path_class if self._is_local else None,
         )
-        listed = seal({"retention": self._retention.rules, "metrics": args.manifest.metrics, "save": args.save})
+        rules, metrics = self._retention.rules, args.manifest.metrics
+        listed = seal({"version": VERSION, "retention": rules, "metrics": metrics, "save": args.save})
 
         def write() -> None:
             try:
                 saver.save(self.directory / str(number), args=args, custom_metadata=listed)
                 unfinished.check()
-                _SAVING.discard(self)
             finally:
                 unfinished.release()
                 saver.close()
@@ -322,6 +322,7 @@ class CheckpointManager:
                 self._abandon()  # in all processes
             raise
         self._pending = None  # unless Ctrl-C interrupts: then the next call waits for the step
+        _SAVING.discard(self)
         return value
 
     def _finish(self, pending: Task) -> None:
@@ -531,6 +532,14 @@ class CheckpointManager:
 
 # Program exit. A manager that saves may be known to nobody else: it is kept until its step has its name.
 _SAVING = set[CheckpointManager]()
+
+
+def _begin(manager: CheckpointManager) -> None:
+    """Keep a manager that saves, and drop those whose step is finished."""
+    for other in list(_SAVING):
+        if other._pending is None or other._pending.has_succeeded:
+            _SAVING.discard(other)
+    _SAVING.add(manager)
 
 
 def _finish_all() -> None:

@@ -28,6 +28,11 @@ class Task:
         self.start()
         self._future.result()
 
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether the work is done, without an error."""
+        return self._future.done() and self._future.exception() is None
+
     def _run(self) -> None:
         if not self._begun.acquire(blocking=False):
             return

@@ -10,6 +10,7 @@ import dataclasses
 import importlib.machinery
 import io
 import os
+import pkgutil
 import runpy
 import sys
 import time
@@ -46,7 +47,7 @@ def main(arguments: list[str]) -> int:
     program: list[str] = options.program
     if not program:
         parser.error("no program to run")
-    if not options.is_module and (not Path(program[0]).exists() or Path(program[0]).is_dir()):
+    if not (options.is_module or Path(program[0]).exists()):
         parser.error(f"file {program[0]!r} not found; to run a package or an installed module, use -m {program[0]}")
 
     recorder = ProgramRecorder(["-m", *program] if options.is_module else program)
@@ -57,8 +58,7 @@ def main(arguments: list[str]) -> int:
         if end.code not in {None, 0}:
             raise
     except BaseException as error:
-        frames, hook = _of_program(error.__traceback__), sys.excepthook  # Python would print the frames that run it too
-        sys.excepthook = lambda kind, error, _frames: hook(kind, error.with_traceback(frames), frames)
+        _print_without_runners(error)
         raise
     retraces = recorder.count()
     if options.max_retraces is None or retraces <= options.max_retraces:
@@ -83,9 +83,12 @@ def _run(program: list[str], *, is_module: bool) -> None:
     if is_module:
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)
         return
-    path = Path(program[0]).absolute()
-    file = str(path)
-    sys.path[0] = str(path.parent)
+    file = str(Path(program[0]).absolute())
+    if pkgutil.get_importer(file) is not None:  # a folder or zip file with a __main__.py
+        sys.path[0] = file
+        runpy.run_path(program[0], run_name="__main__")
+        return
+    sys.path[0] = str(Path(file).parent)
     module = types.ModuleType("__main__")
     module.__file__ = file
     with io.open_code(file) as source:
@@ -94,12 +97,17 @@ def _run(program: list[str], *, is_module: bool) -> None:
     exec(code, vars(module))  # noqa: S102  the user's program
 
 
-def _of_program(frames: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback from the program's first frame on."""
-    runners = {__name__, "runpy", "importlib._bootstrap"}
+def _print_without_runners(error: BaseException) -> None:
+    """Let Python print this error, if it ends the process, from the program's first frame on."""
+    frames, hook, runners = error.__traceback__, sys.excepthook, {__name__, "runpy", "importlib._bootstrap"}
     while frames is not None and frames.tb_frame.f_globals.get("__name__") in runners:
         frames = frames.tb_next
-    return frames
+
+    def print_error(kind: type[BaseException], raised: BaseException, trace: types.TracebackType | None) -> None:
+        trace = frames if raised is error else trace  # the caller of `main` may catch the error, and raise another
+        hook(kind, raised.with_traceback(trace), trace)
+
+    sys.excepthook = print_error
 
 
 def _after_import_of_jax(begin: Callable[[], object]) -> None:

@@ -92,7 +92,9 @@ class _BlockOrDecorator:
 
     def __init__(self, only: Only, **options: Any) -> None:
         if not (only is None or isinstance(only, str) or _is_function(only)):
-            raise TypeError(f"{type(self).__name__}(only=...) needs a function or its name, got {short_text(only)}.")
+            fix = f" Write only={only.__name__!r}." if isinstance(only, type) else ""
+            name = type(self).__name__
+            raise TypeError(f"{name}(only=...) needs a function or its name, got {short_text(only)}.{fix}")
         self._reject_untracked(only)
         self._only, self._options = only, options
         self._open: list[RetraceTracker] = []  # one for each open block, innermost last
@@ -161,7 +163,7 @@ class _BlockOrDecorator:
         if isinstance(function, loop):
             fix = f"A loop jits its step: write loop({name}(...)(step), state), or only=step."
         elif type(function).__module__ == EQUINOX_PMAP:
-            fix = f"Write `with {name}(...):` around the calls."
+            fix = f"Write `with {name}(...):` around the calls, without only=."
         elif callable(function) and not any(type(each).__weakrefoffset__ for each in wrapper_chain(function)):
             fix = "Its class allows no weak references, which jit needs too: use a function that calls it."
         if fix:

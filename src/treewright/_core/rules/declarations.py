@@ -24,6 +24,8 @@ def specifier_in_annotation(annotation: Any, cls: type[Any]) -> str | None:
     if isinstance(annotation, str):
         if not _SPECIFIER.search(annotation):
             return None
+        if "=" in annotation.partition("[")[0]:  # `n: "int = static()"`
+            annotation = annotation.partition("=")[2].strip()
         with contextlib.suppress(Exception):  # a forward reference, or a name imported only for checkers
             annotation = eval(annotation, vars(sys.modules[cls.__module__]), dict(vars(cls)))  # noqa: S307
     return specifier_in(annotation)

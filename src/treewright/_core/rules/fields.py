@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import keyword
 import types
 import typing
 from collections.abc import Iterator
@@ -122,6 +123,13 @@ def _loss(base: FieldInfo) -> str | None:
 
 
 DECLARATIONS = (field_and_method, specifier_not_called, specifier_in_the_annotation, declared_again_otherwise)
+
+
+def no_identifier(cls: type[Any], name: str) -> str | None:
+    """A parameter of the generated `__init__` needs an identifier."""
+    if name.isidentifier() and not keyword.iskeyword(name):
+        return None
+    return f"{cls.__qualname__} has a field named {name!r}, which is not an identifier. Rename it."
 
 
 def default_before(cls: type[Any], name: str, other: str) -> str:
