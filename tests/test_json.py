@@ -105,6 +105,7 @@ CHANGED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "the method of an object": (lambda: Warmup(1).halved, lambda: Warmup(1).__call__),
     "an attribute of a dict": (lambda: Named("p", rate=1), lambda: Named("q", rate=1)),
     "the end of a long pattern": (lambda: table_schedule(PATTERNS[0]), lambda: table_schedule(PATTERNS[1])),
+    "a long int": (lambda: table_schedule(10**6000), lambda: table_schedule(10**6000 + 1)),
     "a text of numpy": (lambda: table_schedule(np.str_("age")), lambda: table_schedule(np.str_("sex"))),
     "what is nested deeply": (lambda: table_schedule(slice(nested(1))), lambda: table_schedule(slice(nested(2)))),
     "the safety of a UUID": (lambda: table_schedule(IDS[0]), lambda: table_schedule(IDS[1])),

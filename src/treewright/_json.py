@@ -118,7 +118,7 @@ class _Description:
     def of(self, value: Any) -> str:
         """The text of the value or of a part of it."""
         if type(value) in JSON_TYPES:
-            return repr(value)
+            return encoded_text(encode(value))  # `repr` raises for a long int
         if callable(value) and import_path(value) is not None:
             return self.name(value)
         if id(value) in self.inside:
@@ -167,7 +167,7 @@ class _Description:
                 yield self.of(part)
             elif name not in ignored:
                 if type(part) in JSON_TYPES - {types.NoneType} and getattr(key, "role", "") != "option":
-                    self.settings.append(f"{name}={cut_text(repr(part), _MAX_REPEATED)}")
+                    self.settings.append(f"{name}={cut_text(self.of(part), _MAX_REPEATED)}")
                 yield f"{name}={self.of(part)}"
 
     def separately(self, value: Any) -> str:
