@@ -124,6 +124,11 @@ def test_explain_compares_deep_trees() -> None:
 # Stored calls
 
 
+class Big:
+    def __init__(self, inner: Any = None) -> None:
+        self.inner = inner
+
+
 def are_deleted(*references: weakref.ref[Any]) -> bool:
     gc.collect()
     return all(reference() is None for reference in references)
@@ -148,10 +153,11 @@ def test_reports_keep_no_array_alive(run: Callable[[Any, Any], object]) -> None:
     assert are_deleted(*references)
 
 
-def test_reports_keep_no_identity_static_alive() -> None:
-    class Big: ...
-
-    old, new, array = Big(), Big(), np.ones(3)
+@pytest.mark.parametrize("levels", [0, 97, 98, 99, 150])
+@pytest.mark.parametrize("around", [lambda inner: Big(inner), lambda inner: [inner]])
+def test_reports_keep_no_identity_static_alive(levels: int, around: Callable[[Any], Any]) -> None:
+    array, new = np.ones(3), Big()
+    old = Big(functools.reduce(lambda inner, _: around(inner), range(levels), array))
     references = weakref.ref(old), weakref.ref(new), weakref.ref(array)
 
     report = explain(double, (Foreign(1.0, (old, array)),), (Foreign(1.0, (new, array)),))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import uuid
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
@@ -56,6 +57,8 @@ def test_both_sides_of_a_difference_differ_or_a_reason_says_why(kind: str) -> No
         (nested(1, 200), nested(2, 200), "[0][0]: 1 -> 2"),
         ((*((i, i) for i in range(300)), 1), (*((i, i) for i in range(300)), 2), "s[300] (static): 1 -> 2"),
         (nested(1, 200), nested(1, 200), "function would not retrace"),
+        (functools.partial(max, float("nan")), functools.partial(max, float("nan")), "nan) -> partial(max, nan)\n"),
+        (np.float32("nan"), np.float32("nan"), "NaN does not equal itself"),
         (jax.jit(Scale(1.0)), jax.jit(Scale(2.0)), "these differ: factor: 1.0 -> 2.0"),
     ],
 )
@@ -202,7 +205,15 @@ def test_meshes_over_different_devices_have_different_texts(run: Callable[[Any, 
             run(step, jax.sharding.Mesh(devices, ("x",)))
 
     [report] = reports
-    [difference] = report.differences
+    check_devices(report.differences)
+    assert "create it once and reuse it" not in str(report)
+
+
+def check_devices(differences: Any) -> None:
+    [difference] = differences
     left, _, right = (difference.parts or (difference,))[0].change.partition(" -> ")
     assert (left.endswith("over devices 0, 1"), right.endswith("over devices 2, 3")) == (True, True)
-    assert "create it once and reuse it" not in str(report)
+
+
+def test_meshes_as_leaves_have_different_texts() -> None:
+    check_devices(diff(*[jax.sharding.Mesh(devices, ("x",)) for devices in (D[:2], D[2:4])]))

@@ -157,6 +157,17 @@ def doubled(value: Any, levels: int) -> Any:
     return doubled((value, value), levels - 1) if levels else value
 
 
+class Act:
+    def __call__(self) -> None: ...
+
+
+class Owner:
+    def __init__(self, owned: Any = None) -> None:
+        self.owned = owned
+
+    def apply(self) -> None: ...
+
+
 NUMBERS, DECIMALS = ((1, 2), (1, 3)), (decimal.Decimal(1), decimal.Decimal(2))
 
 
@@ -166,7 +177,8 @@ NUMBERS, DECIMALS = ((1, 2), (1, 3)), (decimal.Decimal(1), decimal.Decimal(2))
         ((NUMBERS[0], NUMBERS[0]), (NUMBERS[1], NUMBERS[1]), ["[0][1] (static): 2 -> 3", "[1][1] (static): 2 -> 3"]),
         (tuple(range(100_000)), tuple(range(1, 100_001)), [" (static): (0, 1, 2, 3, 4, 5, ...) -> (1, 2, 3, 4, 5, 6"]),
         ((tuple(range(17)), 1), (tuple(range(1, 18)), 2), ["[0] (static): (0, 1, 2, 3,", "[1] (static): 1 -> 2"]),
-        (doubled(1, 22), doubled(2, 22), ["[0][0] (static): (((", "[0][1] (s", "[1][0] (s", "[1][1] (s"]),
+        ((tuple(range(9)),) * 2, (tuple(range(1, 10)),) * 2, [f" (static): {i % 9} -> {i % 9 + 1}" for i in range(18)]),
+        (doubled(1, 22), doubled(2, 22), [" (static): ((("]),
         ((factory(1), 5), (factory(1), 6), ["[1] (static): 5 -> 6"]),  # a new function is no further change
         (
             (factory(DECIMALS[0]), 5),
@@ -174,6 +186,9 @@ NUMBERS, DECIMALS = ((1, 2), (1, 3)), (decimal.Decimal(1), decimal.Decimal(2))
             ["number: Decimal('1') -> Decimal('2')", "[1] (static)"],
         ),
         (factory(DECIMALS[0]), factory(DECIMALS[1], 0.2), ["number: Decimal('1') -> Decimal('2'), rate: 0.1 -> 0.2"]),
+        ((Owner().apply, 5), (Owner().apply, 6), ["[1] (static): 5 -> 6"]),
+        ((Act(), 5), (Act(), 6), ["[0] (static): <Act object> -> <Act object>; Act has no __eq__", "[1] (static): 5"]),
+        (Owner(Owner()), Owner(Owner()), ["two have equal attributes"]),
         ((object(), 5), (object(), 6), ["[0] (static): <object object> -> <object object>", "[1] (static): 5 -> 6"]),
     ],
 )

@@ -25,7 +25,8 @@ from treewright._trees.difference import ABSENT
 
 _MAX_LEVELS = 100  # levels of a value in its snapshot: Python's stack ends at a few hundred
 _MAX_PARTS = 400  # parts of objects that are compared by identity, because these only describe them
-_MAX_PLACES = 16  # changed places in one container that are listed; with more, the whole container is
+_MAX_CHANGED = 16  # changed items of one container that are listed; with more, the whole container is
+_MAX_PLACES = 256  # changed places in one value that are listed; with more, as if a part is shared, the whole value is
 _MAX_SHOWN = 3  # changes listed in a cause
 # Values that need no snapshot, like plain values: they can't change and refer to no arrays.
 _CONSTANTS: tuple[Any, ...] = (types.NotImplementedType, type, types.ModuleType, types.BuiltinFunctionType)
@@ -118,21 +119,24 @@ def snapshot(value: Any) -> Any:
     """A snapshot of a value; a plain value itself.
 
     It has all parts by which `jit` or a node compares the value, and of objects that are compared by identity the first
-    ones. So of `(1, Trainer())` it has both items, and a part of the trainer's attributes. Below a hundred levels, the
-    values themselves are parts.
+    ones. So of `(1, Trainer())` it has both items, and a part of the trainer's attributes. Below a hundred levels, a
+    part by which a value is compared is the value itself.
     """
     budget = iter(range(_MAX_PARTS))
     visited: dict[int, tuple[Any, Any]] = {}  # id -> the value, to keep the id in use, and its snapshot
 
     def snapshot_of(value: Any, level: int, *, is_compared: bool) -> Any:
         named = [*contents(value).items()]
-        if level == _MAX_LEVELS or is_plain(type(value)) or (isinstance(value, _CONSTANTS) and not named):
+        is_lowest = level == _MAX_LEVELS and bool(named)
+        if is_plain(type(value)) or (isinstance(value, _CONSTANTS) and not named):
             return value
-        if id(value) in visited:
+        if id(value) in visited and not is_lowest:
             return visited[id(value)][1]
-        visited[id(value)] = value, ("...", len(visited))  # for a value inside itself
         snap = _snapshot_without_parts(value)
         is_compared = is_compared and not snap.foreign == snap.exact == "identity"
+        if is_lowest:
+            return value if is_compared else snap
+        visited[id(value)] = value, ("...", len(visited))  # for a value inside itself
         if not is_compared:
             # One level before the next, so that no part hides its neighbours by its size.
             named = [item for item, _ in zip(named, budget, strict=False)]
@@ -311,7 +315,8 @@ def innermost(left: Any, right: Any, *, only_containers: bool = False, exactly: 
     With `only_containers`, functions, objects and containers with other keys are not opened. What is compared `exactly`
     is as in `one_static`.
     """
-    return _innermost(left, right, _Search(only_containers, exactly, {}), 0)
+    found = _innermost(left, right, _Search(only_containers, exactly, {}), 0)
+    return [] if only_containers and len(found) > _MAX_PLACES else found
 
 
 def _opened(left: Any, right: Any, *, only_containers: bool) -> tuple[Mapping[Any, Any], Mapping[Any, Any]]:
@@ -352,21 +357,24 @@ def _innermost(
         if not inner and not is_one:
             inner = [Change((), old, new)]
         found += [Change((key, *path), a, b, is_one or in_place) for path, a, b, in_place in inner]
-        if search.only_containers and len(found) > _MAX_PLACES:
+        if search.only_containers and len({each.path[0] for each in found}) > _MAX_CHANGED:
             found.clear()
+            break
+        if search.only_containers and len(found) > _MAX_PLACES:
             break
     return found
 
 
 def _is_bare(change: Change) -> bool:
-    """Whether two callables differ only in their identity, as far as their own parts show."""
+    """Whether two values that are compared by identity differ in nothing else, as far as their own parts show."""
     old, new = change.left, change.right
-    return _same_definition(old, new) and any("__call__" in vars(cls) for cls in old.cls.__mro__)
+    return _same_definition(old, new) and "identity" in {old.foreign, old.exact} and not issubclass(old.cls, _ARRAYS)
 
 
 def is_recreated(old: Any, new: Any) -> bool:
-    """Whether two callables, and all that differs in them, differ only in their identity."""
-    return _is_bare(Change((), old, new)) and all(map(_is_bare, changes(old, new)))
+    """Whether two functions, methods or wrappers, and all that differs in them, differ only in their identity."""
+    is_function = isinstance(old, Snapshot) and (old.code is not None or old.inner is not old or _SELF in old.parts)
+    return is_function and _same_definition(old, new) and all(map(_is_bare, changes(old, new)))
 
 
 def _listed(differences: Iterable[Change]) -> str:
@@ -385,7 +393,7 @@ def cause_of(left: Any, right: Any) -> Cause | None:
     classes = (old, new) if isinstance(old, type) and isinstance(new, type) else (class_of(old), class_of(new))
     if classes[0] is not classes[1]:
         return _of_classes(old, new, *classes)
-    if isinstance(old, float | complex) and old != old and new != new:  # noqa: PLR0124  NaN
+    if isinstance(old, float | complex | np.inexact) and old != old and new != new:  # noqa: PLR0124  NaN
         return Cause("nan", "NaN does not equal itself")
     if not isinstance(old, Snapshot) or not isinstance(new, Snapshot):
         return None

@@ -12,7 +12,7 @@ from treewright._base.jax_private import Path, path_text
 from treewright._base.text import LENGTH, cut_text, short_text
 from treewright._core import kind_of
 from treewright._reports import excerpts
-from treewright._trees.level import LeafType, leaf_type_of, level_of
+from treewright._trees.level import LeafType, Level, leaf_type_of, level_of
 
 _OfTrees: TypeAlias = Literal["class", "static", "added", "removed", "shape", "dtype", "weak_type", "sharding", "value"]
 _OfCalls: TypeAlias = Literal["placement", "passing", "setting", "option", "batch", "function"]
@@ -92,7 +92,7 @@ class Difference:
             return " -> ".join([f"{text} {detail}".rstrip() for detail in details])
         if self.kind == "passing":
             return f"{self.left} -> {self.right}"
-        if self.kind in _BY_VALUE or (self.kind == "value" and not hasattr(self.left, "shape")):
+        if self.kind in _BY_VALUE or (self.kind == "value" and _is_plain(leaf_type_of(self.left))):
             return " -> ".join(two_texts(self.left, self.right, reason=self.reason))
         return f"{shown(self.left)} -> {shown(self.right)}"
 
@@ -146,11 +146,18 @@ def _parts_apart(left: Any, right: Any) -> Sequence[str] | None:
     if type(left) is not type(right) or kind is None or kind.make is not None:
         return None
     pairs = zip(kind.parts(left) or (), kind.parts(right) or (), strict=False)
-    return next(([f"with {short_text(part)}" for part in pair] for pair in pairs if pair[0] != pair[1]), None)
+    texts = ([f"with {short_text(part)}" for part in pair] for pair in pairs)
+    return next((pair for pair in texts if pair[0] != pair[1]), None)
 
 
 def shown(tree: Any) -> str:
     """The text of one side: the type of an array, the class and contents of a node or container, else the value."""
     opened = level_of(tree) or leaf_type_of(tree)
-    is_plain = isinstance(opened, LeafType) and (opened.python or opened.aval is None) and not opened.anything
-    return short_text(tree) if is_plain else cut_text(repr(opened))
+    return short_text(tree) if _is_plain(opened) else cut_text(repr(opened))
+
+
+def _is_plain(opened: Level | LeafType) -> bool:
+    """Whether a tree is a leaf that is shown by its value."""
+    if not isinstance(opened, LeafType) or opened.anything:
+        return False
+    return opened.python is not None or opened.aval is None
