@@ -102,16 +102,6 @@ def test_a_new_trace_of_a_function_with_earlier_programs_is_reported() -> None:
     assert details(second)[0] == "x: float32[3] -> float32[4]"
 
 
-def test_an_object_that_equals_one_with_earlier_programs_has_them_too() -> None:
-    first, second, other = (jax.jit(EqualScale(factor)) for factor in (2.0, 2.0, 3.0))
-    call_with_lengths(first, 2, 3)
-    call_with_lengths(second, 4)
-
-    [report] = explained(lambda: call_with_lengths(other, 5), lambda: call_with_lengths(second, 5))
-
-    assert details(report) == ["it had up to 3 programs before, whose arguments were not seen"]
-
-
 def test_equinox_has_one_cache_for_functions_of_one_name_so_earlier_programs_are_unknown() -> None:
     jitted: Any = eqx.filter_jit(fresh(double))
     call_with_lengths(jitted, 2)

@@ -259,23 +259,15 @@ def _cached(jit: Any, function: Any, info: Any) -> int:
     The stacks of other threads change while they are read, which has crashed CPython 3.11; so a first call that another
     thread has begun counts as an earlier program. 0 if JAX has renamed the frame of a running call.
     """
-    functions = _equal_functions(function)
     try:
-        entries = sum(int(jit(each, info)._cache_size()) for each in functions.values())
+        entries = int(jit(function, info)._cache_size())
     except (AttributeError, TypeError):
         return 0
     called = (CALL_FRAME, TRACE_ONLY_FRAME, LOWER_FRAME)
     frames = [frame for frame, _ in walk_stack(None) if _is_of_jax(frame, called)] if entries else []
     running = [frame for frame in frames if frame.f_code.co_name == CALL_FRAME]
-    of_function = sum(id(frame.f_locals.get("fun")) in functions for frame in running)
+    of_function = sum(frame.f_locals.get("fun") is function for frame in running)
     return max(entries - of_function, 0) if of_function or len(running) < len(frames) else 0
-
-
-def _equal_functions(function: Any) -> dict[int, Any]:
-    """A function, and the objects and methods that equal it, by `id`: JAX traces only the first of them."""
-    cache = None if isinstance(function, types.FunctionType) else private("interpreters.partial_eval.trace_to_jaxpr")
-    functions = [function, *(key[0]() for key in getattr(cache, "cache_keys", list[Any])())]
-    return {id(each): each for each in functions if type(each) is type(function) and each == function}
 
 
 def _outcome(function: Any, names: Mapping[str, Any]) -> Outcome:
