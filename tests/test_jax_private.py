@@ -122,11 +122,6 @@ def constrains() -> dict[str, Any]:
     }
 
 
-class Model:
-    def scale(self, x: Any) -> Any:
-        return x * 2
-
-
 def reports() -> dict[str, Any]:
     jitted: Any = jax.jit(fresh(lambda x: x * 2))
     x, listeners = jnp.ones(2), get_event_duration_listeners()
@@ -152,9 +147,6 @@ def reports() -> dict[str, Any]:
     for listener in listeners:
         if listener not in get_event_duration_listeners():
             jax.monitoring.register_event_duration_secs_listener(listener)
-    model = Model()
-    first, second = jax.jit(model.scale), jax.jit(model.scale)
-    first(x)
     return {
         "report of a shape": shape,
         "report of a setting": setting,
@@ -162,7 +154,6 @@ def reports() -> dict[str, Any]:
         "report of other devices": re.split(r" \(|:", details(recompiled)[0])[0],
         "reports of calls inside others": len(inner),
         "reports after listeners were cleared": len(again),
-        "earlier programs of an equal method": sum(report.before for report in explained(lambda: second(jnp.ones(3)))),
     }
 
 
@@ -190,7 +181,6 @@ FACTS: dict[str, Any] = {
     "report of other devices": "the mesh in use",
     "reports of calls inside others": 1,
     "reports after listeners were cleared": 1,
-    "earlier programs of an equal method": 1,
     "the coordination service of a job": "client",
 }
 # The facts that are different without each part.
@@ -200,7 +190,6 @@ LOSSES: dict[str, dict[str, Any]] = {
     "core.trace_ctx": {"a loop in a different trace": "leaks"},
     "core.trace_state_clean": {"reports of calls inside others": 2} if jax.__version_info__ < (0, 10) else {},
     "distributed.global_state": {"the coordination service of a job": None},
-    "interpreters.partial_eval.trace_to_jaxpr": {"earlier programs of an equal method": 0},
     "interpreters.pxla.batched_device_put": {},
     "lax.lax._convert_element_type": {"restored weak types": False},
     "mesh.get_concrete_mesh": {"report of other devices": "no visible difference"},

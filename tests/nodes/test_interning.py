@@ -118,6 +118,13 @@ def local_member() -> enum.Enum:
     return Local.A
 
 
+def nested_tuple(levels: int) -> Any:
+    value: Any = "deep"
+    for _ in range(levels):
+        value = (value,)
+    return value
+
+
 class Kept(Module):
     setting: Any = static()
 
@@ -167,7 +174,7 @@ def test_the_number_of_kept_statics_is_limited() -> None:
         lambda: np.dtype("f4", metadata={"v": Running(1)}),
         lambda: "long" * 1000,
         lambda: ((0,) * 40,) * 40,
-        lambda: functools.reduce(lambda inner, _: (inner,), range(340), "deep"),
+        lambda: nested_tuple(340),
     ],
 )
 def test_statics_of_users_live_as_long_as_their_nodes(make: Callable[[], Any]) -> None:

@@ -79,9 +79,6 @@ PRIVATE_PARTS: Mapping[str, str] = types.MappingProxyType(
         "core.trace_ctx": "A `loop` that is called in a different trace does not say so: JAX reports a leaked tracer.",
         "core.trace_state_clean": "With JAX 0.9, traces of jitted functions inside other traces are reported too.",
         "distributed.global_state": "Trees and checkpoints of several processes can't be compared: an error says so.",
-        "interpreters.partial_eval.trace_to_jaxpr": (
-            "Reports do not say that a callable object that equals another one had programs before the block."
-        ),
         "interpreters.pxla.batched_device_put": "`load` and `restore` take longer for thousands of small arrays.",
         "lax.lax._convert_element_type": "Weakly typed arrays are restored strongly typed, so functions retrace once.",
         "mesh.get_concrete_mesh": "A report of a `set_mesh` over other devices sees no difference.",
