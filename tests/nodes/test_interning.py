@@ -173,6 +173,7 @@ def test_the_number_of_kept_statics_is_limited() -> None:
         local_member,
         lambda: np.dtype("f4", metadata={"v": Running(1)}),
         lambda: "long" * 1000,
+        lambda: (1 << 2000, 1),
         lambda: ((0,) * 40,) * 40,
         lambda: nested_tuple(340),
     ],

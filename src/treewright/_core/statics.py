@@ -28,7 +28,7 @@ from treewright._core.rules.statics import CHANGING, NoExactKeyError, nested_too
 from treewright.errors import StaticFieldError, StaticWarning, warn_user
 
 MAX_KEPT = 64  # statics of one class that are kept without a node
-_MAX_LENGTH = 1000  # of a string or tuple in them
+_MAX_LENGTH = 1000  # of a string or tuple in them, and bits of an int
 MAX_CHECKED_NODES = 64  # Checking all nodes of a class makes those with 8 children 20 % slower to create.
 
 
@@ -148,13 +148,12 @@ class StaticTable:
         with self._lock:
             while statics is None:  # Another thread may free equal statics at this moment.
                 statics = self.in_use.setdefault(entry, entry)()
-            by_value = (*map(type, values), *values)
             if statics is new:
                 is_constant = all(map(_is_constant, values))
                 if is_constant:
                     self._kept.append(statics)
                 if all(map(_can_find_by_value, values, keys)):
-                    self._remember(by_value, statics)
+                    self._remember((*map(type, values), *values), statics)
                 elif is_constant:
                     self._remember(by_id, statics)
             elif by_id not in self.known and all(map(operator.is_, values, statics.values)):
@@ -216,6 +215,8 @@ def _is_constant(value: Any, room: int = _MAX_LENGTH) -> bool:
     cls = type(value)
     if cls is str or cls is bytes:
         return len(value) <= room
+    if cls is int:
+        return bool(value.bit_length() <= _MAX_LENGTH)
     if cls is tuple:  # whose parts share the room
         return len(value) <= room and all(_is_constant(part, room // (len(value) + 1)) for part in value)
     return cls in CONSTANTS or (isinstance(value, np.dtype) and value.isbuiltin == 1) or library_of(value) != ""
